@@ -1,0 +1,107 @@
+"""The front desk: what the web layer sees of the actors.
+
+A handler opens a `Ticket` for its request, hangs `ticket.leave` on the request's scope, and reads the ticket's
+mailbox. Nothing else connects web and actors.
+
+What must always hold: `leave` is synchronous, may be called in any state and any number of times, and after it no
+Submit of the request can go out.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import attrs
+
+from quipu.actors.mailbox import Mailbox
+from quipu.actors.messages import Encode
+
+
+class DeskClosed(Exception):
+    """No request can be opened now (draining, too many open, given up). Answer 503 with Retry-After."""
+
+
+class State(StrEnum):
+    """What the supervisor knows of the engine."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@attrs.frozen
+class Health:
+    state: State
+    incarnation: int
+    """Engines started so far."""
+    detail: str
+    """Why, where it is not ready."""
+
+    @property
+    def is_ready(self) -> bool:
+        """A token can be produced."""
+        return self.state is State.READY
+
+    @property
+    def is_healthy(self) -> bool:
+        """Nothing is broken: also while the first engine loads or the server drains."""
+        return self.state in (State.STARTING, State.READY, State.DRAINING)
+
+
+@attrs.frozen
+class ServingInfo:
+    """What is served, for `/v1/models` and `/server_info`."""
+
+    model_names: tuple[str, ...]
+    """The first is the model's own; any of them may be asked for."""
+    created: int
+    """Unix seconds."""
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    settings: dict[str, object]
+    """Everything the server was started with, resolved."""
+
+
+class Ticket(Protocol):
+    """One open request."""
+
+    @property
+    def request_id(self) -> str:
+        """The server's own id."""
+        ...
+
+    @property
+    def mailbox(self) -> Mailbox: ...
+
+    async def start(self) -> None:
+        """Hand the request to the tokenizer; waits while its inbox is full."""
+        ...
+
+    def leave(self) -> None:
+        """Release everything: account, sequences, mailbox. Belongs on the request's scope and nowhere else."""
+        ...
+
+
+class FrontDesk(Protocol):
+    @property
+    def info(self) -> ServingInfo: ...
+
+    def open(self, request: Encode, endpoint: str) -> Ticket:
+        """Open the account of a request; `request.request_id` comes from `new_request_id`.
+
+        Raises DeskClosed.
+        """
+        ...
+
+    def new_request_id(self) -> str: ...
+
+    def health(self) -> Health: ...
+
+    def render_metrics(self) -> bytes:
+        """Prometheus text format."""
+        ...

@@ -1,0 +1,72 @@
+"""Where one request's events wait for its handler.
+
+One writer side (accountant and detokenizer, in one loop), one reader (the request's handler). `put` is synchronous and
+never blocks: many items cost the reader one wake-up. What it may hold is bounded by what its request may produce
+(`max_tokens` items and a handful more).
+
+What must always hold: items come out in the order they went in, each once, also across `attach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from quipu.actors.messages import Closed, OutletEvent
+
+
+class Mailbox:
+    """A single-reader queue of outlet events that wakes its reader once for everything that is there."""
+
+    __slots__ = ("_consume", "_items", "_task", "closed")
+
+    def __init__(self) -> None:
+        self._items: list[OutletEvent] = []
+        self._task: trio.lowlevel.Task | None = None
+        self._consume: Callable[[list[OutletEvent]], None] | None = None
+        self.closed: Closed | None = None
+        """The request's last item, once it has been put."""
+
+    def put(self, event: OutletEvent, /) -> None:
+        if isinstance(event, Closed):
+            self.closed = event
+        if self._consume is not None:
+            self._consume([event])
+            return
+        self._items.append(event)
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    def attach(self, consume: Callable[[list[OutletEvent]], None]) -> None:
+        """From now on hand events to `consume` at once, beginning with those that wait. It must not raise or block."""
+        self._consume = consume
+        if self._items:
+            items, self._items = self._items, []
+            consume(items)
+
+    async def get(self) -> list[OutletEvent]:
+        """Wait until there is something and take all of it. A checkpoint."""
+        await self._wait_item()
+        items, self._items = self._items, []
+        return items
+
+    async def peek(self) -> OutletEvent:
+        """Wait for the first item and leave it in place. A checkpoint."""
+        await self._wait_item()
+        return self._items[0]
+
+    async def _wait_item(self) -> None:
+        if self._items:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._task is not None:
+            raise trio.BusyResourceError("a mailbox has one reader")
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)

@@ -1,0 +1,485 @@
+"""Every message of the house, grouped by who receives it.
+
+Nothing here behaves: messages are frozen and are made, sent and read. The two bodies that cross the process border
+once a step (`StepReport`) or once a sequence (`Submit`) are plain columns of ints, bytes and strings, so that
+`channel.py` can put them on a socket; the rest travels inside one process.
+
+What must always hold:
+- ids of sequences and requests are the server's own; nothing a client sends is ever a key;
+- per-step messages are columns over the step's sequences (parallel lists), never lists of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+
+# ---------------------------------------------------------------- vocabulary
+
+
+class Outcome(StrEnum):
+    """How a request ended, exactly one of these."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+class FinishReason(StrEnum):
+    """Why a choice stopped, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class ErrorKind(StrEnum):
+    """Whose fault an error is; the web layer chooses status and shape from it."""
+
+    INVALID = "invalid"  # the request cannot be served as it stands (400)
+    OVERLOADED = "overloaded"  # come back later (503 with Retry-After)
+    INTERNAL = "internal"  # ours (500)
+
+
+@attrs.frozen
+class RequestError:
+    """What a client is told when its request fails. `param` names the field at fault, where one is."""
+
+    kind: ErrorKind
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+@attrs.frozen
+class SamplingParams:
+    """How the tokens of one sequence are drawn. Checked by the web layer, never again below it."""
+
+    max_tokens: int
+    """Output tokens at most, at least 1."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]; 1 is off."""
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    """In [0, 1]; 0 is off."""
+    seed: int = 0
+    """64 bits; with the output's position it keys Philox, so a draw depends on nothing else."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End the sequence when drawn; counted in the completion, not shown."""
+    ignore_eos: bool = False
+
+
+# ---------------------------------------------------------------- to the tokenizer
+
+
+@attrs.frozen
+class TextPrompt:
+    text: str
+
+
+@attrs.frozen
+class TokenPrompt:
+    token_ids: tuple[int, ...]
+
+
+@attrs.frozen
+class ChatPrompt:
+    """Messages in the order given, rendered through the checkpoint's chat template."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    add_generation_prompt: bool = True
+    template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@attrs.frozen
+class Encode:
+    """Turn a request's prompts into sequences and submit them; one sequence per (prompt, choice)."""
+
+    request_id: str
+    prompts: tuple[Prompt, ...]
+    num_choices: int
+    max_tokens: int | None
+    """None: as many as the context has room for."""
+    sampling: SamplingParams
+    """`max_tokens` in it is replaced by what the prompt leaves room for."""
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    domain: str
+    """The cache domain, from the authenticated tenant: part of every block key."""
+    prompt_param: str
+    """The field a prompt came in, for messages: `prompt` or `messages`."""
+    max_tokens_param: str
+
+
+# ---------------------------------------------------------------- to the scheduler
+
+
+@attrs.frozen
+class Submit:
+    """One sequence, ready to run. Exactly one `Terminal` column entry will answer it."""
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    root_key: bytes
+    """Where the chain of block keys starts: domain, model, KV layout."""
+    block_keys: list[bytes]
+    """Chain keys of the prompt's full blocks, in order."""
+    sampling: SamplingParams
+
+
+@attrs.frozen
+class Abort:
+    """End a sequence: its client left, or a stop string was found, or a sibling failed. Ignored if it has ended."""
+
+    sequence_id: int
+
+
+@attrs.frozen
+class EngineReady:
+    """First message of an engine's incarnation: what it serves with."""
+
+    incarnation: int
+    num_blocks: int
+    block_size: int
+    backend: str
+    dtype: str
+
+
+# ---------------------------------------------------------------- scheduler <-> KV-block manager
+
+
+@attrs.frozen
+class Reserve:
+    """An ordered proposal for one step; one synchronous function of `core` walks it, and `Granted` is what came of it.
+
+    Applied in the order of the fields. An empty proposal (no rows, no candidates) carries commits and frees when there
+    is no next step.
+    """
+
+    step: int
+    """Number of the step proposed; keys published by this walk belong to it."""
+    failed_steps: list[int]
+    """Steps that raised or were dropped, newest first: their pending keys are unpublished."""
+    committed_steps: list[int]
+    """Steps that are done, oldest first: their pending keys become committed."""
+    filled_sequence_ids: list[int]
+    filled_block_indexes: list[int]
+    filled_keys: list[bytes]
+    """Blocks that decoding completed in committed steps; their keys were not known before."""
+    free_sequence_ids: list[int]
+    """Sequences to release: ended, failed, or withdrawn."""
+    row_ids: list[int]
+    """Running sequences, in the order they are served."""
+    row_starts: list[int]
+    """First position each row computes in this step."""
+    row_counts: list[int]
+    """Positions each row computes in this step."""
+    victim_ids: list[int]
+    """Whom to preempt when blocks run out, first victim first."""
+    candidate_ids: list[int]
+    """Waiting sequences, in the order they are admitted."""
+    candidate_num_tokens: list[int]
+    """Tokens each has to compute, cached ones included."""
+    candidate_keys: list[list[bytes]]
+    """Chain keys of each one's full blocks."""
+    token_budget: int
+    """Positions left for candidates once every row is served."""
+
+
+@attrs.frozen
+class Granted:
+    """What the walk of one `Reserve` came to. Sequences not named got nothing."""
+
+    step: int
+    sequence_ids: list[int]
+    """Rows first, then admitted candidates."""
+    starts: list[int]
+    counts: list[int]
+    new_blocks: list[list[int]]
+    """Physical blocks appended to each one's table; for a candidate its whole table so far."""
+    admitted_ids: list[int]
+    admitted_reused: list[int]
+    """Prompt tokens in cached blocks, per admitted sequence: the *reused* entry of the books."""
+    preempted_ids: list[int]
+    written_ids: list[int]
+    written_starts: list[int]
+    written_ends: list[int]
+    """Prompt positions in blocks that a sequence was the first to commit, by the commits of this walk."""
+    num_free_blocks: int
+    num_cached_blocks: int
+    """Blocks that nobody holds but whose contents can be hit."""
+
+
+# ---------------------------------------------------------------- scheduler <-> executor
+
+
+@attrs.frozen
+class StepPlan:
+    """One forward pass. A plan whose generation has failed is answered by `StepDropped` and not run."""
+
+    step: int
+    generation: int
+    released_ids: list[int]
+    """Sequences the executor may forget, applied even when the plan is dropped."""
+    admitted_ids: list[int]
+    admitted_sampling: list[SamplingParams]
+    admitted_root_keys: list[bytes]
+    admitted_keys: list[list[bytes]]
+    """Chain keys of the blocks that were granted as cached, in order, to be checked against the executor's tags."""
+    admitted_tokens: list[list[int]]
+    """Token ids in those blocks; the executor continues the chain from them."""
+    admitted_num_outputs: list[int]
+    """Outputs drawn before this admission (after a preemption): the next draw's position."""
+    row_ids: list[int]
+    row_epochs: list[int]
+    row_starts: list[int]
+    row_counts: list[int]
+    row_new_blocks: list[list[int]]
+    row_token_ids: list[list[int]]
+    """Ids to feed; empty where the row feeds the token that the step before it draws (still on the device)."""
+    row_samples: list[bool]
+    """Whether the row's last position draws a token."""
+
+
+@attrs.frozen
+class StepDone:
+    """What one pass did; every row is booked, whatever happened to its sequence meanwhile."""
+
+    step: int
+    generation: int
+    row_ids: list[int]
+    row_epochs: list[int]
+    row_starts: list[int]
+    row_ends: list[int]
+    """Spans of positions whose KV was written: the *computed* entries of the books."""
+    sampled_rows: list[int]
+    """Indexes into the rows that drew a token."""
+    sampled_token_ids: list[int]
+    read_ids: list[int]
+    """Sequences whose first step of an admission this was."""
+    read_tokens: list[int]
+    """Tokens in granted blocks that the executor's own tags confirm: the *read* entry of the books."""
+    seconds: float
+
+
+@attrs.frozen
+class StepFailed:
+    step: int
+    generation: int
+    error: str
+
+
+@attrs.frozen
+class StepDropped:
+    step: int
+    generation: int
+
+
+StepResult = StepDone | StepFailed | StepDropped
+
+# ---------------------------------------------------------------- engine -> web: accountant, then detokenizer
+
+
+class StepReport(msgspec.Struct, array_like=True, frozen=True):
+    """One step as the web process hears of it: tokens for the detokenizer, entries for the accountant.
+
+    Array-like, because one is sent every step. Columns of one group are parallel.
+    """
+
+    step: int
+    # what the block manager and the executor book at a sequence's admission
+    admitted_ids: list[int]
+    admitted_number: list[int]
+    """1 at a sequence's first admission, counted up by preemption."""
+    admitted_reused: list[int]
+    admitted_read: list[int]
+    # spans of positions whose KV this step wrote
+    span_ids: list[int]
+    span_starts: list[int]
+    span_ends: list[int]
+    # prompt positions in blocks that a sequence was the first to commit
+    written_ids: list[int]
+    written_starts: list[int]
+    written_ends: list[int]
+    # tokens for the client, in order
+    token_sequence_ids: list[int]
+    token_ids: list[int]
+    # sequences that ended by themselves with the token above
+    ended_ids: list[int]
+    ended_reasons: list[str]
+    # one a Submit, after the last step that held the sequence
+    terminal_ids: list[int]
+    terminal_errors: list[str | None]
+    """None: it ended or was aborted; else why it failed."""
+    terminal_error_kinds: list[str | None]
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_preempted: int
+
+
+# ---------------------------------------------------------------- to the accountant
+
+
+@attrs.frozen
+class OpenAccount:
+    request_id: str
+    endpoint: str
+    received_at: float
+    """Clock of the process (`trio.current_time`)."""
+    outlet: Outlet
+
+
+@attrs.frozen
+class Prompted:
+    """A request's sequences, before the first of them is submitted."""
+
+    request_id: str
+    sequence_ids: tuple[int, ...]
+    prompt_indexes: tuple[int, ...]
+    choice_indexes: tuple[int, ...]
+    num_prompt_tokens: tuple[int, ...]
+
+
+@attrs.frozen
+class Refused:
+    """A request that cannot be submitted, and why."""
+
+    request_id: str
+    error: RequestError
+
+
+@attrs.frozen
+class Completed:
+    """The web side's word on one sequence: how many tokens its client was given, and why it stopped."""
+
+    request_id: str
+    sequence_id: int
+    num_completion_tokens: int
+    finish_reason: FinishReason
+
+
+@attrs.frozen
+class Left:
+    """A request's scope has ended. No Submit of it can follow."""
+
+    request_id: str
+    submitted_ids: tuple[int, ...]
+    num_completion_tokens: int
+
+
+@attrs.frozen
+class EngineDied:
+    incarnation: int
+    reason: str
+    held_ids: tuple[int, ...]
+    """Sequences that it had been given and had not answered."""
+
+
+# ---------------------------------------------------------------- to the detokenizer
+
+
+@attrs.frozen
+class Track:
+    """A sequence whose tokens will come; sent before its Submit."""
+
+    request_id: str
+    sequence_id: int
+    index: int
+    """The choice's index in the response."""
+    prompt_tail: tuple[int, ...]
+    """The prompt's last few ids: some tokenizers need them to place spaces."""
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    outlet: Outlet
+
+
+@attrs.frozen
+class Tokens:
+    """The detokenizer's part of a step report."""
+
+    sequence_ids: list[int]
+    token_ids: list[int]
+    ended_ids: list[int]
+    ended_reasons: list[str]
+
+
+@attrs.frozen
+class Forget:
+    """These sequences' clients are gone or served; drop what is held for them."""
+
+    sequence_ids: tuple[int, ...]
+
+
+# ---------------------------------------------------------------- to a request's outlet
+
+
+@attrs.frozen
+class Started:
+    """A prompt's numbers are known and frozen (first choice's admission). May come once per prompt of a list."""
+
+    prompt_tokens: int
+    """Sums over the prompts admitted so far."""
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+@attrs.frozen
+class Delta:
+    """More text of one choice, one item a token or held-back run of tokens."""
+
+    index: int
+    text: str
+    num_tokens: int
+    """Completion tokens this item accounts for."""
+    finish_reason: FinishReason | None
+
+
+@attrs.frozen
+class UsageRecord:
+    """The one record of a request's usage; every API's numbers are projections of it."""
+
+    request_id: str
+    outcome: Outcome
+    prompt_tokens: int | None
+    """None: never tokenised, or never admitted."""
+    cached_tokens: int | None
+    """None is unknown (no admission), which is not 0."""
+    cached_by_tier: Mapping[str, int] | None
+    cache_write_tokens: int | None
+    completion_tokens: int
+    computed_tokens: int
+    """Prompt positions first covered by a pass of this request."""
+    restored_tokens: int
+    recomputed_tokens: int
+    disputed: bool
+
+
+@attrs.frozen
+class Closed:
+    """The last item of every request that its scope has not left."""
+
+    record: UsageRecord
+    error: RequestError | None
+
+
+OutletEvent = Started | Delta | Closed
+
+
+class Outlet(Protocol):
+    """Where a request's events go: a mailbox, or something that writes at once. `put` never blocks and never raises."""
+
+    def put(self, event: OutletEvent, /) -> None: ...

@@ -1,0 +1,80 @@
+"""The one protocol of all backends, what a backend says of itself, and the choice among them.
+
+The executor is the only caller: it makes one backend at start and calls `step` once a pass, from one thread. What
+happens inside (operations, layouts, graphs) is the backend's own affair.
+
+What must always hold:
+- `step` either raises, and then nothing it drew is used, or has written the KV of every token of the batch and drawn
+  a token for every row that samples;
+- where `capabilities.invariant`, a row's logits depend on its own tokens only: not on the batch, the chunking, the
+  cached prefix or which physical blocks hold it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from quipu.kernels.batch import Drawn, StepBatch
+
+
+@attrs.frozen
+class Capabilities:
+    name: str
+    """As `/server_info` and the logs call it: `reference`, `fake`."""
+    dtype: str
+    """Of weights and KV: `bfloat16`, `float16`, `float32`."""
+    invariant: bool
+    """Rows' results are bit-identical whatever their batch."""
+
+
+@attrs.frozen
+class BackendConfig:
+    """What a backend is made from. All sizes in tokens or blocks."""
+
+    model_path: Path
+    """A folder in the Hugging Face layout (`config.json` at least)."""
+    dtype: str
+    """`auto` takes the checkpoint's own."""
+    load_format: str
+    """`auto` (safetensors), or `dummy`: random weights in the shape of config.json."""
+    block_size: int
+    num_blocks: int
+    """Physical blocks, the null block (number 0, never written by a row) included."""
+    max_num_seqs: int
+    """Slots run from 0 to this, exclusive."""
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+class Backend(Protocol):
+    """Runs passes over one model and one paged KV cache."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def step(self, batch: StepBatch) -> Drawn:
+        """Run one pass: write KV for every token, draw a token for every row with `samples`."""
+        ...
+
+    def close(self) -> None:
+        """Free what the device holds. Nothing is called after it."""
+        ...
+
+
+def load_backend(name: str, config: BackendConfig) -> Backend:
+    """Make the backend called `name` (`reference` or `fake`).
+
+    Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not fit its config.
+    """
+    if name == "fake":
+        from quipu.kernels.fake import FakeBackend
+
+        return FakeBackend(config)
+    if name == "reference":
+        from quipu.kernels.reference.backend import ReferenceBackend
+
+        return ReferenceBackend(config)
+    raise ValueError(f"unknown backend {name!r}: choose 'reference' or 'fake'")
