@@ -1,0 +1,200 @@
+"""One client's connection: the socket, its reader, its deadlines.
+
+`Connection` stands where Hypercorn has its TCPServer. `web.server` runs one for each accepted socket; its reader is
+the only task that receives, so it always notices a client that leaves; the application's task writes through
+`protocol_send`. A request finds its connection at `scope["state"]["connection"]`.
+
+What must always hold: no exception of one connection reaches another; every write and every wait for a request has
+a deadline; what is decided about a connection (idle, closing, gone) is decided synchronously, so that no cancellation
+can leave it half done.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from math import inf
+from typing import Any, cast
+
+import attrs
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from quipu.web.http11 import AppTasks, Protocol
+
+RECEIVE_BYTES = 64 * 1024
+WRITE_BYTES = 64 * 1024
+LINGER_S = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionLimits:
+    """What one client may take."""
+
+    write_timeout_s: float = 30.0
+    """A client that does not take 64 KiB in this time is cut off."""
+    keep_alive_timeout_s: float = 5.0
+    """How long a connection may be silent before and between requests."""
+    headers_timeout_s: float = 10.0
+    """From a request's first byte to the end of its headers. (The time for its body is the application's.)"""
+    max_header_bytes: int = 16 * 1024
+    """Of one request; more is answered with 431."""
+    max_pipelined_bytes: int = 64 * 1024
+    """What a client may send while its request is being answered; with more it is cut off."""
+
+
+class Connection:
+    """One accepted socket, until it is closed."""
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        limits: ConnectionLimits,
+        config: Config,
+        context: WorkerContext,
+        state: dict[str, Any],
+        stream: trio.SocketStream,
+    ) -> None:
+        self.app = app
+        self.limits = limits
+        self.config = config
+        self.context = context
+        self.state = {**state, "connection": self}
+        self.stream = stream
+        self.send_lock = trio.Lock()
+        """Held while bytes of a response are written."""
+        self._protocol: Protocol | None = None
+        self._receiving = trio.CancelScope()
+        self._deadline = inf
+        self._is_woken = False
+        self._is_idle = True
+        self._is_head_begun = False
+        self._is_lingering = False
+
+    async def run(self) -> None:
+        try:
+            sock = self.stream.socket
+            try:
+                client = parse_socket_addr(sock.family, sock.getpeername())
+                server = parse_socket_addr(sock.family, sock.getsockname())
+            except OSError:
+                return  # reset before it was accepted
+            async with trio.open_nursery() as nursery:
+                self._protocol = Protocol(
+                    self.app,
+                    self.config,
+                    self.context,
+                    AppTasks(nursery),
+                    ConnectionState(cast(Any, self.state)),  # typed as a lifespan's state, in truth any dict
+                    client,
+                    server,
+                    self.protocol_send,
+                    self.limits.max_pipelined_bytes,
+                )
+                try:
+                    await self._read(self._protocol)
+                finally:
+                    # First the application learns of it, then a write that waits for this client is cut short.
+                    with trio.CancelScope(shield=True):
+                        await self._protocol.handle(Closed())
+                    self.stream.socket.close()
+        except* Exception:
+            # Stock lets it pass into the nursery of the server, and that ends every connection.
+            await self.config.log.exception("A connection failed")
+
+    def drain(self) -> None:
+        """Take no further request. (What is being answered ends first; `terminated` of the context sees to that.)"""
+        if self._is_idle or self._is_lingering:
+            self._set_deadline(-inf)
+
+    def abort(self) -> None:
+        """Reset the connection at once; its request is cancelled as if the client had left."""
+        with suppress(OSError):
+            self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.stream.socket.close()
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, Updated):
+            self._set_idle(event.idle)
+        elif isinstance(event, Closed):
+            self._linger()
+
+    async def _read(self, protocol: Protocol) -> None:
+        """Receive until the client leaves or a deadline passes."""
+        self._set_idle(True)
+        while True:
+            self._is_woken = False
+            with trio.CancelScope(deadline=self._deadline) as self._receiving:
+                try:
+                    data = await self.stream.receive_some(RECEIVE_BYTES)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return
+            if self._receiving.cancelled_caught:
+                if not self._is_woken:
+                    return
+            elif not data:
+                # To us a client that says it will send no more has left. h11 is not told: with bytes in its buffer
+                # it would not say so, and where it does the application must stop all the same.
+                return
+            elif not self._is_lingering:
+                if self._is_idle and not self._is_head_begun:
+                    self._is_head_begun = True
+                    self._set_deadline(trio.current_time() + self.limits.headers_timeout_s)
+                protocol.feed(data)
+            await protocol.advance()
+
+    async def _write(self, data: bytes) -> None:
+        # The shield: after half a write nothing could follow, and the end of a response that h11 believes sent must
+        # be sent. The deadline: stock has none, and a client that has stopped reading holds its request, and the
+        # shutdown of the server, for ever. It is renewed with each piece: a slow client may take its time.
+        with trio.CancelScope(shield=True) as scope:
+            try:
+                async with self.send_lock:
+                    view = memoryview(data)
+                    for start in range(0, len(view), WRITE_BYTES):
+                        scope.deadline = trio.current_time() + self.limits.write_timeout_s
+                        await self.stream.send_all(view[start : start + WRITE_BYTES])
+                    return
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        self.abort()
+        assert self._protocol is not None
+        await self._protocol.handle(Closed())
+
+    def _set_idle(self, is_idle: bool) -> None:
+        # Stock keeps the idle time in a task of its own, which it starts in the very moment in which quart-trio
+        # cancels the request that has ended: from the second request on there was no timer. Here the reader's
+        # own wait has the deadline.
+        self._is_idle = is_idle
+        if not is_idle:
+            self._set_deadline(inf)
+            return
+        is_pipelined = self._protocol is not None and self._protocol.num_buffered > 0
+        self._is_head_begun = is_pipelined
+        wait_s = self.limits.headers_timeout_s if is_pipelined else self.limits.keep_alive_timeout_s
+        self._set_deadline(trio.current_time() + wait_s)
+        if is_pipelined:
+            self._is_woken = True
+            self._receiving.cancel()
+
+    def _linger(self) -> None:
+        # Stock closes at once. With bytes of the client unread (the rest of a body answered by 413) the kernel
+        # then resets the connection, and the client may lose the answer. So: say that we are done, read on and
+        # ignore for a moment, then close.
+        if self._is_lingering:
+            return
+        self._is_lingering = True
+        with suppress(OSError):
+            self.stream.socket.shutdown(socket.SHUT_WR)
+        self._set_deadline(trio.current_time() + LINGER_S)
+
+    def _set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._receiving.deadline = deadline

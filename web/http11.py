@@ -1,0 +1,254 @@
+"""HTTP/1.1 as we serve it: Hypercorn's protocol class with everything repaired that a client can break it with.
+
+`Protocol` turns bytes into one ASGI call at a time and ASGI messages into bytes. Its one caller is `web.connection`:
+only the connection's reader feeds it and lets it advance; the application's task answers through `stream_send`.
+
+What must always hold: nothing here waits for the client's next byte; whatever a client sends, it is answered or its
+connection is closed; once `closed`, no byte leaves; between the last byte of a response and the readiness for the next
+request there is no checkpoint, so no cancellation can fall between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import chain
+from urllib.parse import urlsplit
+
+import h11
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Request
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
+
+HYPERCORN_VERSION = "0.18.0"
+
+# The classes below override methods of Hypercorn that are not its public interface.
+if version("hypercorn") != HYPERCORN_VERSION:
+    raise ImportError(
+        f"quipu.web repairs hypercorn {HYPERCORN_VERSION} and has not been tried with {version('hypercorn')}: "
+        f"install hypercorn=={HYPERCORN_VERSION}"
+    )
+
+
+class RefusedRequest(Exception):
+    """A well-formed request that this server does not serve. It is answered with `status`; the connection closes."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def origin_form(request: h11.Request) -> bytes:
+    """The request's target as `/path?query`, or `*`.
+
+    Stock Hypercorn switches to HTTP/2 upon `PRI * HTTP/2.0` (whose implementation can be killed, hung and made to
+    buffer without bound), and passes a target such as `http://[::1` on to die in the application.
+
+    Raises RefusedRequest.
+    """
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise RefusedRequest(505)
+    target = request.target
+    if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
+        return target
+    try:
+        parts = urlsplit(target)
+    except ValueError:
+        raise RefusedRequest(400) from None
+    if parts.scheme not in (b"http", b"https") or not parts.netloc:
+        raise RefusedRequest(400)
+    return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
+
+
+class AppTasks(TaskGroup):
+    """The ASGI calls of one connection. No exception of an application leaves it, save cancellation and the like."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        super().__init__()
+        self._nursery = nursery
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        to_app, from_client = trio.open_memory_channel[ASGIReceiveEvent](config.max_app_queue_size)
+
+        async def receive() -> ASGIReceiveEvent:
+            try:
+                return await from_client.receive()
+            except trio.EndOfChannel:
+                return {"type": "http.disconnect"}
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            # Stock queues the disconnect behind the body, and waits for ever where the application has stopped
+            # reading. To close the channel needs no room, and wakes a reader that is parked on a full queue.
+            if message["type"] == "http.disconnect":
+                to_app.close()
+                return
+            # Either error: the application has finished, or the stream was closed meanwhile; nobody wants the rest.
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await to_app.send(message)
+
+        async def call() -> None:
+            # Stock lets an exception of `send(None)` (an answer that h11 refuses) kill the whole server.
+            try:
+                with from_client:
+                    await app(scope, receive, send, trio.to_thread.run_sync, trio.from_thread.run)
+            except* Exception:
+                await config.log.exception("Error in the application")
+            await send(None)
+
+        self.spawn(call)
+        return put
+
+
+class Protocol(H11Protocol):
+    """One connection's requests, one after the other."""
+
+    connection: h11.Connection
+    stream: HTTPStream | None
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        tasks: AppTasks,
+        state: ConnectionState,
+        client: tuple[str, int] | None,
+        server: tuple[str, int] | None,
+        send: Callable[[Event], Awaitable[None]],
+        max_pipelined_bytes: int,
+    ) -> None:
+        super().__init__(app, config, context, tasks, state, False, client, server, send)
+        self.max_pipelined_bytes = max_pipelined_bytes
+        self.closed = False
+
+    @property
+    def num_buffered(self) -> int:
+        """Bytes received and not yet understood."""
+        return len(self.connection.trailing_data[0])
+
+    def feed(self, data: bytes) -> None:
+        """Take what the client sent."""
+        if self.connection.their_state is h11.MUST_CLOSE:
+            # Bytes behind a last request (`Connection: close`, HTTP/1.0). Stock hands them to h11, whose "Got data
+            # when expected EOF" ends the response that is being sent. RFC 9112, 9.6: read and ignore.
+            return
+        if self.connection.their_state is h11.IDLE and not self.num_buffered:
+            data = data.lstrip(b"\r\n")  # RFC 9112, 2.2: empty lines before a request are ignored; h11 answers 400
+        if data:
+            self.connection.receive_data(data)
+
+    async def advance(self) -> None:
+        """Act upon all that has been fed; return where more is needed or a response is under way."""
+        while not self.closed and self.connection.their_state is not h11.MUST_CLOSE:
+            if self.connection.they_are_waiting_for_100_continue:
+                await self._send_h11_event(
+                    h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
+                )
+            try:
+                event = self.connection.next_event()
+                if isinstance(event, h11.Request):
+                    await self._open_stream(event, origin_form(event))
+                elif event is h11.PAUSED:
+                    # Stock parks its reader here until the response has ended: any byte behind a request makes it
+                    # blind to a client that leaves. We read on and keep a bounded number of bytes for later.
+                    if self.num_buffered > self.max_pipelined_bytes:
+                        await self._close()
+                    return
+                elif event is h11.NEED_DATA or self.stream is None:
+                    return
+                elif isinstance(event, h11.Data):
+                    await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
+                elif isinstance(event, h11.EndOfMessage):
+                    await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            except h11.RemoteProtocolError as error:
+                await self._refuse(error.error_status_hint)
+            except RefusedRequest as refused:
+                await self._refuse(refused.status)
+
+    async def handle(self, event: Event) -> None:
+        """The connection has ended (`Closed`): tell the application. Bytes come through `feed` and `advance`."""
+        if isinstance(event, Closed):
+            self.closed = True
+            await self._close_stream()
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if self.closed:
+            return
+        if self.connection.our_state is h11.ERROR:
+            # The application broke HTTP (a bad header, more bytes than declared), h11 told it so, and nothing that
+            # follows can be sent. Stock tries a 500 all the same, and that exception kills the whole server.
+            await self._close()
+            return
+        await super().stream_send(event)
+
+    async def _open_stream(self, request: h11.Request, target: bytes) -> None:
+        # Stock opens a WebSocket here where it is asked to (a byte behind such a request kills the whole server) or
+        # switches to HTTP/2. Any server may ignore an Upgrade, and so does this one.
+        await self.send(Updated(idle=False))
+        self.stream = HTTPStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode("ascii"),
+                method=request.method.decode("ascii").upper(),
+                raw_path=target,
+                state=self.connection_state,
+            )
+        )
+        self.keep_alive_requests += 1
+
+    async def _maybe_recycle(self) -> None:
+        """The response has ended, well or not: be ready for the next request, or close."""
+        await self._close_stream()
+        both = {self.connection.our_state, self.connection.their_state}
+        if self.context.terminated.is_set() or both != {h11.DONE}:
+            await self._close()  # also what cuts a response that broke off: no last chunk, so the client can tell
+            return
+        pipelined = self.connection.trailing_data[0]
+        if pipelined[:1] in (b"\r", b"\n"):
+            self.connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+            self.feed(pipelined)
+        else:
+            self.connection.start_next_cycle()
+        await self.send(Updated(idle=True))
+
+    async def _refuse(self, status: int) -> None:
+        may_answer = self.connection.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+        self.closed = True  # the application must not answer as well
+        if may_answer:
+            headers = [(b"content-length", b"0"), (b"connection", b"close")]
+            response = h11.Response(
+                status_code=status, headers=list(chain(headers, self.config.response_headers("h11")))
+            )
+            head, end = self.connection.send(response), self.connection.send(h11.EndOfMessage())
+            await self.send(RawData((head or b"") + (end or b"")))
+        await self._close()
+
+    async def _close(self) -> None:
+        self.closed = True
+        await self._close_stream()
+        await self.send(Closed())

@@ -1,0 +1,81 @@
+"""The lifetime of one HTTP request, as something that a release can be hung on.
+
+`ScopedHTTP` is the application's `asgi_http_class`. Handlers take their `RequestScope` from `request_scope()` and hang
+on it whatever must be released when the request ends; nothing else in the web layer releases anything. A body
+generator owns nothing: one that is cancelled before its first step never runs its `finally`.
+
+What must always hold: each callback runs exactly once, after every task of the request has ended, in the reverse order
+of its registration, however the request ended; no failure hides another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, cast
+
+import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from quart import request
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+P = ParamSpec("P")
+
+SCOPE_KEY = "request_scope"
+
+
+class RequestScope:
+    """Ends when its request ends: answered, failed, left by its client or cut by a shutdown, whichever comes first."""
+
+    def __init__(self, nursery: trio.Nursery, releases: Releases) -> None:
+        self.nursery = nursery
+        """Tasks that must not outlive the request. It is cancelled when the response has been sent."""
+        self._releases = releases
+
+    def on_close(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call `fn` when the request ends. It cannot wait, so it cannot be cancelled."""
+        self._releases.push(lambda: fn(*args, **kwargs))
+
+
+class Releases:
+    """A stack of callbacks. Where `ExitStack` lets the last failure hide those before it, this raises all of them."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], object]] = []
+
+    def push(self, callback: Callable[[], object]) -> None:
+        self._callbacks.append(callback)
+
+    def __enter__(self) -> Releases:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failures: list[BaseException] = [] if exc is None else [exc]
+        num_before = len(failures)
+        while self._callbacks:
+            try:
+                self._callbacks.pop()()
+            except BaseException as failure:
+                failures.append(failure)
+        if len(failures) > num_before:
+            # The request's own exception (often trio.Cancelled) is among them and finds its scope inside a group.
+            raise BaseExceptionGroup("a release failed at the end of a request", failures)
+
+
+class ScopedHTTP(TrioASGIHTTPConnection):
+    """quart-trio's connection of one request, with a `RequestScope` around it."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        with Releases() as releases:
+            async with trio.open_nursery() as nursery:
+                # The ASGI scope is a dict to which servers and applications add; its type lists only the standard keys.
+                cast(dict[str, object], self.scope)[SCOPE_KEY] = RequestScope(nursery, releases)
+                await super().__call__(receive, send)  # returns when the response has ended and when the client left
+                nursery.cancel_scope.cancel()
+
+
+def request_scope() -> RequestScope:
+    """The scope of the request that is being handled."""
+    return cast(RequestScope, cast(dict[str, object], request.scope)[SCOPE_KEY])

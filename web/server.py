@@ -1,0 +1,127 @@
+"""Serving an ASGI application over HTTP/1.1, and only that: TLS and HTTP/2 are a proxy's business.
+
+`serve` listens, runs one `Connection` for each client and stops in three steps. The command line calls it beside the
+actors; tests call it with port 0. Hypercorn's own `serve` is not used (it has no place to put a connection class
+of ours, and nothing of Hypercorn is patched); its lifespan, HTTP stream and h11 protocol are.
+
+What must always hold: `serve` ends within `graceful_timeout_s` of its trigger, whatever clients do.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import attrs
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, LifespanState
+
+from quipu.web.connection import Connection, ConnectionLimits
+
+logger = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class ServerConfig(ConnectionLimits):
+    """The limits of each connection, and how the server stops."""
+
+    graceful_timeout_s: float = 30.0
+    """From the trigger until requests that still run are cut off."""
+    backlog: int = 1024
+    """Connections that the kernel holds for us."""
+
+
+@attrs.frozen
+class Address:
+    """Where the server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+
+async def serve(
+    app: ASGIFramework,
+    *,
+    host: str,
+    port: int,
+    config: ServerConfig | None = None,
+    shutdown_trigger: Callable[[], Awaitable[object]] = trio.sleep_forever,
+    task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` until `shutdown_trigger` returns, then refuse connections and let the open requests end.
+
+    Reports the bound addresses (port 0 has become a real one) once connections are accepted. Raises OSError where it
+    cannot listen and, in an exception group, Hypercorn's LifespanFailureError or LifespanTimeoutError where the
+    application does not start.
+    """
+    config = config or ServerConfig()
+    hypercorn_config = _to_hypercorn(config)
+    wrapper = ASGIWrapper(app)
+    context = WorkerContext(None)
+    state = LifespanState({})
+    lifespan = Lifespan(wrapper, hypercorn_config, state)
+    connections: set[Connection] = set()
+
+    async def handle(stream: trio.SocketStream) -> None:
+        connection = Connection(wrapper, config, hypercorn_config, context, state, stream)
+        connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            connections.discard(connection)
+
+    listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
+    try:
+        for listener in listeners:
+            _notice_vanished_clients(listener, config.write_timeout_s)
+        async with trio.open_nursery() as lifespan_nursery:
+            await lifespan_nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            async with trio.open_nursery() as handlers:
+                async with trio.open_nursery() as accepting:
+                    await accepting.start(partial(trio.serve_listeners, handle, listeners, handler_nursery=handlers))
+                    task_status.started([Address(*listener.socket.getsockname()[:2]) for listener in listeners])
+                    await shutdown_trigger()
+                    accepting.cancel_scope.cancel()  # closes the listeners
+                await context.terminated.set()
+                for connection in connections:
+                    connection.drain()
+                handlers.cancel_scope.deadline = trio.current_time() + config.graceful_timeout_s
+            await lifespan.wait_for_shutdown()
+            lifespan_nursery.cancel_scope.cancel()
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+
+
+def _to_hypercorn(config: ServerConfig) -> Config:
+    """What Hypercorn's classes that we use read of a configuration."""
+    stock = Config()
+    stock.errorlog = logger
+    stock.h11_max_incomplete_size = config.max_header_bytes
+    stock.include_server_header = False
+    return stock
+
+
+def _notice_vanished_clients(listener: trio.SocketListener, write_timeout_s: float) -> None:
+    """Have the kernel report a client that is gone without a word. Accepted sockets inherit it.
+
+    The second line behind our own write deadline, which sees only writes that do not fit into the kernel's buffer.
+    """
+    if sys.platform != "linux":
+        return
+    listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * write_timeout_s))
