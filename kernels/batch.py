@@ -18,7 +18,7 @@ class StepBatch:
     """One pass over R rows and N tokens."""
 
     slots: list[int]
-    """R. A small number that a sequence keeps for life (0 <= slot < max_num_seqs): state on the device is kept by it."""
+    """R. A number that a sequence keeps for life (0 <= slot < max_num_seqs); state on the device is kept by it."""
     query_start: list[int]
     """R+1. Row i's tokens are `query_start[i]:query_start[i+1]` of the flat columns."""
     positions: list[int]

@@ -1,0 +1,38 @@
+"""The paged KV cache: a tensor of keys and one of values a layer, head-major `[blocks, kv_heads, slots, head_dim]`.
+
+Made and owned by a backend; written and read only by its operations, through the block tables of the pass. Head-major,
+because attention reads one head at a time and then finds its slots side by side (measured on CPU: 18 GB/s against 13
+to 14 for slot-major).
+
+What must always hold: a slot that no token of the sequence has written never influences a result, whatever stands in
+it, NaN included. That is why the memory is not even cleared here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class KVCache:
+    """Keys and values of every layer; index it by layer for the pair."""
+
+    def __init__(
+        self, *, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+    ) -> None:
+        """Reserve the memory (the operating system commits a page when it is first written)."""
+        shape = (num_blocks, num_kv_heads, block_size, head_dim)
+        self.block_size = block_size
+        self._layers = [(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)) for _ in range(num_layers)]
+
+    def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(k_BKSE, v_BKSE)` of a layer, writable."""
+        return self._layers[layer]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def fill(self, value: float) -> None:
+        """Overwrite every slot of every layer; tests poison the pool with NaN."""
+        for k_BKSE, v_BKSE in self._layers:
+            k_BKSE.fill_(value)
+            v_BKSE.fill_(value)

@@ -1,0 +1,55 @@
+"""Which family runs a checkpoint: the name in `architectures` decides, and nothing is guessed.
+
+A backend calls `find_family`, then the family's `parse` and its constructor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.models.llama import Llama, parse_llama
+from quipu.kernels.models.qwen3 import Qwen3, parse_qwen3
+from quipu.kernels.ops import Ops
+from quipu.kernels.weights import Weights
+
+
+class Model(Protocol):
+    """A family's network with its weights. Holds no state between passes."""
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Embed, run every layer, write their KV: x_ND before the final norm."""
+        ...
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Final norm and output head for the rows that want logits: logits_NV."""
+        ...
+
+
+@attrs.frozen
+class Family:
+    """How to make one architecture's model."""
+
+    parse: Callable[[dict[str, Any]], DecoderConfig]
+    build: Callable[[DecoderConfig, Weights, int], Model]
+    """Takes the number of positions that the rotary tables must cover, last."""
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(parse_llama, Llama),
+    "Qwen3ForCausalLM": Family(parse_qwen3, Qwen3),
+}
+
+
+def find_family(config_json: dict[str, Any]) -> Family:
+    """The family of a checkpoint. Raises ValueError naming an architecture that we do not run."""
+    architectures = config_json.get("architectures") or []
+    for architecture in architectures:
+        if architecture in FAMILIES:
+            return FAMILIES[architecture]
+    named = ", ".join(map(str, architectures)) or "none named"
+    raise ValueError(f"unsupported architecture ({named}): quipu runs {', '.join(FAMILIES)}")

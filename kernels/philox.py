@@ -1,0 +1,34 @@
+"""Philox4x32-10: random numbers that are a pure function of (key, counter).
+
+Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; checked against the
+known-answer vectors of its authors' Random123. `sampling.py` is the only caller.
+
+What must always hold: no state anywhere. A draw is the same whatever was drawn before it, beside it, or in which
+process, which is what lets a preempted or restarted sequence go on as it would have.
+"""
+
+from __future__ import annotations
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+Words4 = tuple[int, int, int, int]
+
+
+def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
+    """Ten rounds over four 32-bit counter words with two 32-bit key words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK, (product0 >> 32) ^ c3 ^ k1, product0 & _MASK
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, position: int) -> float:
+    """The one uniform number in [0, 1), 53 bits fine, of a 64-bit seed at an output position."""
+    low, high, _, _ = philox4x32((position & _MASK, position >> 32 & _MASK, 0, 0), (seed & _MASK, seed >> 32 & _MASK))
+    return ((high << 32 | low) >> 11) * 2.0**-53

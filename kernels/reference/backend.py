@@ -1,0 +1,99 @@
+"""`ReferenceBackend`: plain torch on fixed tiles. The oracle of every other backend, and the fallback on any machine.
+
+The executor makes one through `load_backend` and calls `step` once a pass, from one thread.
+
+What must always hold: a row's logits are bit-identical whatever its batch, its chunking, its cached prefix and its
+physical blocks (`tiles.py` says how); and a pass that raises has changed nothing that a later pass can see, but KV
+slots that its own rows were to write.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quipu.kernels.backend import BackendConfig, Capabilities
+from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.models.config import read_config
+from quipu.kernels.models.registry import find_family
+from quipu.kernels.reference.ops import ReferenceOps
+from quipu.kernels.reference.plan import make_plan
+from quipu.kernels.reference.tiles import ROWS, round_up
+from quipu.kernels.sampling import sample
+from quipu.kernels.weights import open_weights
+
+
+class ReferenceBackend:
+    """Implements `quipu.kernels.backend.Backend` on the CPU."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        """Load the model and reserve the cache.
+
+        Raises ValueError, saying which, for an architecture, a setting or a tensor that is not supported, and for a
+        `max_model_len` beyond the model's positions.
+        """
+        config_json = read_config(config.model_path)
+        family = find_family(config_json)
+        model_config = family.parse(config_json)
+        if config.max_model_len > model_config.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len {config.max_model_len} exceeds the model's max_position_embeddings "
+                f"{model_config.max_position_embeddings}"
+            )
+        with torch.inference_mode():
+            weights, dtype = open_weights(
+                config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
+            )
+            self._model = family.build(model_config, weights, config.max_model_len)
+            # A tied head may be stored all the same; it is the embedding.
+            weights.check_all_used(
+                ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
+            )
+            self.cache = KVCache(
+                num_layers=model_config.num_layers,
+                num_blocks=config.num_blocks,
+                num_kv_heads=model_config.num_kv_heads,
+                block_size=config.block_size,
+                head_dim=model_config.head_dim,
+                dtype=dtype,
+            )
+        self._capabilities = Capabilities(name="reference", dtype=str(dtype).removeprefix("torch."), invariant=True)
+        self._last_drawn: list[int | None] = [None] * config.max_num_seqs
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def step(self, batch: StepBatch) -> Drawn:
+        """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
+        rows = [row for row, samples in enumerate(batch.samples) if samples]
+        logits_MV = self.logits(batch, [batch.query_start[row + 1] - 1 for row in rows]).numpy()
+        token_ids = [
+            sample(
+                logits_V,
+                temperature=batch.temperature[row],
+                top_k=batch.top_k[row],
+                top_p=batch.top_p[row],
+                min_p=batch.min_p[row],
+                seed=batch.seed[row],
+                output_position=batch.output_position[row],
+            )
+            for row, logits_V in zip(rows, logits_MV, strict=True)
+        ]
+        for row, token_id in zip(rows, token_ids, strict=True):
+            self._last_drawn[batch.slots[row]] = token_id
+        return Drawn(rows=rows, token_ids=token_ids)
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
+        """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        plan = make_plan(batch, self._last_drawn, self.cache.block_size)
+        ops = ReferenceOps(plan, self.cache)
+        x_ND = self._model.forward(plan.token_ids_N, ops)
+        x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
+        x_MD[: len(tokens)] = x_ND[tokens]
+        return self._model.logits(x_MD, ops)[: len(tokens)].float()
+
+    def close(self) -> None:
+        """Drop weights and cache; the memory goes with them."""
+        del self._model, self.cache

@@ -1,0 +1,77 @@
+"""The operations of the reference, in plain torch: slow where it must be, the same bits always.
+
+`ReferenceBackend` makes one a pass and hands it to the model. Where a row's bits could depend on its neighbours, the
+function says what it does about it; additions, multiplications and roots are rounded as IEEE 754 says wherever they
+stand, so they need nothing.
+
+What must always hold: row n of a result is a function of row n alone (in `attend`: and of its sequence's KV).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.reference.attention import attend_span
+from quipu.kernels.reference.plan import StepPlan
+from quipu.kernels.reference.tiles import ROWS
+
+# Torch splits a loop over threads from 32,768 elements on, at borders that depend on the number of threads.
+_SERIAL_ELEMENTS = 16_384
+# A multiple of every vector length, twice unrolled: a loop over that many elements has no scalar remainder.
+_VECTOR_ELEMENTS = 64
+
+
+class ReferenceOps:
+    """Implements `quipu.kernels.ops.Ops` for one pass."""
+
+    def __init__(self, plan: StepPlan, cache: KVCache) -> None:
+        self._plan = plan
+        self._cache = cache
+
+    @property
+    def positions_N(self) -> torch.Tensor:
+        return self._plan.positions_N
+
+    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        return table_VD[token_ids_N]
+
+    def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        # Tile by tile: the order in which a product is summed depends on how many rows it has.
+        y_NO = x_NI.new_empty((x_NI.shape[0], weight_OI.shape[0]))
+        for start in range(0, x_NI.shape[0], ROWS):
+            torch.mm(x_NI[start : start + ROWS], weight_OI.t(), out=y_NO[start : start + ROWS])
+        return y_NO if bias_O is None else y_NO + bias_O
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+        return weight * (wide * scale).to(x.dtype)
+
+    def rope(self, x_NHE: torch.Tensor, cos_NR: torch.Tensor, sin_NR: torch.Tensor) -> torch.Tensor:
+        first_NHR, second_NHR = x_NHE.float().chunk(2, dim=-1)
+        cos_N1R, sin_N1R = cos_NR.unsqueeze(1), sin_NR.unsqueeze(1)
+        turned = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
+        return torch.cat(turned, dim=-1).to(x_NHE.dtype)
+
+    def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
+        plan, num_tokens = self._plan, self._plan.blocks_n.shape[0]
+        for cache_BKSE, new_NKE in zip(self._cache[layer], (k_NKE, v_NKE), strict=True):
+            cache_BKSE[plan.blocks_n, :, plan.offsets_n] = new_NKE[:num_tokens]
+
+    def attend(self, layer: int, q_NHE: torch.Tensor) -> torch.Tensor:
+        k_BKSE, v_BKSE = self._cache[layer]
+        o_NHE = torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
+        for span in self._plan.spans:
+            rows = slice(span.start, span.start + span.length)
+            o_NHE[rows] = attend_span(q_NHE[rows], k_BKSE, v_BKSE, span)
+        return o_NHE
+
+    def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        # exp is not rounded exactly: its vector loop and the scalar remainder of it differ in the last bit. So each
+        # call is short enough for one thread, and either has no remainder or is one row, whose remainder stays put.
+        width = gate_up_N2F.shape[1] // 2
+        rows = max(1, _SERIAL_ELEMENTS // width) if width % _VECTOR_ELEMENTS == 0 else 1
+        gate_NF, up_NF = gate_up_N2F[:, :width], gate_up_N2F[:, width:]
+        activated = [torch.nn.functional.silu(tile.contiguous()) for tile in torch.split(gate_NF, rows)]
+        return torch.cat(activated) * up_NF

@@ -1,0 +1,79 @@
+"""From one row of logits to one token. The reference sampler, and the oracle of any faster one.
+
+A backend calls `sample` for each row that draws. Filters apply in vLLM's order: temperature, then min_p, top_k and
+top_p on the tempered distribution, each on what the one before it left.
+
+What must always hold: a draw depends on its own row, parameters, seed and output position, on nothing else. Rows are
+handled one by one in float64 with numpy's serial loops, so neither the batch nor the number of threads shows in the
+bits. Every tie, in the maximum, at a filter's border and in the order of candidates, goes to the lower token id.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from quipu.kernels.philox import uniform
+
+Float64s = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+
+def sample(
+    logits_V: npt.NDArray[np.float32],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    output_position: int,
+) -> int:
+    """Draw a token id.
+
+    `temperature` 0 is greedy and ignores the rest; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+    Raises ArithmeticError where the logits hold NaN or have no finite maximum: a model gone wrong must not answer.
+    """
+    best = int(logits_V.argmax())  # numpy gives the first of equals, and a NaN before any number
+    if not math.isfinite(logits_V[best]):
+        raise ArithmeticError(f"logits have no finite maximum (found {logits_V[best]} at token {best})")
+    if temperature == 0:
+        return best
+    ids, probabilities = candidates(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    cumulative = probabilities.cumsum()
+    index = int(cumulative.searchsorted(uniform(seed, output_position) * cumulative[-1], side="right"))
+    # The product can round up to the total itself, one past the end.
+    return int(ids[min(index, len(ids) - 1)])
+
+
+def candidates(
+    logits_V: npt.NDArray[np.float32], *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Ids, Float64s]:
+    """Token ids that survive the filters and their probabilities (summing to 1), by descending probability, then id."""
+    ids: Ids = np.arange(len(logits_V), dtype=np.int64)
+    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    scores: Float64s = (logits_V.astype(np.float64) - float(logits_V.max())) / temperature
+    if min_p > 0:
+        ids, scores = _keep(ids, scores, scores >= math.log(min_p))
+    if 0 < top_k < len(ids):
+        # A cheap cut first: everything from the k-th score on, all ties included. The sort below decides among them.
+        ids, scores = _keep(ids, scores, scores >= np.partition(scores, len(ids) - top_k)[len(ids) - top_k])
+    order = np.argsort(-scores, kind="stable")
+    if top_k > 0:
+        order = order[:top_k]
+    ids, scores = ids[order], scores[order]
+    probabilities: Float64s = np.exp(scores)
+    probabilities /= probabilities.sum()
+    if top_p < 1:
+        # The shortest head whose mass reaches top_p: a candidate stays while the mass before it falls short.
+        before = np.concatenate(([0.0], probabilities.cumsum()[:-1]))
+        size = max(1, int(np.count_nonzero(before < top_p)))
+        ids, probabilities = ids[:size], probabilities[:size]
+        probabilities = probabilities / probabilities.sum()
+    return ids, probabilities
+
+
+def _keep(ids: Ids, scores: Float64s, mask: npt.NDArray[np.bool_]) -> tuple[Ids, Float64s]:
+    return ids[mask], scores[mask]
