@@ -1,0 +1,269 @@
+"""A front desk without an engine, and a client without a network.
+
+`FakeDesk` implements the protocol of `quipu.actors.front`: each ticket plays a script of outlet events into a real
+mailbox. Its dials: the script, a desk that is closed, a start that fails, a state of health. `Client` speaks ASGI to
+the app directly, so a test decides when a body is read and when the client leaves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from quipu.actors.front import DeskClosed, Health, ServingInfo, State
+from quipu.actors.mailbox import Mailbox
+from quipu.actors.messages import (
+    Closed,
+    Delta,
+    Encode,
+    ErrorKind,
+    FinishReason,
+    Outcome,
+    OutletEvent,
+    RequestError,
+    Started,
+    UsageRecord,
+)
+
+INFO = ServingInfo(
+    model_names=("org/tiny", "tiny"),
+    created=1_700_000_000,
+    max_model_len=64,
+    block_size=16,
+    num_blocks=128,
+    vocab_size=100,
+    settings={"dtype": "float32"},
+)
+
+
+def record(
+    *,
+    outcome: Outcome = Outcome.FINISHED,
+    prompt_tokens: int | None = 40,
+    cached_tokens: int | None = 32,
+    cached_by_tier: Mapping[str, int] | None = None,
+    cache_write_tokens: int | None = 0,
+    completion_tokens: int = 3,
+    disputed: bool = False,
+) -> UsageRecord:
+    return UsageRecord(
+        request_id="",
+        outcome=outcome,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        cached_by_tier={"device": cached_tokens or 0} if cached_by_tier is None else cached_by_tier,
+        cache_write_tokens=cache_write_tokens,
+        completion_tokens=completion_tokens,
+        computed_tokens=0,
+        restored_tokens=0,
+        recomputed_tokens=0,
+        disputed=disputed,
+    )
+
+
+STARTED = Started(prompt_tokens=40, cached_tokens=32, cache_write_tokens=0)
+
+
+def hello(num_choices: int = 1) -> list[OutletEvent]:
+    """Each choice says "Hel", "lo", and stops with a token that shows nothing."""
+    events: list[OutletEvent] = [STARTED]
+    for text in ("Hel", "lo"):
+        events += [Delta(index, text, 1, None) for index in range(num_choices)]
+    events += [Delta(index, "", 1, FinishReason.STOP) for index in range(num_choices)]
+    events.append(Closed(record(completion_tokens=3 * num_choices), None))
+    return events
+
+
+def failure(kind: ErrorKind, message: str = "it broke", *, param: str | None = None, code: str | None = None) -> Closed:
+    """A request's end with an error, before anything was admitted."""
+    outcome = Outcome.FAILED if kind is ErrorKind.INTERNAL else Outcome.REJECTED
+    unknown = record(outcome=outcome, prompt_tokens=None, cached_tokens=None, completion_tokens=0)
+    return Closed(unknown, RequestError(kind, message, param, code))
+
+
+Script = Callable[[Encode], Sequence[OutletEvent]]
+
+
+@attrs.define(eq=False)
+class FakeTicket:
+    """One open request; what its script leaves unsaid the test puts into the mailbox itself."""
+
+    encode: Encode
+    endpoint: str
+    _desk: FakeDesk
+    mailbox: Mailbox = attrs.field(factory=Mailbox)
+    num_starts: int = 0
+    num_leaves: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.encode.request_id
+
+    async def start(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.num_starts += 1
+        if self._desk.start_error is not None:
+            raise self._desk.start_error
+        for event in self._desk.script(self.encode):
+            self.mailbox.put(event)
+
+    def leave(self) -> None:
+        self.num_leaves += 1
+
+
+@attrs.define(eq=False)
+class FakeDesk:
+    script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
+    info: ServingInfo = INFO
+    closed: str | None = None
+    """Why nothing can be opened."""
+    start_error: Exception | None = None
+    state: State = State.READY
+    tickets: list[FakeTicket] = attrs.field(factory=list)
+    _num_ids: int = 0
+
+    def new_request_id(self) -> str:
+        self._num_ids += 1
+        return f"r{self._num_ids}"
+
+    def open(self, request: Encode, endpoint: str) -> FakeTicket:
+        if self.closed is not None:
+            raise DeskClosed(self.closed)
+        ticket = FakeTicket(request, endpoint, self)
+        self.tickets.append(ticket)
+        return ticket
+
+    def health(self) -> Health:
+        return Health(self.state, 1, "" if self.state is State.READY else "because the test says so")
+
+    def render_metrics(self) -> bytes:
+        return b"# TYPE quipu:open_accounts gauge\nquipu:open_accounts 0\n"
+
+    @property
+    def ticket(self) -> FakeTicket:
+        """The only one that was opened."""
+        (ticket,) = self.tickets
+        return ticket
+
+
+def says(*events: OutletEvent) -> Script:
+    """A script that does not look at the request."""
+    return lambda encode: events
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """One request and what has come back so far."""
+
+    _to_app: trio.MemorySendChannel[dict[str, Any]]
+    _from_app: trio.MemoryReceiveChannel[dict[str, Any]]
+    status: int = 0
+    headers: dict[str, str] = attrs.field(factory=dict)
+    ended: bool = False
+    """The response ended as a response should."""
+
+    async def wait_started(self) -> int:
+        """The status, once it is known."""
+        message = await self._from_app.receive()
+        assert message["type"] == "http.response.start"
+        self.status = message["status"]
+        self.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+        return self.status
+
+    async def read_some(self) -> bytes:
+        """One write of the body; raises trio.EndOfChannel when the app is gone."""
+        message = await self._from_app.receive()
+        self.ended = not message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        return body
+
+    async def read(self) -> bytes:
+        """The whole rest of the body."""
+        parts = []
+        while not self.ended:
+            parts.append(await self.read_some())
+        return b"".join(parts)
+
+    def leave(self) -> None:
+        """What a server tells an app when its client has gone."""
+        self._to_app.send_nowait({"type": "http.disconnect"})
+
+    async def json(self) -> Any:
+        await self.wait_started()
+        return json.loads(await self.read())
+
+    async def chunks(self) -> list[Any]:
+        """The events of a stream, the last one being "[DONE]" as text."""
+        await self.wait_started()
+        return parse_events(await self.read())
+
+
+def parse_events(data: bytes) -> list[Any]:
+    events = []
+    for block in data.decode().split("\n\n"):
+        if block.startswith("data: "):
+            text = block.removeprefix("data: ")
+            events.append(text if text == "[DONE]" else json.loads(text))
+    return events
+
+
+@attrs.define(eq=False)
+class Client:
+    """Opens exchanges with an ASGI app. `buffer` is how many messages of a response fit between app and client."""
+
+    app: Any
+    buffer: int = 1000
+
+    @asynccontextmanager
+    async def open(
+        self, method: str, path: str, body: object = b"", headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Exchange]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"test"), (b"content-length", b"%d" % len(data))]
+            + [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in (headers or {}).items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "extensions": {},
+        }
+        to_app, app_receives = trio.open_memory_channel[dict[str, Any]](10)
+        app_sends, from_app = trio.open_memory_channel[dict[str, Any]](self.buffer)
+        to_app.send_nowait({"type": "http.request", "body": data, "more_body": False})
+
+        async def run() -> None:
+            async with app_sends:
+                await self.app(scope, app_receives.receive, app_sends.send)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            yield Exchange(to_app, from_app)
+            nursery.cancel_scope.cancel()
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[Exchange, Any]:
+        """An exchange that is over, and its JSON."""
+        async with self.open("GET", path, headers=headers) as exchange:
+            return exchange, await exchange.json()
+
+    async def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> tuple[Exchange, Any]:
+        """An exchange that is over, and its JSON."""
+        async with self.open("POST", path, body, headers) as exchange:
+            return exchange, await exchange.json()
+
+    async def stream(self, path: str, body: object) -> tuple[Exchange, list[Any]]:
+        """An exchange that is over, and the events of its stream."""
+        async with self.open("POST", path, body) as exchange:
+            return exchange, await exchange.chunks()

@@ -1,0 +1,78 @@
+"""What operators and their probes ask: health, readiness, metrics, and what the server was started with.
+
+Health is what the supervisor knows, not that HTTP answers.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from quart import Response
+from quart_trio import QuartTrio
+
+import quipu
+from quipu.actors.front import FrontDesk, Health
+from quipu.web.errors import RETRY_AFTER_S
+
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def install_admin(app: QuartTrio, desk: FrontDesk) -> None:
+    """Register the routes."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        state = desk.health()
+        return _probe(state, state.is_healthy)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        state = desk.health()
+        return _probe(state, state.is_ready)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(desk.render_metrics(), content_type=METRICS_CONTENT_TYPE)
+
+    @app.get("/server_info")
+    async def server_info() -> Response:
+        info, state = desk.info, desk.health()
+        described = {
+            "version": quipu.__version__,
+            "model": info.model_names[0],
+            "model_names": info.model_names,
+            "max_model_len": info.max_model_len,
+            "vocab_size": info.vocab_size,
+            "state": state.state,
+            "detail": state.detail,
+            "incarnation": state.incarnation,
+            "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size},
+            "settings": info.settings,
+        }
+        # Settings hold paths and the like, which JSON knows only as text.
+        return Response(orjson.dumps(described, default=str), content_type="application/json")
+
+    @app.get("/version")
+    async def version() -> dict[str, Any]:
+        return {"version": quipu.__version__}
+
+    @app.get("/ping")
+    async def ping() -> Response:
+        state = desk.health()
+        return _probe(state, state.is_healthy)
+
+
+def _probe(state: Health, is_fine: bool) -> Response:
+    answer = {
+        "status": "ok" if is_fine else "unavailable",
+        "state": state.state,
+        "incarnation": state.incarnation,
+        "detail": state.detail,
+    }
+    response = Response(orjson.dumps(answer), content_type="application/json")
+    if not is_fine:
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response

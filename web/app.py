@@ -1,0 +1,57 @@
+"""The web application: every route of the server on one Quart app, made from a front desk.
+
+`make_app` is called by the command line (and by tests, with a fake desk). The app knows the actors only through the
+desk that it is given.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+import structlog
+from quart_trio import QuartTrio
+
+from quipu.actors.front import FrontDesk
+from quipu.web.admin.routes import install_admin
+from quipu.web.errors import frames_of, install_error_handlers
+from quipu.web.openai.models import install_models
+from quipu.web.openai.serve import install_openai
+from quipu.web.options import AppOptions
+from quipu.web.scope import ScopedHTTP
+from quipu.web.visit import install_visits
+
+
+class QuipuApp(QuartTrio):
+    """Quart with requests that own a scope, and a log without the contents of requests."""
+
+    asgi_http_class = ScopedHTTP
+
+    def log_exception(
+        self, exception_info: tuple[type, BaseException, TracebackType] | tuple[None, None, None]
+    ) -> None:
+        """Called for errors outside of handlers; the stock method would quote the exception's message."""
+        error = exception_info[1] or sys.exception()
+        if error is not None:
+            log = structlog.get_logger("quipu.web")
+            log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
+
+
+def make_app(desk: FrontDesk, options: AppOptions | None = None) -> QuipuApp:
+    """The application that serves what `desk` offers."""
+    options = options or AppOptions()
+    app = QuipuApp("quipu", static_folder=None)
+    app.config.update(
+        # Quart's own limit would cut every stream that lasts longer than a minute.
+        RESPONSE_TIMEOUT=None,
+        BODY_TIMEOUT=options.body_timeout_s,
+        MAX_CONTENT_LENGTH=options.max_content_length,
+    )
+    # A path is taken as it was sent; no redirects.
+    app.url_map.merge_slashes = False
+    install_visits(app, desk)
+    install_error_handlers(app)
+    install_openai(app, desk, options)
+    install_models(app, desk)
+    install_admin(app, desk)
+    return app

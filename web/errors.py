@@ -1,0 +1,146 @@
+"""Errors as clients see them: one exception for handlers to raise, one JSON shape on the wire.
+
+Every way a request can fail before its status line ends here: a field that cannot be served, an error that an actor
+put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's:
+`{"error": {"message", "type", "param", "code"}}`.
+
+What must always hold: nothing that a client sent is ever written to a log, so exceptions are logged by their type and
+the frames they passed, never by their message.
+"""
+
+from __future__ import annotations
+
+import traceback
+from http import HTTPStatus
+
+import orjson
+import structlog
+from quart import Response, g
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
+
+from quipu.actors.messages import Closed, ErrorKind, Outcome, RequestError
+from quipu.web.visit import current_visit, note_error
+
+RETRY_AFTER_S = 1
+"""What a client is told to wait before it tries again; a restart of the engine takes about as long."""
+
+_log = structlog.get_logger("quipu.web")
+
+
+class APIError(Exception):
+    """Raised by a handler to end its request with this status and body. Its message is for the client only."""
+
+    def __init__(
+        self, status: int, message: str, error_type: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.error_type = error_type
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def response(self) -> Response:
+        response = Response(self.body(), status=self.status, content_type="application/json")
+        if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        return response
+
+
+def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
+    """The request cannot be served as it stands."""
+    return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param=param, code=code)
+
+
+def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    return APIError(HTTPStatus.NOT_FOUND, message, "invalid_request_error", param=param, code=code)
+
+
+def unavailable(message: str, code: str | None = None) -> APIError:
+    """Come back later."""
+    return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable", code=code or "overloaded")
+
+
+def internal(message: str = "The server failed to answer this request.", code: str | None = None) -> APIError:
+    return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code=code or "internal_error")
+
+
+def from_request_error(error: RequestError) -> APIError:
+    """What an actor says of a request, in the words of HTTP."""
+    match error.kind:
+        case ErrorKind.INVALID:
+            return invalid(error.message, error.param, error.code)
+        case ErrorKind.OVERLOADED:
+            return unavailable(error.message, error.code)
+        case ErrorKind.INTERNAL:
+            return internal(error.message, error.code)
+
+
+def error_of(closed: Closed) -> APIError | None:
+    """The error a client is told about a closed request, None where it was served."""
+    if closed.error is not None:
+        return from_request_error(closed.error)
+    if closed.record.outcome is not Outcome.FINISHED:
+        # Whoever closed it gave no reason; the client must not take half an answer for a whole one.
+        return internal(f"The request ended before its answer was complete ({closed.record.outcome}).")
+    return None
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Where an exception came from, without its message or source lines: those may quote what a client sent."""
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _from_http_exception(error: HTTPException) -> APIError:
+    """Errors that the router and the body reader raise."""
+    status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
+    name = error.name
+    match status:
+        case HTTPStatus.NOT_FOUND:
+            return not_found("There is nothing at this path.", code="unknown_url")
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            return APIError(status, "This path does not take this method.", "invalid_request_error", code="bad_method")
+        case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            message = "The request's body is larger than this server takes."
+            return APIError(status, message, "invalid_request_error", code="body_too_large")
+        case HTTPStatus.REQUEST_TIMEOUT:
+            message = "The request's body did not arrive in time."
+            return APIError(status, message, "invalid_request_error", code="body_timeout")
+        case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return APIError(status, f"{name}.", "invalid_request_error")
+        case _:
+            return APIError(status, f"{name}.", "server_error")
+
+
+def _respond(error: APIError) -> Response:
+    note_error(error.code, error.param)
+    return error.response()
+
+
+def install_error_handlers(app: QuartTrio) -> None:
+    """Give every error of `app` the shape of this module."""
+
+    @app.errorhandler(APIError)
+    async def on_api_error(error: APIError) -> Response:
+        return _respond(error)
+
+    @app.errorhandler(HTTPException)
+    async def on_http_exception(error: HTTPException) -> Response:
+        response = _respond(_from_http_exception(error))
+        if isinstance(error, MethodNotAllowed) and error.valid_methods:
+            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+        if isinstance(error, RequestEntityTooLarge):
+            # The rest of the body is never read, so the connection cannot carry another request.
+            response.headers["Connection"] = "close"
+        return response
+
+    @app.errorhandler(Exception)
+    async def on_exception(error: Exception) -> Response:
+        log = current_visit().log if "visit" in g else _log
+        log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
+        return _respond(internal())

@@ -1,0 +1,157 @@
+"""`POST /v1/chat/completions`: its body, its answer, and the chunks of its stream.
+
+Messages hold text: a string, or a list of text parts, which are joined. They go to the checkpoint's chat template as
+they are; what the template makes of a role is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import ChatPrompt, Delta, FinishReason
+from quipu.web.errors import invalid
+from quipu.web.openai.fields import Fields, missing, wrong_type
+from quipu.web.openai.generation import GenerationRequest, read_generation, read_model
+from quipu.web.openai.render import ChunkWriter, finish_bytes
+from quipu.web.openai.unsupported import CHAT, refuse_unsupported
+
+ENDPOINT = "/v1/chat/completions"
+ID_PREFIX = "chatcmpl-"
+OBJECT_NAME = "chat.completion"
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_RESERVED_TEMPLATE_KWARGS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
+"""Variables of a chat template that have fields of their own."""
+_UNSUPPORTED_IN_MESSAGE = ("tool_calls", "function_call", "audio", "refusal")
+_MAX_PART_TYPE_CHARS = 40
+
+
+def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
+    """Check a body. Raises APIError."""
+    fields = Fields(body)
+    model = read_model(fields, info)
+    refuse_unsupported(fields, CHAT)
+    max_tokens_param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
+    # Both are checked, so that a bad one is not hidden by the other.
+    older, newer = fields.integer("max_tokens", 1), fields.integer("max_completion_tokens", 1)
+    prompt = ChatPrompt(
+        messages=_read_messages(fields),
+        add_generation_prompt=fields.flag("add_generation_prompt", default=True),
+        template_kwargs=_read_template_kwargs(fields),
+    )
+    return read_generation(
+        fields,
+        info,
+        model=model,
+        prompts=(prompt,),
+        prompt_param="messages",
+        max_tokens=older if newer is None else newer,
+        max_tokens_param=max_tokens_param,
+        max_sequences=max_sequences,
+    )
+
+
+def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    messages = fields.get("messages")
+    if messages is None:
+        raise missing("messages")
+    if type(messages) is not list:
+        raise wrong_type("messages", "a list of messages")
+    if not messages:
+        raise invalid("`messages` must not be an empty list.", "messages")
+    return tuple(_read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+
+
+def _read_message(message: Any, where: str) -> Mapping[str, Any]:
+    if type(message) is not dict:
+        raise wrong_type(where, "an object")
+    fields = Fields(message, where)
+    role = fields.text("role")
+    if role not in ROLES:
+        raise invalid(f"`{where}.role` must be one of {', '.join(ROLES)}.", f"{where}.role")
+    for name in _UNSUPPORTED_IN_MESSAGE:
+        if fields.get(name):
+            param = fields.param(name)
+            raise invalid(f"`{param}` is not supported by this server yet.", param, "unsupported_parameter")
+    checked = {"role": role, "content": _read_content(fields)}
+    for name in ("name", "tool_call_id"):
+        if fields.get(name) is not None:
+            checked[name] = fields.text(name)
+    return checked
+
+
+def _read_content(fields: Fields) -> str:
+    content = fields.get("content")
+    param = fields.param("content")
+    if type(content) is not list:
+        if content is not None and type(content) is not str:
+            raise wrong_type(param, "a string or a list of text parts")
+        return fields.text("content")
+    if not content:
+        raise invalid(f"`{param}` must not be an empty list.", param)
+    texts = []
+    for index, part in enumerate(content):
+        where = f"{param}[{index}]"
+        if type(part) is not dict:
+            raise wrong_type(where, "an object")
+        part_fields = Fields(part, where)
+        part_type = part_fields.text("type")
+        if part_type != "text":
+            named = part_type[:_MAX_PART_TYPE_CHARS]
+            message = f"Parts of type `{named}` are not supported by this server; `{where}.type` must be `text`."
+            raise invalid(message, f"{where}.type", "unsupported_value")
+        texts.append(part_fields.text("text"))
+    return "".join(texts)
+
+
+def _read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
+    kwargs = fields.get("chat_template_kwargs")
+    if kwargs is None:
+        return {}
+    if type(kwargs) is not dict:
+        raise wrong_type("chat_template_kwargs", "an object")
+    if not _RESERVED_TEMPLATE_KWARGS.isdisjoint(kwargs):
+        raise invalid(
+            f"`chat_template_kwargs` may not set any of {', '.join(sorted(_RESERVED_TEMPLATE_KWARGS))}.",
+            "chat_template_kwargs",
+        )
+    return kwargs
+
+
+def chat_choice(index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+
+class ChatWriter(ChunkWriter):
+    """Chunks of a chat completion: the role, the text, and last an empty delta with the finish reason."""
+
+    OBJECT_NAME = "chat.completion.chunk"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._begun: set[int] = set()
+        """Choices whose role has been sent."""
+
+    def render(self, delta: Delta) -> bytes:
+        head = self._choice_head + b"%d" % delta.index + b',"delta":{'
+        chunks = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            chunks.append(self._chunk(head + b'"role":"assistant","content":""', None))
+        self._tally.add(delta)
+        if delta.text:
+            chunks.append(self._chunk(head + b'"content":' + orjson.dumps(delta.text), None))
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk(head, delta.finish_reason))
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _chunk(self, opened: bytes, finish_reason: FinishReason | None) -> bytes:
+        """Close a chunk whose delta stands open."""
+        return b"".join(
+            (opened, b'},"logprobs":null,"finish_reason":', finish_bytes(finish_reason), b"}]", self._tail())
+        )

@@ -1,0 +1,104 @@
+"""`POST /v1/completions`: its body, its answer, and the chunks of its stream.
+
+A prompt is a text, a list of texts, a list of token ids, or a list of lists of token ids; choice `n` of prompt `p` has
+the index `p * n_choices + n`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import Delta, FinishReason, Prompt, TextPrompt, TokenPrompt
+from quipu.web.errors import invalid
+from quipu.web.openai.fields import Fields, missing, token_ids, wrong_type
+from quipu.web.openai.generation import GenerationRequest, read_generation, read_model
+from quipu.web.openai.render import ChunkWriter, finish_bytes
+from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
+
+ENDPOINT = "/v1/completions"
+ID_PREFIX = "cmpl-"
+OBJECT_NAME = "text_completion"
+DEFAULT_MAX_TOKENS = 16
+_PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
+    """Check a body. Raises APIError."""
+    fields = Fields(body)
+    model = read_model(fields, info)
+    refuse_unsupported(fields, COMPLETIONS)
+    max_tokens = fields.integer("max_tokens", 1)
+    request = read_generation(
+        fields,
+        info,
+        model=model,
+        prompts=_read_prompts(fields, info, max_sequences),
+        prompt_param="prompt",
+        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        max_tokens_param="max_tokens",
+        max_sequences=max_sequences,
+    )
+    best_of = fields.integer("best_of", 1)
+    if best_of is not None and best_of != request.num_choices:
+        raise invalid("`best_of` is only supported when it equals `n`.", "best_of", "unsupported_parameter")
+    return request
+
+
+def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int) -> tuple[Prompt, ...]:
+    value = fields.get("prompt")
+    if value is None:
+        raise missing("prompt")
+    if type(value) is str:
+        return (TextPrompt(value),)
+    if type(value) is not list:
+        raise wrong_type("prompt", _PROMPT_TYPES)
+    if not value:
+        raise invalid("`prompt` must not be an empty list.", "prompt")
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return (_token_prompt(value, "prompt", info),)
+    if len(kinds) > 1 or not kinds <= {str, list}:
+        raise wrong_type("prompt", _PROMPT_TYPES)
+    if len(value) > max_sequences:
+        raise invalid(f"`prompt` may hold at most {max_sequences} prompts.", "prompt")
+    if kinds == {str}:
+        return tuple(map(TextPrompt, value))
+    return tuple(_token_prompt(ids, f"prompt[{index}]", info) for index, ids in enumerate(value))
+
+
+def _token_prompt(ids: list[Any], where: str, info: ServingInfo) -> TokenPrompt:
+    if not ids:
+        raise invalid(f"`{where}` must have at least one token.", "prompt")
+    if len(ids) > info.max_model_len:
+        message = f"`{where}` has {len(ids)} tokens; the model's context holds {info.max_model_len}."
+        raise invalid(message, "prompt", "context_length_exceeded")
+    return TokenPrompt(token_ids(ids, "prompt", info.vocab_size))
+
+
+def completion_choice(index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+class CompletionWriter(ChunkWriter):
+    """Chunks of a text completion; the finish reason rides on the last text."""
+
+    OBJECT_NAME = OBJECT_NAME
+
+    def render(self, delta: Delta) -> bytes:
+        self._tally.add(delta)
+        return b"".join(
+            (
+                self._choice_head,
+                b"%d" % delta.index,
+                b',"text":',
+                orjson.dumps(delta.text),
+                b',"logprobs":null,"finish_reason":',
+                finish_bytes(delta.finish_reason),
+                b"}]",
+                self._tail(),
+            )
+        )

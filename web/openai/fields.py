@@ -1,0 +1,111 @@
+"""Reading a JSON object field by field, with errors that name the field.
+
+Used by the parsers of both endpoints. Null means absent, unknown fields are left alone, and a bool is never a number.
+
+What must always hold: messages name fields and limits, never quote what the client wrote there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from quipu.web.errors import APIError, invalid
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A request's body as an object, whatever its content type says. Raises APIError."""
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise invalid(f"The body is not valid JSON: {error.msg} ({where}).", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_type")
+    return body
+
+
+def wrong_type(param: str, expected: str) -> APIError:
+    return invalid(f"`{param}` must be {expected}.", param, "invalid_type")
+
+
+def missing(param: str) -> APIError:
+    return invalid(f"`{param}` is required.", param, "missing_required_parameter")
+
+
+class Fields:
+    """One JSON object, and where it stands in the body."""
+
+    __slots__ = ("_path", "_values")
+
+    def __init__(self, values: dict[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def param(self, name: str) -> str:
+        """The field's full name, as in `messages[1].content`."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def get(self, name: str) -> Any:
+        """The field's value, None where it is absent or null."""
+        return self._values.get(name)
+
+    def integer(self, name: str, low: int, high: int | None = None) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        param = self.param(name)
+        if type(value) is not int:
+            # Integers beyond 64 bits arrive here as floats.
+            raise wrong_type(param, "an integer of at most 64 bits")
+        if value < low or (high is not None and value > high):
+            limits = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise invalid(f"`{param}` must be {limits}.", param)
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        param = self.param(name)
+        if type(value) is not int and type(value) is not float:
+            raise wrong_type(param, "a number")
+        if not low <= value <= high:
+            raise invalid(f"`{param}` must be between {low:g} and {high:g}.", param)
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise wrong_type(self.param(name), "a boolean")
+        return value
+
+    def text(self, name: str) -> str:
+        """A string that has to be there."""
+        value = self.get(name)
+        if value is None:
+            raise missing(self.param(name))
+        if type(value) is not str:
+            raise wrong_type(self.param(name), "a string")
+        return value
+
+    def fields(self, name: str) -> Fields:
+        """A nested object, empty where absent."""
+        value = self.get(name)
+        if value is None:
+            return Fields({}, self.param(name))
+        if type(value) is not dict:
+            raise wrong_type(self.param(name), "an object")
+        return Fields(value, self.param(name))
+
+
+def token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:
+    """A list of token ids, checked without a Python loop: prompts run to many thousands."""
+    if set(map(type, value)) - {int}:
+        raise wrong_type(param, "a list of integer token ids")
+    if value and not (min(value) >= 0 and max(value) < vocab_size):
+        raise invalid(f"Token ids in `{param}` must be at least 0 and below {vocab_size}.", param)
+    return tuple(value)

@@ -1,0 +1,165 @@
+"""What both endpoints ask for: sampling, limits, stops, and how the answer is delivered.
+
+`completions.py` and `chat.py` read their prompts and hand the rest of the body to `read_generation`. The outcome is
+one checked request, from which the message to the tokenizer is made; nothing below the web layer checks it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import attrs
+
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import Encode, Prompt, SamplingParams
+from quipu.web.errors import invalid, not_found
+from quipu.web.openai.fields import Fields, token_ids, wrong_type
+
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 4096
+MAX_STOP_TOKEN_IDS = 256
+_SEED_SPACE = 2**64
+
+
+@attrs.frozen
+class Delivery:
+    """How the client wants its answer."""
+
+    stream: bool
+    include_usage: bool
+    """Every chunk has a `usage` field, and a last chunk carries the full usage."""
+    continuous_usage: bool
+    """Every chunk carries the usage so far."""
+    with_tiers: bool
+    """Cached tokens are split by tier."""
+
+
+@attrs.frozen
+class GenerationRequest:
+    """A request that was found servable as far as its body tells."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    prompt_param: str
+    num_choices: int
+    max_tokens: int | None
+    max_tokens_param: str
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    delivery: Delivery
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompts) * self.num_choices
+
+    def encode(self, request_id: str, domain: str) -> Encode:
+        """The message that starts it."""
+        return Encode(
+            request_id=request_id,
+            prompts=self.prompts,
+            num_choices=self.num_choices,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop=self.stop,
+            include_stop=self.include_stop,
+            skip_special_tokens=self.skip_special_tokens,
+            domain=domain,
+            prompt_param=self.prompt_param,
+            max_tokens_param=self.max_tokens_param,
+        )
+
+
+def read_model(fields: Fields, info: ServingInfo) -> str:
+    """The model asked for. Raises APIError: 404 where it is not served here."""
+    model = fields.text("model")
+    if model not in info.model_names:
+        raise not_found("The model does not exist on this server.", "model", "model_not_found")
+    return model
+
+
+def read_generation(
+    fields: Fields,
+    info: ServingInfo,
+    *,
+    model: str,
+    prompts: tuple[Prompt, ...],
+    prompt_param: str,
+    max_tokens: int | None,
+    max_tokens_param: str,
+    max_sequences: int,
+) -> GenerationRequest:
+    """Check everything that is not particular to one endpoint. Raises APIError."""
+    num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
+    if len(prompts) * num_choices > max_sequences:
+        message = f"A request may ask for at most {max_sequences} sequences (prompts times `n`)."
+        raise invalid(message, prompt_param)
+    return GenerationRequest(
+        model=model,
+        prompts=prompts,
+        prompt_param=prompt_param,
+        num_choices=num_choices,
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        sampling=_read_sampling(fields, info, max_tokens),
+        stop=_read_stop(fields),
+        include_stop=fields.flag("include_stop_str_in_output"),
+        skip_special_tokens=fields.flag("skip_special_tokens", default=True),
+        delivery=_read_delivery(fields),
+    )
+
+
+def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None) -> SamplingParams:
+    top_p = fields.number("top_p", 0.0, 1.0)
+    if top_p == 0.0:
+        raise invalid("`top_p` must be above 0.", "top_p")
+    top_k = fields.integer("top_k", -1)
+    seed = fields.integer("seed", -(_SEED_SPACE // 2), _SEED_SPACE - 1)
+    stop_token_ids = fields.get("stop_token_ids")
+    if stop_token_ids is not None and type(stop_token_ids) is not list:
+        raise wrong_type("stop_token_ids", "a list of integer token ids")
+    if stop_token_ids and len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise invalid(f"`stop_token_ids` may have at most {MAX_STOP_TOKEN_IDS} entries.", "stop_token_ids")
+    temperature = fields.number("temperature", 0.0, 2.0)
+    return SamplingParams(
+        max_tokens=max_tokens if max_tokens is not None else info.max_model_len,
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=0 if top_k is None or top_k == -1 else min(top_k, info.vocab_size),
+        min_p=fields.number("min_p", 0.0, 1.0) or 0.0,
+        # A negative seed is the same 64 bits read as unsigned.
+        seed=secrets.randbits(64) if seed is None else seed % _SEED_SPACE,
+        stop_token_ids=token_ids(stop_token_ids or [], "stop_token_ids", info.vocab_size),
+        ignore_eos=fields.flag("ignore_eos"),
+    )
+
+
+def _read_stop(fields: Fields) -> tuple[str, ...]:
+    value: Any = fields.get("stop")
+    if value is None:
+        return ()
+    if type(value) is str:
+        value = [value]
+    if type(value) is not list or any(type(stop) is not str for stop in value):
+        raise wrong_type("stop", "a string or a list of strings")
+    if len(value) > MAX_STOP_STRINGS:
+        raise invalid(f"`stop` may have at most {MAX_STOP_STRINGS} strings.", "stop")
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in value):
+        raise invalid(f"Strings in `stop` must have between 1 and {MAX_STOP_CHARS} characters.", "stop")
+    return tuple(value)
+
+
+def _read_delivery(fields: Fields) -> Delivery:
+    stream = fields.flag("stream")
+    options = fields.fields("stream_options")
+    if fields.get("stream_options") and not stream:
+        raise invalid("`stream_options` is only allowed when `stream` is true.", "stream_options")
+    return Delivery(
+        stream=stream,
+        include_usage=options.flag("include_usage"),
+        continuous_usage=options.flag("continuous_usage_stats"),
+        with_tiers=fields.flag("return_cached_tokens_details"),
+    )

@@ -1,0 +1,43 @@
+"""`GET /v1/models`: what is served here, in the shape of the OpenAI API with the field's usual extras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quart_trio import QuartTrio
+
+from quipu.actors.front import FrontDesk, ServingInfo
+from quipu.web.errors import not_found
+
+OWNER = "quipu"
+
+
+def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
+    """One entry of the list. `root` is the model's own name, whichever name it was asked for by."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": OWNER,
+        "root": info.model_names[0],
+        "parent": None,
+        "max_model_len": info.max_model_len,
+        "block_size": info.block_size,
+    }
+
+
+def install_models(app: QuartTrio, desk: FrontDesk) -> None:
+    """Register the routes."""
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        info = desk.info
+        return {"object": "list", "data": [describe_model(name, info) for name in info.model_names]}
+
+    # Names of models have slashes.
+    @app.get("/v1/models/<path:name>")
+    async def show_model(name: str) -> dict[str, Any]:
+        info = desk.info
+        if name not in info.model_names:
+            raise not_found("The model does not exist on this server.", "model", "model_not_found")
+        return describe_model(name, info)

@@ -1,0 +1,107 @@
+"""Fields that would change the answer and that this server cannot honour yet.
+
+Each is refused by name unless its value asks for nothing. Ignoring one would give the client an answer to a request
+that it did not make. A field leaves this table when what it asks for is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quipu.web.errors import invalid
+from quipu.web.openai.fields import Fields
+
+Neutral = Callable[[Any], bool]
+"""Whether a value of the field asks for nothing. Null is not passed: it means absent."""
+
+
+def _empty(value: Any) -> bool:
+    """0, false, "", [] and {}."""
+    return not value
+
+
+def _one(value: Any) -> bool:
+    return bool(value == 1)
+
+
+def _true(value: Any) -> bool:
+    return value is True
+
+
+def _among(*values: object) -> Neutral:
+    return lambda value: value in values
+
+
+def _is_text_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+_EITHER: Mapping[str, Neutral] = {
+    "allowed_token_ids": _empty,
+    "bad_words": _empty,
+    "cache_salt": _empty,
+    "ebnf": _empty,
+    "frequency_penalty": _empty,
+    "guided_choice": _empty,
+    "guided_grammar": _empty,
+    "guided_json": _empty,
+    "guided_regex": _empty,
+    "json_schema": _empty,
+    "kv_transfer_params": _empty,
+    "length_penalty": _one,
+    "logit_bias": _empty,
+    "logits_processors": _empty,
+    "logprobs": _empty,
+    "min_tokens": _empty,
+    "presence_penalty": _empty,
+    "prompt_logprobs": _empty,
+    "regex": _empty,
+    "repetition_penalty": _one,
+    "response_format": _is_text_format,
+    "return_token_ids": _empty,
+    "return_tokens_as_token_ids": _empty,
+    "spaces_between_special_tokens": _true,
+    "structural_tag": _empty,
+    "structured_outputs": _empty,
+    "top_logprobs": _empty,
+    "truncate_prompt_tokens": _empty,
+    "use_beam_search": _empty,
+}
+
+COMPLETIONS: Mapping[str, Neutral] = {
+    **_EITHER,
+    "add_special_tokens": _true,
+    "echo": _empty,
+    "prompt_embeds": _empty,
+    "suffix": _empty,
+}
+
+CHAT: Mapping[str, Neutral] = {
+    **_EITHER,
+    "add_special_tokens": _empty,
+    "audio": _empty,
+    "chat_template": _empty,
+    "continue_final_message": _empty,
+    "documents": _empty,
+    "echo": _empty,
+    "function_call": _among("none", "auto"),
+    "functions": _empty,
+    "mm_processor_kwargs": _empty,
+    "modalities": _among([], ["text"]),
+    "prediction": _empty,
+    "reasoning_effort": _among("none"),
+    "tool_choice": _among("none", "auto"),
+    "tools": _empty,
+    "verbosity": _among("medium"),
+    "web_search_options": lambda value: False,  # even an empty object asks for a search
+}
+
+
+def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral]) -> None:
+    """Raise APIError for the first field of `table` that asks for something."""
+    for name, is_neutral in table.items():
+        value = fields.get(name)
+        if value is not None and not is_neutral(value):
+            param = fields.param(name)
+            raise invalid(f"`{param}` is not supported by this server yet.", param, "unsupported_parameter")

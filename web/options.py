@@ -1,0 +1,25 @@
+"""What an operator decides about the web layer. Made by the command line, read by the app."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class AppOptions:
+    """Every limit and time of the web layer has its name here."""
+
+    domain: str = "default"
+    """Cache domain of every request, as long as there is one tenant."""
+    always_include_usage: bool = False
+    """Streams carry usage without being asked, for operators who meter at a gateway."""
+    max_content_length: int = 64 << 20
+    """Largest body, in bytes."""
+    body_timeout_s: float = 60.0
+    """How long a body may take to arrive."""
+    max_sequences: int = 512
+    """Prompts of one request times its `n`."""
+    heartbeat_s: float = 15.0
+    """Silence after which a stream sends a comment."""
+    sink_limit_bytes: int = 4 << 20
+    """What may wait for one client that does not read, before its request is ended."""

@@ -1,0 +1,107 @@
+"""Server-sent events: the sink that a stream's chunks are pushed into, and the body that drains it.
+
+The writing side (a renderer attached to a request's mailbox) pushes from the task that produced the token; the body's
+generator wakes once for everything that is there. What lies between them is bounded in bytes: a client that does not
+read is cut off, and stops nobody else.
+
+What must always hold: the generator owns nothing, since a client that leaves before its first step never runs its
+`finally`; ends and errors come to it as bytes and a flag, so it returns normally unless the client was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+import trio
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Caches must not keep a stream, and nginx must not gather it."""
+
+
+class SinkOverflow(Exception):
+    """The client has not read for so long that its backlog is full. Raised by the body, so that the server cuts it."""
+
+
+class Sink:
+    """Chunks on their way to one client, at most `limit_bytes` of them.
+
+    `push` and `finish` are synchronous and may come from any task. After an overflow or `finish` pushes are dropped.
+    """
+
+    __slots__ = ("_backlog", "_limit_bytes", "_num_bytes", "_on_overflow", "_wakeup", "finished", "overflowed")
+
+    def __init__(self, limit_bytes: int, on_overflow: Callable[[], None]) -> None:
+        self._limit_bytes = limit_bytes
+        self._on_overflow = on_overflow
+        self._backlog: list[bytes] = []
+        self._num_bytes = 0
+        self._wakeup: trio.Event | None = None
+        self.finished = False
+        self.overflowed = False
+
+    def push(self, data: bytes) -> None:
+        if self.finished or self.overflowed:
+            return
+        if self._num_bytes + len(data) > self._limit_bytes:
+            self.overflowed = True
+            self._backlog.clear()
+            self._wake()
+            # The generator is most likely stuck in a write, where no flag reaches it: the request itself has to end.
+            self._on_overflow()
+            return
+        self._backlog.append(data)
+        self._num_bytes += len(data)
+        self._wake()
+
+    def finish(self) -> None:
+        """Nothing more will come; what is there is still delivered."""
+        self.finished = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None:
+            self._wakeup.set()
+            self._wakeup = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to deliver, but something may come."""
+        return not (self._backlog or self.finished or self.overflowed)
+
+    async def wait_not_idle(self) -> None:
+        """Wait for chunks or the end. One waiter at a time."""
+        if self.is_idle:
+            if self._wakeup is None:
+                self._wakeup = trio.Event()
+            await self._wakeup.wait()
+
+    def take_nowait(self) -> bytes:
+        """Everything that is there, as one write; empty at the end of the stream.
+
+        Raises SinkOverflow.
+        """
+        if self.overflowed:
+            raise SinkOverflow
+        data = self._backlog[0] if len(self._backlog) == 1 else b"".join(self._backlog)
+        self._backlog.clear()
+        self._num_bytes = 0
+        return data
+
+
+async def body(sink: Sink, heartbeat_s: float) -> AsyncGenerator[bytes, None]:
+    """Drain `sink`, one write a wake-up, with a comment after every `heartbeat_s` of silence."""
+    while True:
+        if sink.is_idle:
+            # The scope is closed again before every yield: trio allows no other way.
+            with trio.move_on_after(heartbeat_s):
+                await sink.wait_not_idle()
+            if sink.is_idle:
+                yield PING
+                continue
+        data = sink.take_nowait()
+        if not data:
+            return
+        yield data

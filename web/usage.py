@@ -1,0 +1,78 @@
+"""Usage as the OpenAI endpoints show it: a projection of the one usage record, or of what is known so far.
+
+`UsageRecord` comes with the last event of a request and is what the books say; a `Tally` adds up the events of a
+request that is still running. Neither is corrected here: a number is shown as it was booked, 0 as 0, unknown as null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from quipu.actors.messages import Delta, Started, UsageRecord
+
+_NAMED_TIERS = ("device", "host", "disk", "remote")
+
+
+@attrs.define
+class Tally:
+    """Running usage of one request, from its outlet's events."""
+
+    prompt_tokens: int | None = None
+    """Summed over the prompts admitted so far. None: none was admitted yet."""
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    completion_tokens: int = 0
+
+    def start(self, event: Started) -> None:
+        """Take over the sums; they replace those before."""
+        self.prompt_tokens = event.prompt_tokens
+        self.cached_tokens = event.cached_tokens
+        self.cache_write_tokens = event.cache_write_tokens
+
+    def add(self, delta: Delta) -> None:
+        self.completion_tokens += delta.num_tokens
+
+    def openai(self, *, with_tiers: bool) -> dict[str, Any] | None:
+        """Cumulative usage for a chunk; tiers are known only from the record. None while nothing was admitted."""
+        if self.prompt_tokens is None:
+            return None
+        usage = _openai(self.prompt_tokens, self.cached_tokens, self.cache_write_tokens, self.completion_tokens)
+        if with_tiers:
+            usage["prompt_tokens_details"]["cached_tokens_by_tier"] = None
+        return usage
+
+
+def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
+    """The `usage` object of a completion or chat completion (specification of usage, section 3)."""
+    usage = _openai(record.prompt_tokens, record.cached_tokens, record.cache_write_tokens, record.completion_tokens)
+    if with_tiers:
+        usage["prompt_tokens_details"]["cached_tokens_by_tier"] = cached_tokens_by_tier(record)
+    return usage
+
+
+def cached_tokens_by_tier(record: UsageRecord) -> dict[str, int] | None:
+    """Cached tokens by where they lay; the parts add up to the whole. None where the whole is unknown."""
+    if record.cached_tokens is None:
+        return None
+    booked = record.cached_by_tier or {}
+    tiers = {tier: booked.get(tier, 0) for tier in _NAMED_TIERS}
+    # Hits of unknown tier are nobody's: they are never labelled as the device's.
+    tiers["unattributed"] = record.cached_tokens - sum(tiers.values())
+    return tiers
+
+
+def _openai(prompt: int | None, cached: int | None, written: int | None, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": None if prompt is None else prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+            "audio_tokens": 0,
+        },
+    }

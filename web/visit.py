@@ -1,0 +1,133 @@
+"""One HTTP request as the web layer knows it: its id, its logger, how it ended.
+
+A `Visit` is made before anything else happens to a request and hangs its closing line on the request's scope, so that
+the line is written exactly once however the request ends. Handlers tell it what they learn on the way.
+
+What must always hold: the server's own id names the request; a client's id is echoed and logged, never a key. No
+prompt, token id or generated text is ever given to a logger.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, cast
+
+import attrs
+import structlog
+import trio
+from quart import Response, g, request
+from quart_trio import QuartTrio
+
+from quipu.actors.front import FrontDesk
+from quipu.actors.mailbox import Mailbox
+from quipu.actors.messages import Outcome
+from quipu.web.scope import RequestScope, request_scope
+from quipu.web.sse import Sink
+from quipu.web.usage import Tally
+
+MAX_CLIENT_REQUEST_ID_CHARS = 256
+
+_log = structlog.get_logger("quipu.web")
+
+
+@attrs.define(eq=False)
+class Visit:
+    """What is known of one HTTP request while it is open."""
+
+    request_id: str
+    client_request_id: str | None
+    endpoint: str
+    scope: RequestScope
+    log: Any
+    """A logger with both ids bound."""
+    opened_at: float
+    is_generation: bool = False
+    """It asks for tokens, so its end is worth a line at info level."""
+    status: int | None = None
+    """Of the response, once it is known."""
+    error_code: str | None = None
+    error_param: str | None = None
+    tally: Tally = attrs.field(factory=Tally)
+    mailbox: Mailbox | None = None
+    sink: Sink | None = None
+
+    def close(self) -> None:
+        """Write the request's line. Called by its scope, after everything else has been released."""
+        closed = self.mailbox.closed if self.mailbox is not None else None
+        usage = closed.record if closed is not None else self.tally
+        write = self.log.info if self.is_generation else self.log.debug
+        write(
+            "request.done",
+            endpoint=self.endpoint,
+            status=self.status,
+            outcome=str(self._outcome()),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            duration_s=round(trio.current_time() - self.opened_at, 6),
+            **self._reasons(),
+        )
+
+    def _outcome(self) -> Outcome:
+        if self.mailbox is not None and self.mailbox.closed is not None:
+            return self.mailbox.closed.record.outcome
+        if self.status is None or (self.mailbox is not None and self.status == HTTPStatus.OK):
+            return Outcome.CANCELLED
+        if self.status < HTTPStatus.BAD_REQUEST:
+            return Outcome.FINISHED
+        if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return Outcome.FAILED
+        return Outcome.REJECTED
+
+    def _reasons(self) -> dict[str, object]:
+        reasons: dict[str, object] = {}
+        if self.error_code is not None:
+            reasons["error_code"] = self.error_code
+        if self.error_param is not None:
+            reasons["error_param"] = self.error_param
+        if self.sink is not None and self.sink.overflowed:
+            reasons["sink_overflowed"] = True
+        return reasons
+
+
+def current_visit() -> Visit:
+    """The visit of the request that is being handled."""
+    return cast(Visit, g.visit)
+
+
+def note_error(code: str | None, param: str | None) -> None:
+    """Remember for the closing line why the current request was refused or failed."""
+    if "visit" in g:
+        visit = current_visit()
+        visit.error_code, visit.error_param = code, param
+
+
+def install_visits(app: QuartTrio, desk: FrontDesk) -> None:
+    """Open a visit for every request of `app`, and put its ids on every response."""
+
+    @app.before_request
+    async def open_visit() -> None:
+        client_id = _usable_client_id(request.headers.get("X-Request-Id"))
+        request_id = desk.new_request_id()
+        ids = {"request_id": request_id} | ({} if client_id is None else {"client_request_id": client_id})
+        scope = request_scope()
+        # The route, not the path: what a client writes there has no place in a log.
+        endpoint = request.url_rule.rule if request.url_rule is not None else "unknown"
+        visit = Visit(request_id, client_id, endpoint, scope, _log.bind(**ids), trio.current_time())
+        scope.on_close(visit.close)
+        g.visit = visit
+
+    @app.after_request
+    async def name_response(response: Response) -> Response:
+        visit = current_visit()
+        visit.status = response.status_code
+        response.headers["X-Request-Id"] = visit.client_request_id or visit.request_id
+        response.headers["X-Quipu-Request-Id"] = visit.request_id
+        return response
+
+
+def _usable_client_id(header: str | None) -> str | None:
+    """A client's own id if it can be echoed and logged as it is, else None: a bad one is no reason to refuse work."""
+    if header is None or not 0 < len(header) <= MAX_CLIENT_REQUEST_ID_CHARS:
+        return None
+    return header if header.isascii() and header.isprintable() else None
