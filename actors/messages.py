@@ -191,6 +191,8 @@ class Reserve:
     """Waiting sequences, in the order they are admitted."""
     candidate_num_tokens: list[int]
     """Tokens each has to compute, cached ones included."""
+    candidate_num_prompt_tokens: list[int]
+    """How many of them are the prompt's: after a preemption there are outputs too."""
     candidate_keys: list[list[bytes]]
     """Chain keys of each one's full blocks."""
     token_budget: int
@@ -368,7 +370,8 @@ class Completed:
     request_id: str
     sequence_id: int
     num_completion_tokens: int
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
+    """None: it was told to forget the sequence before it had stopped."""
 
 
 @attrs.frozen
@@ -377,7 +380,7 @@ class Left:
 
     request_id: str
     submitted_ids: tuple[int, ...]
-    num_completion_tokens: int
+    """Those of its sequences that an engine was given: the account waits for their Terminals."""
 
 
 @attrs.frozen

@@ -1,0 +1,19 @@
+"""The KV-block manager: says what each step may use of the KV cache, and what a prompt finds there.
+
+Talks to the scheduler only: one `Reserve` in, one `Granted` out, a step. Every decision is in `core/reservation.py`.
+Its grant of a cached prefix is the *reused* entry of the books. An exception here is the engine's death: block tables
+that cannot be trusted must not serve anybody.
+"""
+
+from __future__ import annotations
+
+from quipu.actors.channel import Receiver, Sender
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.messages import Granted, Reserve
+
+
+async def run_block_manager(core: BlockManagerCore, inbox: Receiver[Reserve], granted: Sender[Granted]) -> None:
+    """Answer proposals until cancelled."""
+    while True:
+        for proposal in await inbox.receive_all():
+            await granted.send(core.walk(proposal))

@@ -1,0 +1,208 @@
+"""Typed channel ends: in memory, or over a Unix socket, behind one interface.
+
+    Channel     in memory, first in first out, bounded. Two ways in: `send` waits for one of `capacity` slots; `post`
+                always has room and is for what must never wait (a scope that leaves, one answer a sequence). Its
+                length is bounded by what may still be posted, as its caller says.
+    FrameReader, FrameWriter
+                the same messages over a stream socket, between the web process and the engine process. A frame is
+
+                    length  4 bytes, of what follows
+                    incarnation  4 bytes: which engine this concerns
+                    type    2 bytes: a number of WIRE_TYPES
+                    body    msgpack
+
+What must always hold: what goes in comes out once, in order; a frame of another incarnation is dropped; the end of
+the file is the peer's death, and says so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from quipu.actors.messages import Abort, EngineReady, StepReport, Submit
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Sender(Protocol[T_contra]):
+    async def send(self, item: T_contra, /) -> None:
+        """Wait for a slot and put it in."""
+        ...
+
+
+class Poster(Protocol[T_contra]):
+    def post(self, item: T_contra, /) -> None:
+        """Put it in; there is always room."""
+        ...
+
+
+class Receiver(Protocol[T_co]):
+    async def receive_all(self) -> list[T_co]:
+        """Wait until there is something and take all of it, in order."""
+        ...
+
+
+class Channel(Generic[T]):
+    """An in-memory channel with one receiver and any number of senders."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: items that may wait after `send`; those of `post` do not count."""
+        if capacity < 1:
+            raise ValueError(f"a channel needs room for one item at least, got capacity={capacity}")
+        self._items: list[T] = []
+        self._num_free_slots = capacity
+        self._num_queued_slots = 0
+        self._senders = trio.lowlevel.ParkingLot()
+        self._receiver: trio.lowlevel.Task | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    async def reserve(self) -> None:
+        """Wait for a slot and keep it; `put_reserved` or `cancel_reservation` must follow. A checkpoint."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._num_free_slots > 0:
+            self._num_free_slots -= 1
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await self._senders.park()  # whoever frees a slot hands it over
+
+    def put_reserved(self, item: T) -> None:
+        """Use a slot that `reserve` gave."""
+        self._num_queued_slots += 1
+        self.post(item)
+
+    def cancel_reservation(self) -> None:
+        """Give a slot back unused."""
+        self._free_slots(1)
+
+    async def send(self, item: T, /) -> None:
+        await self.reserve()
+        self.put_reserved(item)
+
+    def post(self, item: T, /) -> None:
+        self._items.append(item)
+        if self._receiver is not None:
+            task, self._receiver = self._receiver, None
+            trio.lowlevel.reschedule(task)
+
+    async def receive_all(self) -> list[T]:
+        if self._items:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._wait_item()
+        items, self._items = self._items, []
+        queued, self._num_queued_slots = self._num_queued_slots, 0
+        self._free_slots(queued)
+        return items
+
+    def take_nowait(self) -> list[T]:
+        """What is there now, perhaps nothing."""
+        items, self._items = self._items, []
+        queued, self._num_queued_slots = self._num_queued_slots, 0
+        self._free_slots(queued)
+        return items
+
+    def _free_slots(self, count: int) -> None:
+        woken = len(self._senders.unpark(count=count)) if count else 0
+        self._num_free_slots += count - woken
+
+    async def _wait_item(self) -> None:
+        if self._receiver is not None:
+            raise trio.BusyResourceError("a channel has one receiver")
+        self._receiver = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._receiver = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+# ---------------------------------------------------------------- over a socket
+
+WireMessage = Submit | Abort | EngineReady | StepReport
+
+WIRE_TYPES: dict[int, type[WireMessage]] = {1: Submit, 2: Abort, 3: EngineReady, 4: StepReport}
+_NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
+_HEADER = struct.Struct("<IIH")
+_LENGTH_BYTES = 4
+MAX_FRAME_BYTES = 256 << 20
+"""A longer frame is a broken peer."""
+
+
+class PeerGone(Exception):
+    """The other process closed its end, or died. Nothing more will come."""
+
+
+class FrameWriter:
+    """Sends messages of one incarnation down a stream. One task at a time."""
+
+    def __init__(self, stream: trio.abc.SendStream, incarnation: int) -> None:
+        self._stream = stream
+        self._incarnation = incarnation
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def encode(self, message: WireMessage) -> bytes:
+        body = self._encoder.encode(message)
+        head = _HEADER.pack(
+            _HEADER.size - _LENGTH_BYTES + len(body), self._incarnation, _NUMBERS[type(message)]
+        )
+        return head + body
+
+    async def send_all(self, messages: Iterable[WireMessage]) -> None:
+        """Write them in order, in one go. Raises PeerGone."""
+        try:
+            await self._stream.send_all(b"".join(map(self.encode, messages)))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise PeerGone("the stream is closed") from error
+
+
+class FrameReader:
+    """Reads messages of one incarnation from a stream. One task at a time."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream, incarnation: int) -> None:
+        self._stream = stream
+        self._incarnation = incarnation
+        self._buffer = bytearray()
+        self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
+
+    async def receive_all(self) -> list[WireMessage]:
+        """Wait for a whole frame and take every whole one that is there. Raises PeerGone at the end of the file."""
+        messages: list[WireMessage] = []
+        while not messages:
+            try:
+                data = await self._stream.receive_some(1 << 20)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise PeerGone("the stream is broken") from error
+            if not data:
+                raise PeerGone("end of file")
+            self._buffer += data
+            messages = self._cut_frames()
+        return messages
+
+    def _cut_frames(self) -> list[WireMessage]:
+        messages: list[WireMessage] = []
+        buffer = memoryview(self._buffer)
+        at = 0
+        while len(buffer) - at >= _HEADER.size:
+            length, incarnation, number = _HEADER.unpack_from(buffer, at)
+            if length > MAX_FRAME_BYTES:
+                buffer.release()
+                raise PeerGone(f"a frame of {length} bytes")
+            end = at + _LENGTH_BYTES + length
+            if end > len(buffer):
+                break
+            if incarnation == self._incarnation:
+                messages.append(self._decoders[number].decode(buffer[at + _HEADER.size : end]))
+            at = end
+        buffer.release()
+        del self._buffer[:at]
+        return messages

@@ -1,0 +1,230 @@
+"""The KV-block manager's one decision: walk a `Reserve` and say what is granted.
+
+Called by the block manager's actor, once a step. Pure: it owns the pool and every sequence's block table.
+
+The order inside one walk, and why:
+
+    failed steps   newest first, so that a dependant's key goes before the key it chains to
+    commits        keys of steps that are done; whoever was first owns the write
+    filled blocks  keys that decoding completed, known only now
+    frees          what is released here can be granted below
+    rows           running sequences get their blocks, preempting in the order of `victim_ids`
+    candidates     waiting ones are matched against the index and admitted, unless anything was preempted
+    publication    what this step writes: findable from the next walk on, never by this one
+
+What must always hold: a block granted as cached was published by an earlier step; no sequence writes to a block that
+another one holds; every block is in a table, free, or null.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from quipu.actors.core.block_pool import COMMITTED, BlockPool
+from quipu.actors.messages import Granted, Reserve
+
+
+@attrs.define(eq=False)
+class Holding:
+    """What one admitted sequence holds."""
+
+    table: list[int]
+    keys: list[bytes]
+    """Chain keys of the tokens known at its admission."""
+    num_prompt_blocks: int
+    """Blocks that the prompt alone fills: only those can be *written* in the books."""
+    num_published: int
+    """Blocks at the front of the table whose keys have been dealt with: cached, published, or found taken."""
+
+
+@attrs.frozen
+class Publication:
+    """One key that a step announced, to be committed or taken back."""
+
+    sequence_id: int
+    block_index: int
+    block: int
+    key: bytes
+    of_prompt: bool
+
+
+class BlockManagerCore:
+    """Block tables of all sequences over one pool."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, watermark_blocks: int = 0
+    ) -> None:
+        """`watermark_blocks` stay free at an admission while others run, so that those can grow a while."""
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.holdings: dict[int, Holding] = {}
+        self._enable_prefix_caching = enable_prefix_caching
+        self._watermark_blocks = watermark_blocks
+        self._publications: dict[int, list[Publication]] = {}
+
+    def walk(self, proposal: Reserve) -> Granted:
+        """Apply everything in `proposal`, in its order."""
+        for step in proposal.failed_steps:
+            self._take_back(step)
+        written = self._commit(proposal.committed_steps)
+        self._publish_filled(proposal)
+        for sequence_id in proposal.free_sequence_ids:
+            self._release(sequence_id)
+
+        grant = _Grant()
+        self._grant_rows(proposal, grant)
+        if not grant.preempted_ids:
+            self._admit(proposal, grant)
+        if self._enable_prefix_caching:
+            self._publish_step(proposal.step, grant)
+
+        return Granted(
+            step=proposal.step,
+            sequence_ids=grant.sequence_ids,
+            starts=grant.starts,
+            counts=grant.counts,
+            new_blocks=grant.new_blocks,
+            admitted_ids=grant.admitted_ids,
+            admitted_reused=grant.admitted_reused,
+            preempted_ids=grant.preempted_ids,
+            written_ids=[w[0] for w in written],
+            written_starts=[w[1] for w in written],
+            written_ends=[w[2] for w in written],
+            num_free_blocks=self.pool.num_free,
+            num_cached_blocks=self.pool.num_cached,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds."""
+        self.pool.check(holding.table for holding in self.holdings.values())
+
+    # ------------------------------------------------------------ what earlier steps came to
+
+    def _take_back(self, step: int) -> None:
+        for publication in reversed(self._publications.pop(step, [])):
+            self.pool.unpublish(publication.block, publication.key, step)
+            holding = self.holdings.get(publication.sequence_id)
+            if holding is not None and holding.num_published > publication.block_index:
+                holding.num_published = publication.block_index
+
+    def _commit(self, steps: list[int]) -> list[tuple[int, int, int]]:
+        """(sequence, first position, end) of prompt blocks that each sequence was the first to commit."""
+        written: list[tuple[int, int, int]] = []
+        size = self.block_size
+        for step in steps:
+            for publication in self._publications.pop(step, []):
+                if self.pool.commit(publication.block, publication.key, step) and publication.of_prompt:
+                    start = publication.block_index * size
+                    if written and written[-1][0] == publication.sequence_id and written[-1][2] == start:
+                        written[-1] = (publication.sequence_id, written[-1][1], start + size)
+                    else:
+                        written.append((publication.sequence_id, start, start + size))
+        return written
+
+    def _publish_filled(self, proposal: Reserve) -> None:
+        if not self._enable_prefix_caching:
+            return
+        for sequence_id, index, key in zip(
+            proposal.filled_sequence_ids, proposal.filled_block_indexes, proposal.filled_keys, strict=True
+        ):
+            holding = self.holdings.get(sequence_id)
+            if holding is not None and holding.num_published == index:
+                self.pool.publish(holding.table[index], key, COMMITTED)
+                holding.num_published = index + 1
+
+    def _release(self, sequence_id: int) -> None:
+        holding = self.holdings.pop(sequence_id, None)
+        if holding is not None:
+            self.pool.release(holding.table)
+
+    # ------------------------------------------------------------ what this step gets
+
+    def _grant_rows(self, proposal: Reserve, grant: _Grant) -> None:
+        pool, size = self.pool, self.block_size
+        victims = iter(proposal.victim_ids)
+        preempted: set[int] = set()
+        for sequence_id, start, count in zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True):
+            if sequence_id in preempted:
+                continue
+            table = self.holdings[sequence_id].table
+            missing = -(-(start + count) // size) - len(table)
+            if missing > 0:
+                while pool.num_free < missing:
+                    victim_id = next(victims, sequence_id)
+                    if victim_id in grant.rows or victim_id not in self.holdings:
+                        continue
+                    self._release(victim_id)
+                    preempted.add(victim_id)
+                    grant.preempted_ids.append(victim_id)
+                    if victim_id == sequence_id:
+                        break
+                if sequence_id in preempted:
+                    continue
+                new_blocks = pool.take(missing)
+                table += new_blocks
+            else:
+                new_blocks = []
+            grant.add(sequence_id, start, count, new_blocks)
+
+    def _admit(self, proposal: Reserve, grant: _Grant) -> None:
+        pool, size = self.pool, self.block_size
+        budget = proposal.token_budget
+        for sequence_id, num_tokens, num_prompt_tokens, keys in zip(
+            proposal.candidate_ids,
+            proposal.candidate_num_tokens,
+            proposal.candidate_num_prompt_tokens,
+            proposal.candidate_keys,
+            strict=True,
+        ):
+            if budget <= 0:
+                break
+            limit = (num_tokens - 1) // size if self._enable_prefix_caching else 0
+            shared = pool.match(keys, limit)
+            watermark = self._watermark_blocks if self.holdings else 0
+            missing_in_all = -(-num_tokens // size) - len(shared)
+            if pool.num_free - pool.num_free_among(shared) < missing_in_all + watermark:
+                break
+            start = len(shared) * size
+            count = min(num_tokens - start, budget)
+            pool.share(shared)
+            table = shared + pool.take(-(-(start + count) // size) - len(shared))
+            self.holdings[sequence_id] = Holding(table, keys, num_prompt_tokens // size, num_published=len(shared))
+            budget -= count
+            grant.add(sequence_id, start, count, list(table))
+            grant.admitted_ids.append(sequence_id)
+            grant.admitted_reused.append(start)
+
+    def _publish_step(self, step: int, grant: _Grant) -> None:
+        publications = []
+        for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
+            holding = self.holdings[sequence_id]
+            full = min((start + count) // self.block_size, len(holding.keys))
+            for index in range(holding.num_published, full):
+                block, key = holding.table[index], holding.keys[index]
+                self.pool.publish(block, key, step)
+                # recorded also where another block owns the key: a roll-back has to come back to this index
+                publications.append(Publication(sequence_id, index, block, key, index < holding.num_prompt_blocks))
+            holding.num_published = max(holding.num_published, full)
+        if publications:
+            self._publications[step] = publications
+
+
+class _Grant:
+    """The columns of a grant while the walk fills them."""
+
+    def __init__(self) -> None:
+        self.rows: set[int] = set()
+        self.sequence_ids: list[int] = []
+        self.starts: list[int] = []
+        self.counts: list[int] = []
+        self.new_blocks: list[list[int]] = []
+        self.admitted_ids: list[int] = []
+        self.admitted_reused: list[int] = []
+        self.preempted_ids: list[int] = []
+
+    def add(self, sequence_id: int, start: int, count: int, new_blocks: list[int]) -> None:
+        self.rows.add(sequence_id)
+        self.sequence_ids.append(sequence_id)
+        self.starts.append(start)
+        self.counts.append(count)
+        self.new_blocks.append(new_blocks)

@@ -1,0 +1,220 @@
+"""The executor: runs one pass at a time and keeps its own record of what the blocks contain.
+
+Hears `StepPlan` from the scheduler, answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. The only
+actor that imports `quipu.kernels`.
+
+Its record is the second entry of the books. Before a pass it clears the tags of every physical block that the pass
+will write; after it, it tags them with the chain key of what they now hold (made from the tokens that were fed, not
+from what anybody claims) and the number of filled slots. At a sequence's first step it counts as *read* only granted
+blocks whose tag agrees. So a wrong or stale grant cannot balance.
+
+What must always hold: a plan whose generation has failed is not run; a block whose pass failed has no tag.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from quipu.actors.channel import Poster, Receiver
+from quipu.actors.core.prefix import chain_keys
+from quipu.actors.messages import SamplingParams, StepDone, StepDropped, StepFailed, StepPlan, StepResult
+from quipu.kernels.backend import Backend
+from quipu.kernels.batch import StepBatch
+
+
+@attrs.define(eq=False)
+class SequenceState:
+    """What the executor keeps of a sequence between passes."""
+
+    slot: int
+    sampling: SamplingParams
+    num_outputs: int
+    """Drawn so far, by this admission and those before."""
+    keys: list[bytes]
+    """Chain keys of its full blocks, the root first."""
+    tokens: list[int]
+    """Ids at positions 0.. that were fed, or will be."""
+    table: list[int] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class Tag:
+    """What a physical block holds, as far as the executor has written it."""
+
+    key: bytes | None
+    """None while it is not full."""
+    num_filled: int
+
+
+class Executor:
+    """Turns plans into passes of one backend. Synchronous; called from one thread."""
+
+    def __init__(self, backend: Backend, *, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
+        self.backend = backend
+        self._block_size = block_size
+        self._tags: list[Tag | None] = [None] * num_blocks
+        self._sequences: dict[int, SequenceState] = {}
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._failed_generation = -1
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one plan. Whatever the backend raises becomes StepFailed."""
+        for sequence_id in plan.released_ids:
+            self._release(sequence_id)
+        if plan.generation <= self._failed_generation:
+            return StepDropped(plan.step, plan.generation)
+        started = time.perf_counter()
+        try:
+            return self._run_pass(plan, started)
+        except Exception as error:
+            self._failed_generation = plan.generation
+            return StepFailed(plan.step, plan.generation, f"{type(error).__name__}: {error}")
+
+    def _run_pass(self, plan: StepPlan, started: float) -> StepDone:
+        for index, sequence_id in enumerate(plan.admitted_ids):
+            self._release(sequence_id)
+            self._sequences[sequence_id] = SequenceState(
+                slot=self._free_slots.pop(),
+                sampling=plan.admitted_sampling[index],
+                num_outputs=plan.admitted_num_outputs[index],
+                keys=[plan.admitted_root_keys[index], *plan.admitted_keys[index]],
+                tokens=list(plan.admitted_tokens[index]),
+            )
+        states = [self._sequences[sequence_id] for sequence_id in plan.row_ids]
+        ends = []
+        for state, start, count, blocks, token_ids in zip(
+            states, plan.row_starts, plan.row_counts, plan.row_new_blocks, plan.row_token_ids, strict=True
+        ):
+            state.table += blocks
+            if token_ids:
+                state.tokens[start:] = token_ids
+            ends.append(start + count)
+        read = [self._count_read(self._sequences[i], keys) for i, keys in self._first_steps(plan)]
+        written = [
+            (state, block)
+            for state, start, end in zip(states, plan.row_starts, ends, strict=True)
+            for block in range(start // self._block_size, -(-end // self._block_size))
+        ]
+        for state, block in written:
+            self._tags[state.table[block]] = None
+
+        drawn = self.backend.step(self._make_batch(plan, states))
+
+        for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
+            states[row].tokens.append(token_id)
+            states[row].num_outputs += 1
+        for state, start, end in zip(states, plan.row_starts, ends, strict=True):
+            self._tag(state, start, end)
+        return StepDone(
+            step=plan.step,
+            generation=plan.generation,
+            row_ids=plan.row_ids,
+            row_epochs=plan.row_epochs,
+            row_starts=plan.row_starts,
+            row_ends=ends,
+            sampled_rows=drawn.rows,
+            sampled_token_ids=drawn.token_ids,
+            read_ids=plan.admitted_ids,
+            read_tokens=read,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _first_steps(self, plan: StepPlan) -> zip[tuple[int, list[bytes]]]:
+        return zip(plan.admitted_ids, plan.admitted_keys, strict=True)
+
+    def _count_read(self, state: SequenceState, keys: list[bytes]) -> int:
+        """Tokens in leading granted blocks that hold what the grant says they hold."""
+        full = self._block_size
+        for index, key in enumerate(keys):
+            if self._tags[state.table[index]] != Tag(key, full):
+                return index * full
+        return len(keys) * full
+
+    def _tag(self, state: SequenceState, start: int, end: int) -> None:
+        size = self._block_size
+        num_full = end // size
+        num_keyed = len(state.keys) - 1
+        if num_full > num_keyed:
+            state.keys += chain_keys(state.keys[-1], state.tokens[num_keyed * size : num_full * size], size)
+        for block in range(start // size, num_full):
+            self._tags[state.table[block]] = Tag(state.keys[block + 1], size)
+        if end % size:
+            self._tags[state.table[num_full]] = Tag(None, end % size)
+
+    def _make_batch(self, plan: StepPlan, states: list[SequenceState]) -> StepBatch:
+        token_ids: list[int] = []
+        query_start = [0]
+        for row_tokens in plan.row_token_ids:
+            token_ids += row_tokens or (0,)
+            query_start.append(len(token_ids))
+        sampling = [state.sampling for state in states]
+        return StepBatch(
+            slots=[state.slot for state in states],
+            query_start=query_start,
+            positions=plan.row_starts,
+            token_ids=token_ids,
+            carried=[not row_tokens for row_tokens in plan.row_token_ids],
+            block_tables=[state.table for state in states],
+            samples=plan.row_samples,
+            temperature=[s.temperature for s in sampling],
+            top_p=[s.top_p for s in sampling],
+            top_k=[s.top_k for s in sampling],
+            min_p=[s.min_p for s in sampling],
+            seed=[s.seed for s in sampling],
+            output_position=[state.num_outputs for state in states],
+        )
+
+    def _release(self, sequence_id: int) -> None:
+        state = self._sequences.pop(sequence_id, None)
+        if state is not None:
+            self._free_slots.append(state.slot)
+
+
+async def run_executor_inline(
+    executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult], step_seconds: Callable[[], float]
+) -> None:
+    """Run passes in the loop itself: for a backend that does no work, on a clock that may be a mock."""
+    while True:
+        for plan in await plans.receive_all():
+            result = executor.run(plan)
+            await trio.sleep(step_seconds())
+            results.post(result)
+
+
+async def run_executor_thread(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
+    """Run passes in a thread of their own, which begins the next plan the moment it has done with one."""
+    work: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+    token = trio.lowlevel.current_trio_token()
+    crashed: list[BaseException] = []
+    crash_seen = trio.Event()
+
+    def serve() -> None:
+        try:
+            while (plan := work.get()) is not None:
+                token.run_sync_soon(results.post, executor.run(plan))
+        except trio.RunFinishedError:
+            pass  # the loop is gone, and with it everybody who would read the result
+        except BaseException as error:
+            crashed.append(error)
+            token.run_sync_soon(crash_seen.set)
+
+    async def watch() -> None:
+        await crash_seen.wait()
+        raise crashed[0]
+
+    thread = threading.Thread(target=serve, name="executor", daemon=True)
+    thread.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            while True:
+                for plan in await plans.receive_all():
+                    work.put(plan)
+    finally:
+        work.put(None)

@@ -1,0 +1,64 @@
+"""The scheduler: continuous batching over a paged KV cache.
+
+Hears `Submit` and `Abort` from the web side and step results from the executor, in one inbox. For each step it asks
+the KV-block manager once (`Reserve`), sends the executor its `StepPlan` and then, only then, the web side its
+`StepReport`: the device never waits for fan-out. Every decision is in `core/batching.py`. An exception here is the
+engine's death.
+"""
+
+from __future__ import annotations
+
+from quipu.actors.channel import Receiver, Sender
+from quipu.actors.core.batching import Batcher
+from quipu.actors.messages import (
+    Abort,
+    Granted,
+    Reserve,
+    StepDone,
+    StepDropped,
+    StepFailed,
+    StepPlan,
+    StepReport,
+    StepResult,
+    Submit,
+)
+
+SchedulerMessage = Submit | Abort | StepResult
+
+
+async def run_scheduler(
+    batcher: Batcher,
+    inbox: Receiver[SchedulerMessage],
+    reserve: Sender[Reserve],
+    granted: Receiver[Granted],
+    plans: Sender[StepPlan],
+    reports: Sender[StepReport],
+) -> None:
+    """Schedule until cancelled."""
+    while True:
+        for message in await inbox.receive_all():
+            hear(batcher, message)
+        while (proposal := batcher.propose()) is not None:
+            await reserve.send(proposal)
+            for grant in await granted.receive_all():
+                plan, report = batcher.accept(grant)
+                if plan is not None:
+                    await plans.send(plan)
+                if report is not None:
+                    await reports.send(report)
+            if not (proposal.row_ids or proposal.candidate_ids) or plan is None:
+                break
+
+
+def hear(batcher: Batcher, message: SchedulerMessage) -> None:
+    match message:
+        case StepDone():
+            batcher.on_done(message)
+        case Submit():
+            batcher.submit(message)
+        case Abort():
+            batcher.abort(message.sequence_id)
+        case StepFailed():
+            batcher.on_failed(message)
+        case StepDropped():
+            batcher.on_dropped(message)
