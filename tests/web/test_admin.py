@@ -1,0 +1,66 @@
+"""Models, probes, metrics."""
+
+from __future__ import annotations
+
+import pytest
+from openai.types import Model
+from tests.web.fakes import INFO, Client, FakeDesk
+
+from quipu.actors.front import State
+from quipu.web.app import make_app
+
+
+async def test_models() -> None:
+    """Every name that may be asked for is listed, each with what clients plan by."""
+    client = Client(make_app(FakeDesk()))
+    exchange, answer = await client.get("/v1/models")
+    assert exchange.status == 200 and answer["object"] == "list"
+    assert [entry["id"] for entry in answer["data"]] == ["org/tiny", "tiny"]
+    for entry in answer["data"]:
+        Model.model_validate(entry)
+        assert (entry["root"], entry["owned_by"]) == ("org/tiny", "quipu")
+        assert (entry["max_model_len"], entry["block_size"], entry["created"]) == (64, 16, INFO.created)
+        assert (await client.get(f"/v1/models/{entry['id']}"))[1] == entry
+
+
+async def test_unknown_model() -> None:
+    """404 in the shape of the API."""
+    exchange, answer = await Client(make_app(FakeDesk())).get("/v1/models/huge")
+    assert exchange.status == 404 and answer["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("state", "health", "ready"),
+    [
+        (State.STARTING, 200, 503),
+        (State.READY, 200, 200),
+        (State.RESTARTING, 503, 503),
+        (State.DRAINING, 200, 503),
+        (State.FAILED, 503, 503),
+    ],
+)
+async def test_probes(state: State, health: int, ready: int) -> None:
+    """Health and readiness are what the supervisor knows; a 503 says when to come back."""
+    client = Client(make_app(FakeDesk(state=state)))
+    for path, status in (("/health", health), ("/ready", ready), ("/ping", health)):
+        exchange, answer = await client.get(path)
+        assert exchange.status == status, path
+        assert answer["state"] == state and answer["incarnation"] == 1
+        assert ("retry-after" in exchange.headers) == (status == 503)
+
+
+async def test_metrics() -> None:
+    """The desk's text goes out as it is, with the type that scrapers look for."""
+    async with Client(make_app(FakeDesk())).open("GET", "/metrics") as exchange:
+        assert await exchange.wait_started() == 200
+        assert exchange.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert await exchange.read() == FakeDesk().render_metrics()
+
+
+async def test_server_info() -> None:
+    """What is served, with what, and by which incarnation."""
+    _, answer = await Client(make_app(FakeDesk())).get("/server_info")
+    assert answer["model"] == "org/tiny" and answer["state"] == "ready" and answer["incarnation"] == 1
+    assert answer["kv_cache"] == {"num_blocks": 128, "block_size": 16}
+    assert answer["settings"] == {"dtype": "float32"}
+    assert answer["version"] == (await Client(make_app(FakeDesk())).get("/version"))[1]["version"]

@@ -1,0 +1,205 @@
+"""What is logged of a request, and what never is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+import trio.testing
+from structlog.testing import LogCapture
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
+from tests.web.test_openai_bad_input import CASES
+from tests.web.test_openai_bad_input import body as with_fields
+
+from quipu.actors.messages import Closed, Delta, ErrorKind, Outcome, RequestError
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+PATH = "/v1/completions"
+MARK = "xyzzy"
+BODY: dict[str, Any] = {"model": "tiny", "prompt": MARK}
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Any]]:
+    """Everything that is logged, at any level."""
+    capture = LogCapture()
+    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
+    yield capture.entries
+    structlog.reset_defaults()
+
+
+async def test_one_line_a_request(lines: list[Any]) -> None:
+    """A served request writes one line at info level with both ids and the numbers of its record."""
+    await Client(make_app(FakeDesk())).post(PATH, BODY, {"x-request-id": "mine"})
+    (line,) = lines
+    assert line.pop("duration_s") >= 0
+    assert line == {
+        "event": "request.done",
+        "log_level": "info",
+        "request_id": "r1",
+        "client_request_id": "mine",
+        "endpoint": PATH,
+        "status": 200,
+        "outcome": "finished",
+        "prompt_tokens": 40,
+        "cached_tokens": 32,
+        "completion_tokens": 3,
+    }
+
+
+async def test_refused_request(lines: list[Any]) -> None:
+    """A refused one says which field, not what was in it; nothing is known of its tokens."""
+    await Client(make_app(FakeDesk())).post(PATH, {**BODY, "temperature": MARK})
+    (line,) = lines
+    assert (line["outcome"], line["status"]) == ("rejected", 400)
+    assert (line["error_param"], line["error_code"]) == ("temperature", "invalid_type")
+    assert line["prompt_tokens"] is None and line["cached_tokens"] is None
+
+
+async def test_cancelled_request(lines: list[Any]) -> None:
+    """A client that leaves is worth a line too, with what it was given until then."""
+    desk = FakeDesk(says(STARTED, Delta(0, MARK, 1, None)))
+    async with Client(make_app(desk)).open("POST", PATH, {**BODY, "stream": True}) as exchange:
+        await trio.testing.wait_all_tasks_blocked()
+        exchange.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        (line,) = lines
+    assert (line["outcome"], line["status"]) == ("cancelled", 200)
+    assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (40, 32, 1)
+
+
+async def test_cancelled_before_an_answer(lines: list[Any]) -> None:
+    """A client that leaves before the status line has no status in the log."""
+    desk = FakeDesk(says())
+    async with Client(make_app(desk)).open("POST", PATH, BODY) as exchange:
+        await trio.testing.wait_all_tasks_blocked()
+        exchange.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        (line,) = lines
+    assert (line["outcome"], line["status"], line["prompt_tokens"]) == ("cancelled", None, None)
+
+
+async def test_overflow_is_named(lines: list[Any]) -> None:
+    """A client that was cut because it did not read is told from one that left."""
+    desk = FakeDesk(says(STARTED, Delta(0, "x" * 500, 1, None)))
+    async with Client(make_app(desk, AppOptions(sink_limit_bytes=100))).open("POST", PATH, {**BODY, "stream": True}):
+        await trio.testing.wait_all_tasks_blocked()
+        (line,) = lines
+    assert line["outcome"] == "cancelled" and line["sink_overflowed"] is True
+
+
+async def test_crash_is_logged_once_without_its_message(lines: list[Any]) -> None:
+    """A bug is logged with its type and frames under the request's id; its message may quote a prompt."""
+    await Client(make_app(FakeDesk(start_error=ValueError(MARK)))).post(PATH, BODY)
+    crash, done = lines
+    assert crash["event"] == "request.crashed" and crash["log_level"] == "error"
+    assert crash["error_type"] == "ValueError" and any("fakes.py" in frame for frame in crash["frames"])
+    assert crash["request_id"] == done["request_id"] == "r1"
+    assert done["outcome"] == "failed"
+
+
+async def test_probes_are_quiet(lines: list[Any]) -> None:
+    """Probes and scrapes write nothing at info level."""
+    client = Client(make_app(FakeDesk()))
+    for path in ("/health", "/ready", "/v1/models", "/nothing"):
+        await client.get(path)
+    assert {line["log_level"] for line in lines} == {"debug"}
+
+
+def marked(value: Any) -> Any:
+    """The same JSON with the marker in every string."""
+    match value:
+        case str():
+            return value if value in ("user", "assistant", "tiny", "text", "function") else value + MARK
+        case list():
+            return [marked(item) for item in value]
+        case dict():
+            return {key: marked(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+async def test_nothing_of_a_prompt_is_logged(
+    lines: list[Any], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a request says and however it ends, no log at any level quotes it."""
+    caplog.set_level(0)
+    broken = RequestError(ErrorKind.INTERNAL, "broken")
+    scripts = [
+        says(*hello()),
+        says(STARTED, Delta(0, MARK, 1, None), Closed(record(), None)),
+        says(STARTED, Delta(0, MARK, 1, None), Closed(record(outcome=Outcome.FAILED), broken)),
+        says(failure(ErrorKind.INVALID, MARK)),
+        says(STARTED, Delta(0, MARK + "\ud800", 1, None), Closed(record(), None)),
+    ]
+    for script in scripts:
+        for stream in (False, True):
+            client = Client(make_app(FakeDesk(script)))
+            async with client.open("POST", PATH, {**BODY, "stream": stream}) as exchange:
+                await exchange.wait_started()
+                await exchange.read()
+    client = Client(make_app(FakeDesk()))
+    for path, fields, _, _ in CASES:
+        request = marked(with_fields(path, **fields))
+        async with client.open("POST", path, {**request, "prompt": marked(request.get("prompt", ""))}) as exchange:
+            await exchange.wait_started()
+            await exchange.read()
+    for data in (b'{"prompt": "xyzzy', b'"xyzzy"', b'{"model": "xyzzy"}'):
+        await client.post(PATH, data)
+    await client.post("/v1/" + MARK, BODY)
+    await client.get("/v1/models/" + MARK)
+    await Client(make_app(FakeDesk(start_error=ValueError(MARK)))).post(PATH, BODY)
+
+    assert len(lines) > len(CASES)
+    assert MARK not in repr(lines)
+    captured = capfd.readouterr()
+    assert MARK not in captured.out + captured.err + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"),
+    [("mine-1", "mine-1"), ("a b", "a b"), ("x" * 257, "r1"), ("é", "r1"), ("a\tb", "r1"), ("", "r1"), (None, "r1")],
+)
+async def test_client_ids(lines: list[Any], sent: str | None, echoed: str) -> None:
+    """A usable id of the client is echoed, a bad one is passed over; the server's own is always there."""
+    headers = {} if sent is None else {"x-request-id": sent}
+    exchange, _ = await Client(make_app(FakeDesk())).post(PATH, BODY, headers)
+    assert exchange.headers["x-request-id"] == echoed
+    assert exchange.headers["x-quipu-request-id"] == "r1"
+    assert ("client_request_id" in lines[0]) == (echoed != "r1")
+
+
+async def test_ids_stand_on_errors_too() -> None:
+    """Refused and unrouted requests can be found by their ids as well."""
+    client = Client(make_app(FakeDesk()))
+    for path in (PATH, "/nothing"):
+        exchange, _ = await client.post(path, b"{", {"x-request-id": "mine"})
+        assert exchange.headers["x-request-id"] == "mine" and exchange.headers["x-quipu-request-id"].startswith("r")
+
+
+def test_configured_lines_are_json() -> None:
+    """Away from a terminal a line is one JSON object on stderr, from the level asked for upwards."""
+    program = (
+        "import structlog; from quipu.web.logs import configure; configure('info');"
+        "log = structlog.get_logger().bind(request_id='r1'); log.debug('no'); log.info('yes', n=1)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    (line,) = done.stderr.splitlines()
+    entry = json.loads(line)
+    assert done.stdout == b""
+    assert (entry["event"], entry["level"], entry["request_id"], entry["n"]) == ("yes", "info", "r1", 1)
+    assert "timestamp" in entry
+
+
+def test_unknown_level() -> None:
+    """A level that does not exist is refused at start, not ignored."""
+    from quipu.web.logs import configure
+
+    with pytest.raises(ValueError, match="no such log level"):
+        configure("loud")

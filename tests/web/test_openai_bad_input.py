@@ -1,0 +1,249 @@
+"""Every way to ask badly has its status, names its field, and says so in the shape of the OpenAI API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.web.fakes import Client, FakeDesk
+
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+# fields, param, a piece of the message
+EITHER: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "model", "required"),
+    ({"model": 3}, "model", "a string"),
+    ({"temperature": "hot"}, "temperature", "a number"),
+    ({"temperature": True}, "temperature", "a number"),
+    ({"temperature": -0.1}, "temperature", "between 0 and 2"),
+    ({"temperature": 2.1}, "temperature", "between 0 and 2"),
+    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": 1.5}, "top_p", "between 0 and 1"),
+    ({"top_k": -2}, "top_k", "at least -1"),
+    ({"top_k": 1.0}, "top_k", "an integer"),
+    ({"min_p": 2}, "min_p", "between 0 and 1"),
+    ({"seed": 2**64}, "seed", "64 bits"),
+    ({"seed": -(2**63) - 1}, "seed", "64 bits"),
+    ({"seed": "7"}, "seed", "an integer"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": -1}, "max_tokens", "at least 1"),
+    ({"max_tokens": 1.5}, "max_tokens", "an integer"),
+    ({"max_tokens": True}, "max_tokens", "an integer"),
+    ({"n": 0}, "n", "between 1 and 16"),
+    ({"n": 17}, "n", "between 1 and 16"),
+    ({"n": "2"}, "n", "an integer"),
+    ({"stop": ""}, "stop", "between 1 and"),
+    ({"stop": ["a", ""]}, "stop", "between 1 and"),
+    ({"stop": "x" * 5000}, "stop", "between 1 and"),
+    ({"stop": ["a"] * 17}, "stop", "at most 16"),
+    ({"stop": [1]}, "stop", "a list of strings"),
+    ({"stop": {"a": 1}}, "stop", "a list of strings"),
+    ({"stop_token_ids": 3}, "stop_token_ids", "a list"),
+    ({"stop_token_ids": [3, "x"]}, "stop_token_ids", "integer token ids"),
+    ({"stop_token_ids": [100]}, "stop_token_ids", "below 100"),
+    ({"stop_token_ids": [1] * 300}, "stop_token_ids", "at most 256"),
+    ({"ignore_eos": 1}, "ignore_eos", "a boolean"),
+    ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "a boolean"),
+    ({"skip_special_tokens": 0}, "skip_special_tokens", "a boolean"),
+    ({"stream": "yes"}, "stream", "a boolean"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "`stream` is true"),
+    ({"stream": True, "stream_options": []}, "stream_options", "an object"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "a boolean"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": "x"}},
+        "stream_options.continuous_usage_stats",
+        "a boolean",
+    ),
+    ({"return_cached_tokens_details": "yes"}, "return_cached_tokens_details", "a boolean"),
+    ({"logprobs": True}, "logprobs", "not supported"),
+    ({"logprobs": 5}, "logprobs", "not supported"),
+    ({"top_logprobs": 2}, "top_logprobs", "not supported"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ({"echo": True}, "echo", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"response_format": "text"}, "response_format", "not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+    ({"frequency_penalty": -1}, "frequency_penalty", "not supported"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "not supported"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
+    ({"guided_regex": "a+"}, "guided_regex", "not supported"),
+    ({"use_beam_search": True}, "use_beam_search", "not supported"),
+    ({"min_tokens": 3}, "min_tokens", "not supported"),
+    ({"cache_salt": "s"}, "cache_salt", "not supported"),
+]
+ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "required"),
+    ({"prompt": 5}, "prompt", "a list of strings"),
+    ({"prompt": {"text": "x"}}, "prompt", "a list of strings"),
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": [[]]}, "prompt", "at least one token"),
+    ({"prompt": [[1], []]}, "prompt", "at least one token"),
+    ({"prompt": ["a", 1]}, "prompt", "a list of strings"),
+    ({"prompt": [[1], "a"]}, "prompt", "a list of strings"),
+    ({"prompt": [True]}, "prompt", "a list of strings"),
+    ({"prompt": [1, True]}, "prompt", "a list of strings"),
+    ({"prompt": [1.0]}, "prompt", "a list of strings"),
+    ({"prompt": [None]}, "prompt", "a list of strings"),
+    ({"prompt": [[1, True]]}, "prompt", "integer token ids"),
+    ({"prompt": [[1, [2]]]}, "prompt", "integer token ids"),
+    ({"prompt": [-1]}, "prompt", "at least 0"),
+    ({"prompt": [100]}, "prompt", "below 100"),
+    ({"prompt": [[1], [2**63]]}, "prompt", "below 100"),
+    ({"prompt": [1] * 65}, "prompt", "context holds 64"),
+    ({"prompt": ["a"] * 600}, "prompt", "at most 512"),
+    ({"prompt": ["a"] * 100, "n": 6}, "prompt", "at most 512"),
+    ({"n": 2, "best_of": 3}, "best_of", "equals `n`"),
+    ({"best_of": 2}, "best_of", "equals `n`"),
+    ({"suffix": "x"}, "suffix", "not supported"),
+]
+ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": None}, "messages", "required"),
+    ({"messages": "hi"}, "messages", "a list"),
+    ({"messages": []}, "messages", "empty list"),
+    ({"messages": ["hi"]}, "messages[0]", "an object"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
+    ({"messages": [{"role": 1, "content": "x"}]}, "messages[0].role", "a string"),
+    ({"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role", "one of system"),
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "user"}]}, "messages[1].content", "required"),
+    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "a string or a list"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty list"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "an object"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type", "required"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "required"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "`image_url`",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages[0].name", "a string"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        "messages[0].tool_calls",
+        "not supported",
+    ),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"max_completion_tokens": 4, "max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"tool_choice": "required"}, "tool_choice", "not supported"),
+    ({"functions": [{}]}, "functions", "not supported"),
+    ({"audio": {"voice": "x"}}, "audio", "not supported"),
+    ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+    ({"prediction": {"type": "content"}}, "prediction", "not supported"),
+    ({"web_search_options": {}}, "web_search_options", "not supported"),
+    ({"chat_template": "x"}, "chat_template", "not supported"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not set"),
+    ({"add_generation_prompt": "x"}, "add_generation_prompt", "a boolean"),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+]
+CASES = (
+    [(COMPLETIONS, *case) for case in EITHER + ONLY_COMPLETIONS]
+    + [(CHAT, *case) for case in EITHER + ONLY_CHAT]
+)  # fmt: skip
+
+
+def body(path: str, **fields: Any) -> dict[str, Any]:
+    good = {"prompt": "p"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "p"}]}
+    return {"model": "tiny", **good, **fields}
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "message"), CASES)
+async def test_bad_fields(path: str, fields: dict[str, Any], param: str, message: str) -> None:
+    """400, the field's name, a message that names it too, and no ticket was opened."""
+    desk = FakeDesk()
+    exchange, answer = await Client(make_app(desk)).post(path, body(path, **fields))
+    error = answer["error"]
+    assert exchange.status == 400, answer
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+    assert message in error["message"] and param in error["message"]
+    assert not desk.tickets
+
+
+NEUTRAL_EITHER = {
+    "logprobs": False, "top_logprobs": 0, "echo": False, "logit_bias": {}, "presence_penalty": 0.0,
+    "frequency_penalty": 0, "repetition_penalty": 1.0, "guided_json": None, "use_beam_search": False,
+    "response_format": {"type": "text"}, "prompt_logprobs": None, "min_tokens": 0, "length_penalty": 1,
+    "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stop": [], "stop_token_ids": [],
+    "stream_options": {}, "top_p": 1, "min_p": 0, "top_k": 10**6, "seed": 2**64 - 1, "made_up": [1],
+}  # fmt: skip
+NEUTRAL_COMPLETIONS = {"suffix": "", "best_of": 1, "add_special_tokens": True}
+NEUTRAL_CHAT = {
+    "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none", "audio": None,
+    "modalities": ["text"], "prediction": None, "web_search_options": None, "parallel_tool_calls": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "extra"), [(COMPLETIONS, NEUTRAL_COMPLETIONS), (CHAT, NEUTRAL_CHAT)])
+async def test_neutral_values_are_accepted(path: str, extra: dict[str, Any]) -> None:
+    """A field that asks for nothing is no reason to refuse, nor is one that nobody knows."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(path, body(path, **NEUTRAL_EITHER, **extra))
+    assert exchange.status == 200, answer
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"model": "\xff"}', "not valid JSON"),
+        (b'{"model": "\\ud800"}', "not valid JSON"),
+        (b'{"temperature": NaN}', "not valid JSON"),
+        (b'{"temperature": Infinity}', "not valid JSON"),
+        (b'{"temperature": 1e999}', "not valid JSON"),
+        (b'{"a":' * 100_000, "not valid JSON"),
+        (b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
+        (b"[]", "a JSON object"),
+        (b'"x"', "a JSON object"),
+        (b"null", "a JSON object"),
+        (b"3", "a JSON object"),
+    ],
+)
+async def test_bad_bodies(path: str, data: bytes, message: str) -> None:
+    """A body that is no JSON object is 400, also when it is only deep or only not UTF-8."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(path, data)
+    assert exchange.status == 400
+    assert message in answer["error"]["message"] and answer["error"]["param"] is None
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense", ""])
+async def test_any_content_type(content_type: str) -> None:
+    """The body is JSON whatever it says it is."""
+    client = Client(make_app(FakeDesk()))
+    exchange, _ = await client.post(COMPLETIONS, body(COMPLETIONS), {"content-type": content_type})
+    assert exchange.status == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_unknown_model(path: str) -> None:
+    """404 with the code that clients look for; it comes before complaints about other fields."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(path, {"model": "huge"})
+    assert exchange.status == 404
+    assert answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"
+
+
+async def test_unknown_route_and_method() -> None:
+    """404 and 405 have the same shape; 405 says what is allowed."""
+    client = Client(make_app(FakeDesk()))
+    for path in ("/v1/nothing", "/v1//models", "/v1/completions/", "/"):
+        exchange, answer = await client.get(path)
+        assert exchange.status == 404 and answer["error"]["type"] == "invalid_request_error", path
+    exchange, answer = await client.get(COMPLETIONS)
+    assert exchange.status == 405 and "POST" in exchange.headers["allow"]
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_body_too_large() -> None:
+    """413 in the same shape."""
+    app = make_app(FakeDesk(), AppOptions(max_content_length=100))
+    exchange, answer = await Client(app).post(COMPLETIONS, json.dumps(body(COMPLETIONS, prompt="x" * 200)).encode())
+    assert exchange.status == 413 and answer["error"]["code"] == "body_too_large"

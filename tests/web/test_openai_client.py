@@ -1,0 +1,73 @@
+"""The OpenAI client itself, talking to the app without a network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+from tests.web.fakes import FakeDesk, failure, says
+
+from quipu.actors.messages import ErrorKind
+from quipu.web.app import make_app
+
+try:
+    import httpx2 as httpx  # what newer releases of the client are built on
+except ImportError:
+    import httpx
+
+
+@asynccontextmanager
+async def client_of(desk: FakeDesk) -> AsyncIterator[openai.AsyncOpenAI]:
+    transport = httpx.ASGITransport(app=make_app(desk))
+    async with httpx.AsyncClient(transport=transport) as http:
+        yield openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+
+
+# The client drops its generators at [DONE]; what trio says of that is said of the client.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+async def test_chat() -> None:
+    """Whole and streamed chat give the same text, and the usage details that the client knows by name."""
+    async with client_of(FakeDesk()) as client:
+        whole = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
+        assert whole.choices[0].message.content == "Hello"
+        assert whole.usage is not None and whole.usage.prompt_tokens_details is not None
+        assert whole.usage.prompt_tokens_details.cached_tokens == 32
+
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello"
+        assert chunks[-1].usage == whole.usage
+
+
+async def test_completions() -> None:
+    """A list of prompts comes back as as many choices."""
+    async with client_of(FakeDesk()) as client:
+        answer = await client.completions.create(model="tiny", prompt=[[1, 2], [3]])
+        assert [choice.text for choice in answer.choices] == ["Hello", "Hello"]
+
+
+async def test_errors_have_their_classes() -> None:
+    """The client turns each of our errors into the exception that its users catch."""
+    async with client_of(FakeDesk()) as client:
+        with pytest.raises(openai.NotFoundError) as not_found:
+            await client.completions.create(model="huge", prompt="x")
+        assert not_found.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.completions.create(model="tiny", prompt="x", temperature=3)
+        assert bad.value.param == "temperature"
+    async with client_of(FakeDesk(says(failure(ErrorKind.INTERNAL)))) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.completions.create(model="tiny", prompt="x", stream=True)
+
+
+async def test_models() -> None:
+    """The list of models is one that the client can page through."""
+    async with client_of(FakeDesk()) as client:
+        assert [model.id async for model in client.models.list()] == ["org/tiny", "tiny"]

@@ -1,0 +1,164 @@
+"""Requests that fail after they were accepted: early with a status, in mid-stream with an event, always released."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, record, says
+
+from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, RequestError
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+PATH = "/v1/completions"
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "once"}
+STREAM = {**BODY, "stream": True}
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+@pytest.mark.parametrize(
+    ("kind", "status", "error_type"),
+    [
+        (ErrorKind.INVALID, 400, "invalid_request_error"),
+        (ErrorKind.OVERLOADED, 503, "service_unavailable"),
+        (ErrorKind.INTERNAL, 500, "server_error"),
+    ],
+)
+async def test_early_error_has_its_status(body: object, kind: ErrorKind, status: int, error_type: str) -> None:
+    """A request that could not start is never answered with 200, streamed or not."""
+    desk = FakeDesk(says(failure(kind, "because", param="prompt", code="why")))
+    exchange, answer = await Client(make_app(desk)).post(PATH, body)
+    assert exchange.status == status
+    assert exchange.headers["content-type"] == "application/json"
+    assert ("retry-after" in exchange.headers) == (status == 503)
+    param = "prompt" if kind is ErrorKind.INVALID else None
+    assert answer["error"] == {"message": "because", "type": error_type, "param": param, "code": "why"}
+    assert desk.ticket.num_leaves == 1
+
+
+async def test_error_in_mid_answer() -> None:
+    """A whole answer that failed half way is an error with a status, without the half that was made."""
+    closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
+    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    exchange, answer = await Client(make_app(desk)).post(PATH, BODY)
+    assert exchange.status == 500 and answer["error"]["message"] == "engine died" and "choices" not in answer
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_error_in_mid_stream(path: str) -> None:
+    """One error event, then [DONE], then the proper end; what came before it stands, usage does not follow."""
+    closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
+    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    body = {**STREAM, "messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": True}}
+    exchange, chunks = await Client(make_app(desk)).stream(path, body)
+    assert exchange.status == 200 and exchange.ended
+    assert chunks[-1] == "[DONE]"
+    assert chunks[-2] == {
+        "error": {"message": "engine died", "type": "server_error", "param": None, "code": "internal_error"}
+    }
+    assert all(chunk["choices"] for chunk in chunks[:-2])
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
+async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
+    """Half an answer is never taken for a whole one, even if nobody said what went wrong."""
+    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
+    client = Client(make_app(desk))
+    exchange, _ = await client.post(PATH, BODY)
+    assert exchange.status == 500
+    _, chunks = await client.stream(PATH, STREAM)
+    assert "error" in chunks[-2]
+
+
+async def test_closed_desk() -> None:
+    """503 with Retry-After, and what the desk says of itself."""
+    exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, BODY)
+    assert exchange.status == 503 and exchange.headers["retry-after"] == "1"
+    assert answer["error"]["message"] == "draining"
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_unexpected_exception(body: object) -> None:
+    """A bug is 500 in the same shape, says nothing of itself, and the ticket is left."""
+    desk = FakeDesk(start_error=RuntimeError("a secret"))
+    exchange, answer = await Client(make_app(desk)).post(PATH, body)
+    assert exchange.status == 500 and answer["error"]["type"] == "server_error"
+    assert "secret" not in str(answer)
+    assert desk.ticket.num_leaves == 1
+
+
+async def test_renderer_failure_stays_its_own() -> None:
+    """A text that cannot be encoded ends its own stream with an error; whoever put it sees no exception."""
+    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None)))
+    async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
+        await exchange.wait_started()
+        assert b'"a"' in await exchange.read_some()
+        desk.ticket.mailbox.put(Delta(0, "\ud800", 1, None))
+        desk.ticket.mailbox.put(Delta(0, "b", 1, FinishReason.STOP))
+        rest = await exchange.read()
+    assert b"server_error" in rest and b'"b"' not in rest and rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_tokens_are_written_as_they_come() -> None:
+    """One write for what came together, one for each that came alone."""
+    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None), Delta(0, "b", 1, None)))
+    async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
+        await exchange.wait_started()
+        assert (await exchange.read_some()).count(b"data: ") == 2
+        for text in "cd":
+            desk.ticket.mailbox.put(Delta(0, text, 1, None))
+            assert (await exchange.read_some()).count(b"data: ") == 1
+        desk.ticket.mailbox.put(Closed(record(), None))
+        assert await exchange.read() == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+@pytest.mark.parametrize("events", [(), (STARTED,), (STARTED, Delta(0, "a", 1, None))])
+async def test_client_that_leaves(body: object, events: tuple[Any, ...]) -> None:
+    """Whenever the client leaves, the ticket is left exactly once, and what comes later hurts nobody."""
+    desk = FakeDesk(says(*events))
+    async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
+        await trio.testing.wait_all_tasks_blocked()
+        assert desk.ticket.num_leaves == 0
+        exchange.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert desk.ticket.num_leaves == 1
+        desk.ticket.mailbox.put(Delta(0, "late", 1, None))
+        desk.ticket.mailbox.put(Closed(record(), None))
+    assert desk.ticket.num_leaves == 1
+
+
+async def test_client_that_does_not_read() -> None:
+    """A full backlog ends the request: it is cut without a proper end, and its ticket is left at once."""
+    desk = FakeDesk(says(STARTED))
+    app = make_app(desk, AppOptions(sink_limit_bytes=2000))
+    async with Client(app, buffer=0).open("POST", PATH, STREAM) as exchange:
+        await exchange.wait_started()
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(30):
+            desk.ticket.mailbox.put(Delta(0, "x" * 50, 1, None))
+            await trio.testing.wait_all_tasks_blocked()
+        assert desk.ticket.num_leaves == 1
+        with pytest.raises(trio.EndOfChannel):
+            await exchange.read_some()
+        assert not exchange.ended
+
+
+async def test_heartbeat(autojump_clock: trio.testing.MockClock) -> None:
+    """Silence is filled with comments, before the first token and between tokens."""
+    desk = FakeDesk(says(STARTED))
+    app = make_app(desk, AppOptions(heartbeat_s=15.0))
+    async with Client(app).open("POST", PATH, STREAM) as exchange:
+        await exchange.wait_started()
+        begun = trio.current_time()
+        assert await exchange.read_some() == b": ping\n\n"
+        assert await exchange.read_some() == b": ping\n\n"
+        assert trio.current_time() - begun == pytest.approx(30.0)
+        desk.ticket.mailbox.put(Delta(0, "a", 1, None))
+        assert b'"a"' in await exchange.read_some()
+        assert await exchange.read_some() == b": ping\n\n"
+        desk.ticket.mailbox.put(Closed(record(), None))
+        assert await exchange.read() == b"data: [DONE]\n\n"
