@@ -31,6 +31,7 @@ class KVCache:
     def __len__(self) -> int:
         return len(self._layers)
 
+    @torch.inference_mode()
     def fill(self, value: float) -> None:
         """Overwrite every slot of every layer; tests poison the pool with NaN."""
         for k_BKSE, v_BKSE in self._layers:

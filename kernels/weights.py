@@ -4,8 +4,8 @@ A family's constructor asks for one tensor after another by name and shape; the 
 `check_all_used` after it. Tensors are read one by one and copied into memory of their own, so at most one tensor
 exists twice, and every weight lies as torch aligns it rather than wherever its file's header happened to end.
 
-What must always hold: a tensor is returned in the shape asked for and in the source's one dtype, or a ValueError names
-it; and no tensor of a checkpoint is silently left out of the model.
+What must always hold: a tensor is returned in the shape asked for, rounded to the source's one dtype and held in
+whichever the backend computes in, or a ValueError names it; and no tensor of a checkpoint is silently left out.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class Weights(Protocol):
 
 
 def open_weights(
-    model_path: Path, config_json: dict[str, Any], *, load_format: str, dtype: str
+    model_path: Path, config_json: dict[str, Any], *, load_format: str, dtype: str, held_in: torch.dtype | None = None
 ) -> tuple[Weights, torch.dtype]:
-    """The source for a checkpoint, and the dtype that all its tensors come in.
+    """The source for a checkpoint, and the dtype that all its tensors are rounded to.
 
     `dtype` `auto` is what config.json says (`dtype`, or `torch_dtype` as it used to be called), else what the file's
-    first tensor is stored in (float32 for a dummy). Raises ValueError for an unknown dtype or load format, and for a
+    first tensor is stored in (float32 for a dummy). `held_in` is a wider dtype to return them in, for backends that do
+    not compute in the model's own. Raises ValueError for an unknown dtype or load format, and for a
     folder without readable weights.
     """
     if load_format not in ("auto", "dummy"):
@@ -64,18 +65,20 @@ def open_weights(
     name = str(name).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
+    rounded = DTYPES[name]
     if stored is None:
-        return DummyWeights(DTYPES[name]), DTYPES[name]
-    return SafetensorsWeights(stored, DTYPES[name]), DTYPES[name]
+        return DummyWeights(rounded, held_in or rounded), rounded
+    return SafetensorsWeights(stored, rounded, held_in or rounded), rounded
 
 
 class SafetensorsWeights:
     """Tensors of one checkpoint, from as many files as it has."""
 
-    def __init__(self, files: dict[str, Path], dtype: torch.dtype) -> None:
+    def __init__(self, files: dict[str, Path], dtype: torch.dtype, held_in: torch.dtype) -> None:
         """`files` says which file holds each tensor."""
         self._files = files
         self._dtype = dtype
+        self._held_in = held_in
         self._used: set[str] = set()
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
@@ -88,7 +91,7 @@ class SafetensorsWeights:
                 if tuple(stored.get_shape()) != shape:
                     raise ValueError(f"tensor {name} has shape {tuple(stored.get_shape())}, config.json says {shape}")
                 _check_stored_dtype(name, stored.get_dtype())
-                tensor: torch.Tensor = file.get_tensor(name).to(self._dtype, copy=True)
+                tensor: torch.Tensor = file.get_tensor(name).to(self._dtype).to(self._held_in, copy=True)
         except SafetensorError as error:
             raise ValueError(f"tensor {name} cannot be read from {path.name}: {error}") from None
         self._used.add(name)
@@ -108,17 +111,18 @@ class SafetensorsWeights:
 class DummyWeights:
     """Random tensors, the same for the same name on every run: for benchmarks that need shapes, not sense."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, held_in: torch.dtype) -> None:
         self._dtype = dtype
+        self._held_in = held_in
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype)
+            return torch.ones(shape, dtype=self._held_in)
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
         block = np.random.default_rng(seed).standard_normal(_DUMMY_BLOCK, dtype=np.float32) * np.float32(_DUMMY_STD)
         # Tiling one block fills a billion numbers in the time that memory takes; drawing them takes twenty times that.
         size = int(np.prod(shape))
-        tensor = torch.empty(size, dtype=self._dtype)
+        tensor = torch.empty(size, dtype=self._held_in)
         source = torch.from_numpy(block).to(self._dtype)
         for start in range(0, size, _DUMMY_BLOCK):
             tensor[start : start + _DUMMY_BLOCK] = source[: size - start]

@@ -21,14 +21,14 @@ _HIDDEN = torch.arange(KEYS) > torch.arange(KEYS).view(-1, QUERIES, 1)
 
 
 def attend_span(q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor, span: Span) -> torch.Tensor:
-    """Attention of one row's queries to its sequence, whose KV has been written: o_nHE in float32."""
+    """Attention of one row's queries to its sequence, whose KV has been written: o_nHE."""
     num_kv_heads, head_dim = k_BKSE.shape[1], k_BKSE.shape[3]
     context = span.position + span.length
     grid_start = span.position // QUERIES * QUERIES
     num_tiles = (round_up(context, QUERIES) - grid_start) // QUERIES
     lead = span.position - grid_start
 
-    q_THE = q_nHE.new_zeros((num_tiles * QUERIES, *q_nHE.shape[1:]), dtype=torch.float32)
+    q_THE = q_nHE.new_zeros((num_tiles * QUERIES, *q_nHE.shape[1:]))
     q_THE[lead : lead + span.length] = q_nHE
     q_THE *= head_dim**-0.5
     # The G query heads that share a key/value head become more rows, Q = G * QUERIES, of one product.

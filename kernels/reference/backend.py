@@ -24,7 +24,7 @@ from quipu.kernels.weights import open_weights
 
 
 class ReferenceBackend:
-    """Implements `quipu.kernels.backend.Backend` on the CPU."""
+    """Implements `quipu.kernels.backend.Backend` on the CPU. Its weights take four bytes each, whatever the dtype."""
 
     def __init__(self, config: BackendConfig) -> None:
         """Load the model and reserve the cache.
@@ -42,7 +42,11 @@ class ReferenceBackend:
             )
         with torch.inference_mode():
             weights, dtype = open_weights(
-                config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
+                config.model_path,
+                config_json,
+                load_format=config.load_format,
+                dtype=config.dtype,
+                held_in=torch.float32,
             )
             self._model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored all the same; it is the embedding.
@@ -92,7 +96,7 @@ class ReferenceBackend:
         x_ND = self._model.forward(plan.token_ids_N, ops)
         x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
         x_MD[: len(tokens)] = x_ND[tokens]
-        return self._model.logits(x_MD, ops)[: len(tokens)].float()
+        return self._model.logits(x_MD, ops)[: len(tokens)]
 
     def close(self) -> None:
         """Drop weights and cache; the memory goes with them."""

@@ -4,6 +4,9 @@
 function says what it does about it; additions, multiplications and roots are rounded as IEEE 754 says wherever they
 stand, so they need nothing.
 
+Weights and activations are float32 here: weights are widened from the checkpoint's dtype once, at load, and only the
+KV cache is kept in it. So one and the same matrix library path serves every dtype on every CPU.
+
 What must always hold: row n of a result is a function of row n alone (in `attend`: and of its sequence's KV).
 """
 
@@ -44,20 +47,18 @@ class ReferenceOps:
         return y_NO if bias_O is None else y_NO + bias_O
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.float()
-        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
-        return weight * (wide * scale).to(x.dtype)
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
     def rope(self, x_NHE: torch.Tensor, cos_NR: torch.Tensor, sin_NR: torch.Tensor) -> torch.Tensor:
-        first_NHR, second_NHR = x_NHE.float().chunk(2, dim=-1)
+        first_NHR, second_NHR = x_NHE.chunk(2, dim=-1)
         cos_N1R, sin_N1R = cos_NR.unsqueeze(1), sin_NR.unsqueeze(1)
         turned = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
-        return torch.cat(turned, dim=-1).to(x_NHE.dtype)
+        return torch.cat(turned, dim=-1)
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
         plan, num_tokens = self._plan, self._plan.blocks_n.shape[0]
         for cache_BKSE, new_NKE in zip(self._cache[layer], (k_NKE, v_NKE), strict=True):
-            cache_BKSE[plan.blocks_n, :, plan.offsets_n] = new_NKE[:num_tokens]
+            cache_BKSE[plan.blocks_n, :, plan.offsets_n] = new_NKE[:num_tokens].to(cache_BKSE.dtype)
 
     def attend(self, layer: int, q_NHE: torch.Tensor) -> torch.Tensor:
         k_BKSE, v_BKSE = self._cache[layer]

@@ -1,0 +1,122 @@
+"""Small random checkpoints in both families, and short ways to run passes over a backend.
+
+Imported by the tests beside it; `conftest.py` makes the checkpoints once a session.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from quipu.kernels.backend import BackendConfig
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.reference.backend import ReferenceBackend
+
+DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
+VOCAB_SIZE = 320
+
+_SHARED = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    # So small that within the tests' positions some frequencies are slowed, some blended, some kept.
+    "original_max_position_embeddings": 64,
+}
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    # head_dim apart from hidden/heads, tied; sharded below
+    "qwen3-tied": lambda: Qwen3Config(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        tie_word_embeddings=True, use_sliding_window=False,
+    ),
+    # an MLP width that no vector length divides, biases, three query heads a key/value head
+    "qwen3-odd": lambda: Qwen3Config(
+        **_SHARED, intermediate_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+        tie_word_embeddings=False, attention_bias=True, use_sliding_window=False,
+    ),
+    "llama": lambda: LlamaConfig(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False,
+    ),
+    "llama-rope3": lambda: LlamaConfig(
+        **_SHARED, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True,
+        rope_parameters=_LLAMA3,
+    ),
+}  # fmt: skip
+
+
+def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
+    """A checkpoint with weights wide enough for logits to spread (transformers' own init leaves them nearly flat)."""
+    torch.manual_seed(sorted(CONFIGS).index(name))
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
+                parameter.uniform_(0.5, 1.5)
+            elif parameter_name.endswith("bias"):
+                parameter.normal_(std=0.2)
+            else:
+                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def backend_config(model_path: Path, **changes: Any) -> BackendConfig:
+    return BackendConfig(
+        **{
+            "model_path": model_path,
+            "dtype": "auto",
+            "load_format": "auto",
+            "block_size": 16,
+            "num_blocks": 160,
+            "max_num_seqs": 8,
+            "max_model_len": 1024,
+            "max_num_batched_tokens": 1024,
+            **changes,
+        }
+    )
+
+
+def make_backend(model_path: Path, **changes: Any) -> ReferenceBackend:
+    """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
+    backend = ReferenceBackend(backend_config(model_path, **changes))
+    backend.cache.fill(float("nan"))
+    return backend
+
+
+def scattered_blocks(count: int, seed: int, *, num_blocks: int = 160) -> list[int]:
+    """Distinct physical blocks out of order; never block 0, the null block."""
+    return random.Random(seed).sample(range(1, num_blocks), count)
+
+
+def make_batch(*rows: dict[str, Any]) -> StepBatch:
+    """A batch from rows of `token_ids`, `position` and `blocks`; the rest has defaults."""
+    start = [0]
+    for row in rows:
+        start.append(start[-1] + len(row["token_ids"]))
+    return StepBatch(
+        slots=[row.get("slot", index) for index, row in enumerate(rows)],
+        query_start=start,
+        positions=[row["position"] for row in rows],
+        token_ids=[token_id for row in rows for token_id in row["token_ids"]],
+        carried=[row.get("carried", False) for row in rows],
+        block_tables=[row["blocks"] for row in rows],
+        samples=[row.get("samples", True) for row in rows],
+        temperature=[row.get("temperature", 0.0) for row in rows],
+        top_p=[row.get("top_p", 1.0) for row in rows],
+        top_k=[row.get("top_k", 0) for row in rows],
+        min_p=[row.get("min_p", 0.0) for row in rows],
+        seed=[row.get("seed", 0) for row in rows],
+        output_position=[row.get("output_position", 0) for row in rows],
+    )
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)

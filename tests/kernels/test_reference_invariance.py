@@ -1,0 +1,114 @@
+"""A row's logits are the same bits however it was computed: the promise that makes a cache hit invisible.
+
+One sequence of 520 tokens (two whole chunks of keys and a bit, block borders off tile borders), of which the last
+positions' logits are looked at, computed in one go by itself. Every other way must give exactly that. The pool is NaN
+before each run, so reading a slot that nobody wrote shows as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
+
+from quipu.kernels.reference.backend import ReferenceBackend
+
+LENGTH = 520
+LOOKED_AT = 8
+TOKENS = prompt(LENGTH, seed=3)
+OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=CONFIGS)
+def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], dtype: str) -> Iterator[ReferenceBackend]:
+    yield make_backend(checkpoints[request.param], dtype=dtype)
+
+
+@pytest.fixture
+def cold(backend: ReferenceBackend) -> torch.Tensor:
+    """Logits of the last positions, from one prefill of the whole, alone."""
+    result = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
+    assert result.isfinite().all()
+    backend.cache.fill(float("nan"))
+    return result
+
+
+def run_chunks(backend: ReferenceBackend, blocks: list[int], chunks: list[int], *, start: int = 0) -> torch.Tensor:
+    """Feed TOKENS from `start` in chunks, alone; logits of the last LOOKED_AT positions."""
+    results, position = [], start
+    for size in chunks:
+        batch = make_batch({"token_ids": TOKENS[position : position + size], "position": position, "blocks": blocks})
+        wanted = [i for i in range(size) if position + i >= LENGTH - LOOKED_AT]
+        results.append(backend.logits(batch, wanted))
+        position += size
+    assert position == LENGTH
+    return torch.cat(results)
+
+
+def test_chunks_decode_and_placement(backend: ReferenceBackend, cold: torch.Tensor) -> None:
+    """Chunks of 100, then one token a step, in other blocks: the same bits as one prefill."""
+    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
+    assert torch.equal(chunked, cold)
+
+
+def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
+    """Between other rows that prefill and decode, from another offset in every pass: the same bits as alone."""
+    blocks = scattered_blocks(33 + 4 * 9, seed=8)
+    mine, others = blocks[:33], [blocks[33 + 9 * i : 42 + 9 * i] for i in range(4)]
+    results, position = [], 0
+    for turn, size in enumerate([201, 150, 161] + [1] * LOOKED_AT):
+        row = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": mine}
+        beside = [
+            {"token_ids": tokens, "position": 0, "blocks": table} for tokens, table in zip(OTHERS, others, strict=True)
+        ]
+        cut = turn % 5
+        batch = make_batch(*beside[:cut], row, *beside[cut:])
+        position += size
+        if size == 1:
+            results.append(backend.logits(batch, [batch.query_start[cut + 1] - 1]))
+        else:
+            backend.logits(batch, [])
+    assert torch.equal(torch.cat(results), cold)
+
+
+def test_cached_prefix(backend: ReferenceBackend, cold: torch.Tensor) -> None:
+    """Upon a prefix that another request computed in other chunks, with a longer tail of its own: the same bits."""
+    prefix = 256 + 5 * 16
+    shared = scattered_blocks(60, seed=9)
+    other = {"position": 0, "blocks": shared[:30], "token_ids": TOKENS[:90]}
+    backend.logits(make_batch(other), [])
+    tail = TOKENS[90:prefix] + prompt(70, seed=10)
+    backend.logits(make_batch({"position": 90, "blocks": shared[:30], "token_ids": tail}), [])
+    mine = shared[: prefix // 16] + shared[30:42]
+    assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
+
+
+@pytest.mark.parametrize("block_size", [8, 24, 64])
+def test_block_size(checkpoints: dict[str, Path], block_size: int) -> None:
+    """Any block size gives the same bits, also one that divides neither tile."""
+    results = []
+    for size, seed in ((16, 1), (block_size, 2)):
+        backend = make_backend(checkpoints["llama-rope3"], block_size=size)
+        results.append(run_chunks(backend, scattered_blocks(LENGTH // size + 1, seed=seed), [300, 220]))
+    assert torch.equal(results[0], results[1])
+
+
+def test_number_of_threads_that_no_tile_divides_by(checkpoints: dict[str, Path]) -> None:
+    """Three threads split loops at borders that fall within vectors; a row's bits still do not depend on its place."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        backend = make_backend(checkpoints["qwen3-odd"])
+        alone = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
+        chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(alone, chunked)
