@@ -101,6 +101,9 @@ async def body(sink: Sink, heartbeat_s: float) -> AsyncGenerator[bytes, None]:
             if sink.is_idle:
                 yield PING
                 continue
+        if sink.overflowed:
+            # Whoever was told of the overflow has most likely cancelled this request: then nothing needs to be raised.
+            await trio.lowlevel.checkpoint()
         data = sink.take_nowait()
         if not data:
             return

@@ -21,6 +21,7 @@ from quart_trio import QuartTrio
 from quipu.actors.front import FrontDesk
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import Outcome
+from quipu.web.connection import Connection
 from quipu.web.scope import RequestScope, request_scope
 from quipu.web.sse import Sink
 from quipu.web.usage import Tally
@@ -38,6 +39,8 @@ class Visit:
     client_request_id: str | None
     endpoint: str
     scope: RequestScope
+    connection: Connection | None
+    """None under another server, and in tests."""
     log: Any
     """A logger with both ids bound."""
     opened_at: float
@@ -50,6 +53,13 @@ class Visit:
     tally: Tally = attrs.field(factory=Tally)
     mailbox: Mailbox | None = None
     sink: Sink | None = None
+
+    def cut(self) -> None:
+        """End the request at once, for a client that does not read. Synchronous, and from any task."""
+        if self.connection is not None:
+            # A write that waits for this client is shielded: only the end of its socket wakes it before its deadline.
+            self.connection.abort()
+        self.scope.nursery.cancel_scope.cancel()
 
     def close(self) -> None:
         """Write the request's line. Called by its scope, after everything else has been released."""
@@ -113,7 +123,16 @@ def install_visits(app: QuartTrio, desk: FrontDesk) -> None:
         scope = request_scope()
         # The route, not the path: what a client writes there has no place in a log.
         endpoint = request.url_rule.rule if request.url_rule is not None else "unknown"
-        visit = Visit(request_id, client_id, endpoint, scope, _log.bind(**ids), trio.current_time())
+        connection = cast(dict[str, Any], request.scope).get("state", {}).get("connection")
+        visit = Visit(
+            request_id=request_id,
+            client_request_id=client_id,
+            endpoint=endpoint,
+            scope=scope,
+            connection=connection if isinstance(connection, Connection) else None,
+            log=_log.bind(**ids),
+            opened_at=trio.current_time(),
+        )
         scope.on_close(visit.close)
         g.visit = visit
 

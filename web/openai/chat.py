@@ -16,7 +16,7 @@ from quipu.actors.messages import ChatPrompt, Delta, FinishReason
 from quipu.web.errors import invalid
 from quipu.web.openai.fields import Fields, missing, wrong_type
 from quipu.web.openai.generation import GenerationRequest, read_generation, read_model
-from quipu.web.openai.render import ChunkWriter, finish_bytes
+from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
 
 ENDPOINT = "/v1/chat/completions"
@@ -134,24 +134,16 @@ class ChatWriter(ChunkWriter):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._begun: set[int] = set()
-        """Choices whose role has been sent."""
+        self._heads: dict[int, bytes] = {}
+        """Everything before what a delta holds, for each choice whose role has been sent."""
 
     def render(self, delta: Delta) -> bytes:
-        head = self._choice_head + b"%d" % delta.index + b',"delta":{'
-        chunks = []
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            chunks.append(self._chunk(head + b'"role":"assistant","content":""', None))
+        role = b""
+        head = self._heads.get(delta.index)
+        if head is None:
+            head = self._heads[delta.index] = self._choice_head + b'%d,"delta":{' % delta.index
+            role = head + b'"role":"assistant","content":""}' + self._tail(None)
         self._tally.add(delta)
-        if delta.text:
-            chunks.append(self._chunk(head + b'"content":' + orjson.dumps(delta.text), None))
-        if delta.finish_reason is not None:
-            chunks.append(self._chunk(head, delta.finish_reason))
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def _chunk(self, opened: bytes, finish_reason: FinishReason | None) -> bytes:
-        """Close a chunk whose delta stands open."""
-        return b"".join(
-            (opened, b'},"logprobs":null,"finish_reason":', finish_bytes(finish_reason), b"}]", self._tail())
-        )
+        text = head + b'"content":' + orjson.dumps(delta.text) + b"}" + self._tail(None) if delta.text else b""
+        end = head + b"}" + self._tail(delta.finish_reason) if delta.finish_reason is not None else b""
+        return role + text + end

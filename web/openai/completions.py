@@ -15,7 +15,7 @@ from quipu.actors.messages import Delta, FinishReason, Prompt, TextPrompt, Token
 from quipu.web.errors import invalid
 from quipu.web.openai.fields import Fields, missing, token_ids, wrong_type
 from quipu.web.openai.generation import GenerationRequest, read_generation, read_model
-from quipu.web.openai.render import ChunkWriter, finish_bytes
+from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
 
 ENDPOINT = "/v1/completions"
@@ -88,17 +88,14 @@ class CompletionWriter(ChunkWriter):
 
     OBJECT_NAME = OBJECT_NAME
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._heads: dict[int, bytes] = {}
+        """Everything before a choice's text."""
+
     def render(self, delta: Delta) -> bytes:
         self._tally.add(delta)
-        return b"".join(
-            (
-                self._choice_head,
-                b"%d" % delta.index,
-                b',"text":',
-                orjson.dumps(delta.text),
-                b',"logprobs":null,"finish_reason":',
-                finish_bytes(delta.finish_reason),
-                b"}]",
-                self._tail(),
-            )
-        )
+        head = self._heads.get(delta.index)
+        if head is None:
+            head = self._heads[delta.index] = self._choice_head + b'%d,"text":' % delta.index
+        return head + orjson.dumps(delta.text) + self._tail(delta.finish_reason)

@@ -74,6 +74,12 @@ class Transcript:
         return "".join(self.texts.get(index, ()))
 
 
+_FINISH: dict[FinishReason | None, bytes] = {
+    reason: b',"logprobs":null,"finish_reason":' + orjson.dumps(reason) + b"}]" for reason in (None, *FinishReason)
+}
+"""The end of a choice, and of the list of choices."""
+
+
 class ChunkWriter(ABC):
     """Encodes a stream's chunks into its sink. Everything but text, choice and usage is encoded once, up front."""
 
@@ -89,7 +95,8 @@ class ChunkWriter(ABC):
         head = b"data: " + orjson.dumps(envelope.fields(self.OBJECT_NAME))[:-1]
         self._choice_head = head + b',"choices":[{"index":'
         self._no_choice_head = head + b',"choices":[]'
-        self._plain_tail = b',"usage":null}\n\n' if delivery.include_usage else b"}\n\n"
+        self._plain_end = b',"usage":null}\n\n' if delivery.include_usage else b"}\n\n"
+        self._running_tail = _FINISH[None] + self._plain_end
 
     @abstractmethod
     def render(self, delta: Delta) -> bytes:
@@ -100,15 +107,12 @@ class ChunkWriter(ABC):
         if self._sink.finished:
             return
         try:
-            if len(events) == 1:
-                self._consume_one(events[0])
-            else:
-                for event in events:
-                    self._consume_one(event)
+            for event in events:
+                self._consume_one(event)
         except Exception as error:
             # The mailbox's writer serves every request: this one's fault must stay its own.
-            self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
             self._end(b"data: " + internal().body() + b"\n\n")
+            self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
 
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
@@ -138,13 +142,10 @@ class ChunkWriter(ABC):
         self._sink.push(last + DONE)
         self._sink.finish()
 
-    def _tail(self) -> bytes:
-        """What follows the list of choices in a chunk: the usage so far, where it was asked for."""
+    def _tail(self, finish_reason: FinishReason | None) -> bytes:
+        """What follows a choice's text to the end of its chunk, with the usage so far where it was asked for."""
         if not self._delivery.continuous_usage:
-            return self._plain_tail
+            # Nearly every chunk of every stream ends like this.
+            return self._running_tail if finish_reason is None else _FINISH[finish_reason] + self._plain_end
         usage = self._tally.openai(with_tiers=self._delivery.with_tiers)
-        return b',"usage":' + orjson.dumps(usage) + b"}\n\n"
-
-
-def finish_bytes(reason: FinishReason | None) -> bytes:
-    return b"null" if reason is None else b'"' + reason.value.encode() + b'"'
+        return b"".join((_FINISH[finish_reason], b',"usage":', orjson.dumps(usage), b"}\n\n"))

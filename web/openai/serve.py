@@ -127,7 +127,7 @@ async def _answer_streamed(
     delivery = wanted.delivery
     if options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
-    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.scope.nursery.cancel_scope.cancel)
+    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut)
     writer = dialect.writer(sink, envelope, delivery, visit.tally, visit.log)
     mailbox.attach(writer.consume)
     response = Response(sse.body(sink, options.heartbeat_s), content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))

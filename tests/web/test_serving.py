@@ -1,0 +1,73 @@
+"""The app on the server that it runs on, over a real socket: what the in-memory client cannot show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+from tests.web.fakes import STARTED, FakeDesk, hello, says
+
+from quipu.actors.messages import Delta
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+from quipu.web.server import serve
+
+PATIENCE_S = 5.0
+
+
+@asynccontextmanager
+async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncIterator[trio.SocketStream]:
+    """A connection on which a streamed completion has been asked for."""
+    body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            start = partial(serve, make_app(desk, options), host="127.0.0.1", port=0)
+            (address,) = await nursery.start(start)
+            async with await trio.open_tcp_stream(address.host, address.port) as stream:
+                await stream.send_all(head + body)
+                yield stream
+            nursery.cancel_scope.cancel()
+
+
+async def test_stream_ends_properly() -> None:
+    """A finished stream ends with [DONE] and the last chunk of the transfer coding."""
+    received = b""
+    async with stream_of(FakeDesk(says(*hello()))) as stream:
+        while not received.endswith(b"0\r\n\r\n"):
+            received += await stream.receive_some()
+    assert received.startswith(b"HTTP/1.1 200") and b"data: [DONE]\n\n\r\n0\r\n\r\n" in received
+
+
+async def test_client_that_does_not_read_is_cut_off() -> None:
+    """Its ticket is left as soon as its backlog is full, though a write to it was waiting; its connection is reset."""
+    desk = FakeDesk(says(STARTED))
+    async with stream_of(desk, AppOptions(sink_limit_bytes=100_000)) as stream:
+        first = await stream.receive_some(1)
+        assert first == b"H"
+        while desk.ticket.num_leaves == 0:
+            for _ in range(50):
+                desk.ticket.mailbox.put(Delta(0, "x" * 1000, 1, None))
+            await trio.lowlevel.checkpoint()
+        received = b""
+        try:
+            while data := await stream.receive_some():
+                received = received[-100:] + data
+        except trio.BrokenResourceError:
+            pass
+        assert b"[DONE]" not in received and not received.endswith(b"0\r\n\r\n")
+    assert desk.ticket.num_leaves == 1
+
+
+def test_torch_stays_out() -> None:
+    """The web layer loads nothing of the engine."""
+    program = (
+        "import sys, quipu.web.app, quipu.web.server, quipu.web.logs;"
+        "sys.exit(any(name.partition('.')[0] == 'torch' or name.startswith('quipu.kernels') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
