@@ -28,7 +28,6 @@ from quipu.actors.messages import Abort, EngineReady, StepReport, Submit
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
-T_co = TypeVar("T_co", covariant=True)
 
 
 class Sender(Protocol[T_contra]):
@@ -43,8 +42,8 @@ class Poster(Protocol[T_contra]):
         ...
 
 
-class Receiver(Protocol[T_co]):
-    async def receive_all(self) -> list[T_co]:
+class Receiver(Protocol[T]):
+    async def receive_all(self) -> list[T]:
         """Wait until there is something and take all of it, in order."""
         ...
 

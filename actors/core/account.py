@@ -181,12 +181,17 @@ class Account:
     def write(self, sequence_id: int, start: int, end: int) -> None:
         self.prompts[self.books[sequence_id].prompt_index].write(start, end)
 
-    def first_token(self, sequence_id: int) -> None:
-        """A sequence's first token goes out: what was written for its prompt is frozen with the first choice's."""
+    def first_token(self, sequence_id: int) -> bool:
+        """A sequence's first token goes out: what was written for its prompt is frozen with the first choice's.
+
+        True where that happened.
+        """
         book = self.books[sequence_id]
         prompt = self.prompts[book.prompt_index]
         if book.choice_index == 0 and prompt.frozen_write_tokens is None:
             prompt.frozen_write_tokens = prompt.cache_write_tokens
+            return True
+        return False
 
     def wait_only_for(self, sequence_ids: tuple[int, ...]) -> None:
         """No other sequence of the request was, or will be, given to an engine."""

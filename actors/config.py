@@ -1,0 +1,63 @@
+"""What a server is started with, resolved: every size that an actor needs, by name.
+
+Made by `web/cli.py` (or a test) from flags and the checkpoint, handed to `wiring`, and sent to the engine process as
+JSON. Sizes of channels stand here too, so that every bound has a name.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class EngineConfig:
+    """Everything the engine side needs; crosses the process border as JSON."""
+
+    model_path: str
+    """A folder in the Hugging Face layout."""
+    executor: str
+    """Name of a backend: `reference` or `fake`."""
+    dtype: str
+    load_format: str
+    block_size: int
+    num_blocks: int
+    """Physical blocks of the KV cache, the null block included."""
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: tuple[int, ...]
+    enable_prefix_caching: bool = True
+    max_steps_in_flight: int = 2
+    watermark: float = 0.01
+    """Share of the blocks that an admission leaves free while others run."""
+    log_level: str = "info"
+    fake_step_seconds: float = 0.0
+    """With the fake executor: how long a step takes."""
+    fake_poison_token_id: int | None = None
+    """With the fake executor: a step that is fed this token raises."""
+
+
+@attrs.frozen
+class HouseConfig:
+    """What the web side's actors need besides."""
+
+    engine: EngineConfig
+    model_names: tuple[str, ...]
+    """The first is the model's own name; any may be asked for."""
+    vocab_size: int
+    kv_dtype: str
+    """Part of every block key."""
+    submit_slots: int = 256
+    """Submits that may wait for the engine."""
+    encode_slots: int = 256
+    """Requests that may wait for the tokenizer."""
+    report_slots: int = 16
+    """Step reports that may wait for the accountant, and token batches for the detokenizer."""
+    plan_slots: int = 4
+    """Plans, proposals and grants that may wait inside the engine: more than are ever in flight."""
+    max_open_requests: int = 4096
+    max_restarts: int = 5
+    """Engine deaths within `restart_window_s` after which the server gives up."""
+    restart_window_s: float = 60.0
+    restart_backoff_s: float = 0.05
+    """Doubled at every restart within the window."""

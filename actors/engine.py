@@ -1,0 +1,204 @@
+"""The engine: scheduler, KV-block manager and executor, one restart group.
+
+`run_engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the
+engine process executes: `python -P -m quipu.actors.engine FD INCARNATION CONFIG`, with one end of the socket pair as
+file descriptor FD and the config as JSON. Only this module imports the executor, and with it torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import trio
+
+from quipu.actors.block_manager import run_block_manager
+from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
+from quipu.actors.config import EngineConfig
+from quipu.actors.core.batching import Batcher, Limits
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.executor import Executor, run_executor_inline, run_executor_thread
+from quipu.actors.messages import EngineReady, Granted, Reserve, StepPlan, StepReport
+from quipu.actors.scheduler import SchedulerMessage, run_scheduler
+from quipu.actors.supervisor import REFUSED_EXIT_CODE, Death, EngineLink
+from quipu.kernels.backend import Backend, BackendConfig, load_backend
+from quipu.kernels.fake import Dials, FakeBackend
+
+PLAN_SLOTS = 4
+"""Plans, proposals, grants or reports that may wait between two of the three: more than are ever in flight."""
+
+
+class Engine:
+    """The three actors' state and channels; `inbox` is where submits and aborts go in."""
+
+    def __init__(self, config: EngineConfig, backend: Backend) -> None:
+        self.config = config
+        self.backend = backend
+        self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
+        self.block_manager = BlockManagerCore(
+            config.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            watermark_blocks=math.floor(config.watermark * config.num_blocks),
+        )
+        self.batcher = Batcher(
+            Limits(
+                block_size=config.block_size,
+                num_blocks=config.num_blocks,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+                eos_token_ids=frozenset(config.eos_token_ids),
+                enable_prefix_caching=config.enable_prefix_caching,
+                max_steps_in_flight=config.max_steps_in_flight,
+            )
+        )
+        self.executor = Executor(
+            backend, block_size=config.block_size, num_blocks=config.num_blocks, max_num_seqs=config.max_num_seqs
+        )
+
+    async def run(self, reports: Sender[StepReport]) -> None:
+        """Run the three actors until cancelled or one of them raises."""
+        reserve: Channel[Reserve] = Channel(PLAN_SLOTS)
+        granted: Channel[Granted] = Channel(PLAN_SLOTS)
+        plans: Channel[StepPlan] = Channel(PLAN_SLOTS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_block_manager, self.block_manager, reserve, granted)
+            nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
+            if isinstance(self.backend, FakeBackend):
+                dials = self.backend.dials
+                nursery.start_soon(
+                    run_executor_inline, self.executor, plans, self.inbox, lambda: dials.step_seconds
+                )
+            else:
+                nursery.start_soon(run_executor_thread, self.executor, plans, self.inbox)
+
+    def ready(self, incarnation: int) -> EngineReady:
+        capabilities = self.backend.capabilities
+        return EngineReady(
+            incarnation, self.config.num_blocks, self.config.block_size, capabilities.name, capabilities.dtype
+        )
+
+
+def make_backend(config: EngineConfig) -> Backend:
+    """Load what `config` names. Raises ValueError for a checkpoint that cannot be served."""
+    backend_config = BackendConfig(
+        model_path=Path(config.model_path),
+        dtype=config.dtype,
+        load_format=config.load_format,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    if config.executor == "fake":
+        dials = Dials(
+            step_seconds=config.fake_step_seconds,
+            poison_token_id=config.fake_poison_token_id,
+        )
+        return FakeBackend(backend_config, dials)
+    return load_backend(config.executor, backend_config)
+
+
+class LoopHost:
+    """Runs engines in the caller's loop, over in-memory channels."""
+
+    def __init__(self, config: EngineConfig, make: Callable[[EngineConfig], Backend] = make_backend) -> None:
+        self._config = config
+        self._make = make
+        self.engine: Engine | None = None
+        """The one that runs now."""
+
+    async def run(self, link: EngineLink) -> Death:
+        engine = Engine(self._config, self._make(self._config))
+        reports: Channel[StepReport] = Channel(PLAN_SLOTS)
+
+        async def feed() -> None:
+            while True:
+                for message in await link.take():
+                    await engine.inbox.send(message)
+
+        async def tell() -> None:
+            while True:
+                await link.deliver(await reports.receive_all())
+
+        self.engine = engine
+        try:
+            await link.deliver([engine.ready(link.incarnation)])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(feed)
+                nursery.start_soon(tell)
+                nursery.start_soon(engine.run, reports)
+        except* Exception as group:
+            await link.deliver(reports.take_nowait())
+            return_value = Death(f"{type(_leaf(group)).__name__}: {_leaf(group)}")
+        finally:
+            self.engine = None
+            engine.backend.close()
+        return return_value
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
+    """Serve one incarnation over a socket until the other end closes."""
+    reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
+
+    class Reports:
+        async def send(self, report: StepReport, /) -> None:
+            await writer.send_all([report])
+
+    async with trio.open_nursery() as nursery:
+        await writer.send_all([engine.ready(incarnation)])
+        nursery.start_soon(engine.run, Reports())
+        try:
+            while True:
+                for message in await reader.receive_all():
+                    await engine.inbox.send(message)  # type: ignore[arg-type]  # the web side sends Submit and Abort
+        except PeerGone:
+            nursery.cancel_scope.cancel()  # the web process is gone: free everything by ending
+
+
+def main(argv: list[str]) -> int:
+    """Run the engine process; its exit code tells the supervisor whether to try again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor, incarnation, config_json = argv
+    config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
+    try:
+        engine = Engine(config, make_backend(config))
+    except ValueError as error:
+        print(f"quipu: this checkpoint cannot be served: {error}", file=sys.stderr, flush=True)
+        return REFUSED_EXIT_CODE
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1000)
+
+    async def run() -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=int(descriptor))))
+        async with stream:
+            await serve_process(stream, int(incarnation), engine)
+
+    try:
+        trio.run(run)
+    except* PeerGone:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a pass may be running in its thread; nobody waits for it any more

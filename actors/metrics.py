@@ -1,0 +1,76 @@
+"""The Prometheus metrics, in the field's usual names under `quipu:`.
+
+Written by the accountant only, rendered by the web layer. Counters only ever add.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+class Metrics:
+    """One registry, one model."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests, each prompt once.")
+        self._cached = Counter(
+            "quipu:cached_tokens", "Prompt tokens served from cache.", ["model_name", "tier"], registry=self.registry
+        )
+        self.cached_tokens = self._cached.labels(model_name, "device")
+        self.generation_tokens = counter("generation_tokens", "Completion tokens of closed requests.")
+        self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
+        self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
+        self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
+        self._requests = Counter(
+            "quipu:requests", "Requests, by how they ended.", ["model_name", "outcome"], registry=self.registry
+        )
+        for outcome in ("finished", "failed", "cancelled", "rejected"):
+            self._requests.labels(model_name, outcome)
+        self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
+        self.request_cache_hit_ratio = histogram("request_cache_hit_ratio", "Cached share of a prompt.", _RATIOS)
+        self.time_to_first_token = histogram("time_to_first_token_seconds", "From receipt to first token.", _SECONDS)
+        self.inter_token_latency = histogram("inter_token_latency_seconds", "Between two tokens.", _GAP_SECONDS)
+        self.request_queue = histogram("request_queue_seconds", "From receipt to admission.", _SECONDS)
+        self.e2e_request_latency = histogram("e2e_request_latency_seconds", "From receipt to the end.", _SECONDS)
+        self.open_accounts = gauge("open_accounts", "Accounts not closed yet, leaving ones included.")
+        self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
+        self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
+        blocks = Gauge("quipu:kv_blocks", "KV blocks.", ["model_name", "state"], registry=self.registry)
+        self.kv_blocks_used = blocks.labels(model_name, "used")
+        self.kv_blocks_cached = blocks.labels(model_name, "cached")
+        self.kv_blocks_free = blocks.labels(model_name, "free")
+        self.kv_cache_usage_ratio = gauge("kv_cache_usage_ratio", "Held share of the KV blocks.")
+
+    def set_blocks(self, *, total: int, free: int, cached: int) -> None:
+        """`total` without the null block; `free` counts cached blocks that nobody holds."""
+        self.kv_blocks_used.set(total - free)
+        self.kv_blocks_cached.set(cached)
+        self.kv_blocks_free.set(free - cached)
+        self.kv_cache_usage_ratio.set((total - free) / total)
+
+    def count_request(self, outcome: str) -> None:
+        self._requests.labels(self._model, outcome).inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"quipu:{name}", text, ["model_name"], registry=self.registry).labels(self._model)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"quipu:{name}", text, ["model_name"], registry=self.registry).labels(self._model)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"quipu:{name}", text, ["model_name"], registry=self.registry, buckets=buckets
+        ).labels(self._model)

@@ -1,0 +1,231 @@
+"""Which requests are open, and which of their sequences an engine holds: the web side's front desk.
+
+Not an actor: a synchronous object of the web process. Handlers open and leave requests here; the tokenizer submits
+through it; the accountant tells it of Terminals and failures; the supervisor's link takes from its lane.
+
+The lane to the engine is first in, first out. `Submit` waits for a slot, looks at the request's `left` flag and goes
+in with no checkpoint between; `Abort` never waits, for its Submit has made its room. So no Submit follows its own
+Abort, and none goes out for a request that has left.
+
+What must always hold: every submitted sequence is in `_live` until its Terminal or its engine's death; `leave` can be
+called in any state, any number of times.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from quipu.actors.channel import Channel, Poster, Sender
+from quipu.actors.front import DeskClosed, Health, ServingInfo, State
+from quipu.actors.mailbox import Mailbox
+from quipu.actors.messages import Abort, Encode, Forget, Left, OpenAccount, Submit, Track
+
+EngineMessage = Submit | Abort
+
+
+@attrs.define(eq=False)
+class OpenRequest:
+    """One request between its opening and its leaving."""
+
+    request_id: str
+    mailbox: Mailbox
+    submitted_ids: list[int] = attrs.field(factory=list)
+    stopped: bool = False
+    """It has left or failed: nothing more of it is submitted."""
+
+
+@attrs.define(eq=False)
+class LiveSequence:
+    """A submitted sequence that has not been answered by a Terminal."""
+
+    incarnation: int | None = None
+    """The engine that was given it; None while it waits in the lane."""
+    aborted: bool = False
+
+
+class RequestTicket:
+    """One open request, for its handler."""
+
+    def __init__(self, registry: Registry, request: Encode, mailbox: Mailbox) -> None:
+        self._registry = registry
+        self._request = request
+        self._mailbox = mailbox
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def mailbox(self) -> Mailbox:
+        return self._mailbox
+
+    async def start(self) -> None:
+        await self._registry.encoder.send(self._request)
+
+    def leave(self) -> None:
+        self._registry.leave(self._request.request_id)
+
+
+class Registry:
+    """The front desk (see `front.FrontDesk`), and what the web side's actors share about open requests."""
+
+    def __init__(
+        self,
+        info: ServingInfo,
+        *,
+        encoder: Sender[Encode],
+        lane: Channel[EngineMessage],
+        accountant: Poster[OpenAccount | Left],
+        detokenizer: Poster[Track | Forget],
+        metrics: Callable[[], bytes],
+        max_open_requests: int,
+    ) -> None:
+        self._info = info
+        self.encoder = encoder
+        self.lane = lane
+        self._accountant = accountant
+        self._detokenizer = detokenizer
+        self._metrics = metrics
+        self._max_open_requests = max_open_requests
+        self._open: dict[str, OpenRequest] = {}
+        self._live: dict[int, LiveSequence] = {}
+        self._next_sequence_id = 1
+        self._health = Health(State.STARTING, 0, "the engine is loading")
+        self._draining = False
+        self._idle = trio.Event()
+        self._idle.set()
+
+    # ------------------------------------------------------------ for handlers
+
+    @property
+    def info(self) -> ServingInfo:
+        return self._info
+
+    def new_request_id(self) -> str:
+        return f"req-{secrets.token_hex(12)}"
+
+    def open(self, request: Encode, endpoint: str) -> RequestTicket:
+        if self._draining:
+            raise DeskClosed("the server is shutting down")
+        if self._health.state is State.FAILED:
+            raise DeskClosed(f"the engine has failed: {self._health.detail}")
+        if len(self._open) >= self._max_open_requests:
+            raise DeskClosed(f"{len(self._open)} requests are open already")
+        mailbox = Mailbox()
+        self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
+        self._idle = trio.Event() if self._idle.is_set() else self._idle
+        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox))
+        return RequestTicket(self, request, mailbox)
+
+    def leave(self, request_id: str) -> None:
+        """The request's scope has ended."""
+        request = self._open.pop(request_id, None)
+        if request is None:
+            return
+        self._stop(request)
+        self._accountant.post(Left(request_id, tuple(request.submitted_ids)))
+        if not self._open:
+            self._idle.set()
+
+    def health(self) -> Health:
+        if self._draining and self._health.state is State.READY:
+            return attrs.evolve(self._health, state=State.DRAINING, detail="the server is shutting down")
+        return self._health
+
+    def render_metrics(self) -> bytes:
+        return self._metrics()
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_live_sequences(self) -> int:
+        return len(self._live)
+
+    # ------------------------------------------------------------ for the tokenizer
+
+    def new_sequence_ids(self, count: int) -> tuple[int, ...]:
+        first = self._next_sequence_id
+        self._next_sequence_id += count
+        return tuple(range(first, first + count))
+
+    def may_submit(self, request_id: str) -> bool:
+        """Whether the request is still there. A Submit must follow with no checkpoint between."""
+        request = self._open.get(request_id)
+        return request is not None and not request.stopped
+
+    def outlet(self, request_id: str) -> Mailbox:
+        """Where the events of an open request go. Raises KeyError once it has left."""
+        return self._open[request_id].mailbox
+
+    async def submit(self, submit: Submit, track: Track) -> bool:
+        """Send one sequence to the engine, unless its request has left. False then."""
+        await self.lane.reserve()
+        if not self.may_submit(track.request_id):
+            self.lane.cancel_reservation()
+            return False
+        self._open[track.request_id].submitted_ids.append(submit.sequence_id)
+        self._live[submit.sequence_id] = LiveSequence()
+        self._detokenizer.post(track)
+        self.lane.put_reserved(submit)
+        return True
+
+    # ------------------------------------------------------------ for detokenizer and accountant
+
+    def abort(self, sequence_id: int) -> None:
+        """Have the engine end a sequence. Nothing happens if it has been told, or has ended."""
+        live = self._live.get(sequence_id)
+        if live is not None and not live.aborted:
+            live.aborted = True
+            self.lane.post(Abort(sequence_id))
+
+    def stop(self, request_id: str) -> tuple[int, ...]:
+        """Submit nothing more of a request and end what was submitted; which sequences that were.
+
+        Empty for a request that has left: its `Left` message has said it.
+        """
+        request = self._open.get(request_id)
+        if request is None:
+            return ()
+        self._stop(request)
+        return tuple(request.submitted_ids)
+
+    def _stop(self, request: OpenRequest) -> None:
+        request.stopped = True
+        for sequence_id in request.submitted_ids:
+            self.abort(sequence_id)
+        if request.submitted_ids:
+            self._detokenizer.post(Forget(tuple(request.submitted_ids)))
+
+    def terminal(self, sequence_id: int) -> None:
+        """The engine has answered for a sequence."""
+        self._live.pop(sequence_id, None)
+
+    # ------------------------------------------------------------ for the supervisor
+
+    async def take_for(self, incarnation: int) -> list[EngineMessage]:
+        """What goes to the engine next; from here on it holds those sequences."""
+        messages = await self.lane.receive_all()
+        for message in messages:
+            live = self._live.get(message.sequence_id)
+            if isinstance(message, Submit) and live is not None:
+                live.incarnation = incarnation
+        return messages
+
+    def held_by(self, incarnation: int) -> tuple[int, ...]:
+        """Sequences that an engine was given and has not answered."""
+        return tuple(i for i, live in self._live.items() if live.incarnation == incarnation)
+
+    def set_health(self, health: Health) -> None:
+        self._health = health
+
+    async def drain(self, grace_s: float) -> None:
+        """Open nothing more; wait until every open request has left, at most `grace_s` seconds."""
+        self._draining = True
+        with trio.move_on_after(grace_s):
+            await self._idle.wait()

@@ -1,0 +1,190 @@
+"""The supervisor: runs one engine after another, and knows how they are.
+
+An engine (scheduler, KV-block manager, executor: one restart group) runs in a host: in this loop, or in a process of
+its own. When it dies, everything it held is told so (`EngineDied`, after the last of its reports), health says so
+before that, and a new incarnation begins. What waits in the lane goes to the new one.
+
+What must always hold: health is never better than the truth; two engines never hold the same sequence; too many deaths
+within the window end the server with an error.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import attrs
+import msgspec
+import structlog
+import trio
+
+from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone
+from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.front import Health, State
+from quipu.actors.messages import EngineDied, EngineReady, StepReport
+from quipu.actors.registry import EngineMessage, Registry
+
+log = structlog.get_logger()
+
+REFUSED_EXIT_CODE = 78
+"""How an engine process says that it cannot serve this checkpoint, now or later (EX_CONFIG)."""
+
+
+class EngineGivenUp(Exception):
+    """The engine died too often, or refused its checkpoint. The server must end with an error."""
+
+
+@attrs.frozen
+class Death:
+    reason: str
+    hopeless: bool = False
+    """Another start would end the same way."""
+
+
+class EngineLink:
+    """One incarnation's way to the web side."""
+
+    def __init__(self, incarnation: int, registry: Registry, accountant: Channel[StepReport | EngineDied]) -> None:
+        self.incarnation = incarnation
+        self._registry = registry
+        self._accountant = accountant
+
+    async def take(self) -> list[EngineMessage]:
+        """What the engine gets next; waits until there is something."""
+        return await self._registry.take_for(self.incarnation)
+
+    async def deliver(self, messages: Iterable[object]) -> None:
+        """What the engine says, in order."""
+        for message in messages:
+            match message:
+                case StepReport():
+                    await self._accountant.send(message)
+                case EngineReady():
+                    log.info("engine.ready", **attrs.asdict(message))
+                    self._registry.set_health(Health(State.READY, self.incarnation, ""))
+
+
+class EngineHost(Protocol):
+    async def run(self, link: EngineLink) -> Death:
+        """Run one engine until it dies, and say why."""
+        ...
+
+
+class Supervisor:
+    def __init__(
+        self,
+        config: HouseConfig,
+        host: EngineHost,
+        registry: Registry,
+        accountant: Channel[StepReport | EngineDied],
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._registry = registry
+        self._accountant = accountant
+
+    async def run(self) -> None:
+        """Keep an engine running until cancelled. Raises EngineGivenUp."""
+        config, registry = self._config, self._registry
+        deaths: deque[float] = deque()
+        incarnation = 0
+        while True:
+            incarnation += 1
+            link = EngineLink(incarnation, registry, self._accountant)
+            death = await self._host.run(link)
+            now = trio.current_time()
+            deaths.append(now)
+            while deaths[0] < now - config.restart_window_s:
+                deaths.popleft()
+            giving_up = death.hopeless or len(deaths) > config.max_restarts
+            state = State.FAILED if giving_up else State.RESTARTING
+            held = registry.held_by(incarnation)
+            registry.set_health(Health(state, incarnation, death.reason))
+            log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
+            self._accountant.post(EngineDied(incarnation, death.reason, held))
+            if giving_up:
+                raise EngineGivenUp(death.reason)
+            await trio.sleep(config.restart_backoff_s * 2 ** (len(deaths) - 1))
+
+
+class ProcessHost:
+    """Runs the engine in a process of its own, over a stream socket pair whose end of file is its death."""
+
+    STOP_GRACE_S = 2.0
+
+    def __init__(self, config: EngineConfig, environment: dict[str, str]) -> None:
+        self._config = config
+        self._environment = environment
+        self.process: trio.Process | None = None
+
+    async def run(self, link: EngineLink) -> Death:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        command = [
+            *(sys.executable, "-P", "-m", "quipu.actors.engine"),
+            *(str(theirs.fileno()), str(link.incarnation), msgspec.json.encode(self._config).decode()),
+        ]
+        async with stream:
+            # a session of its own: Ctrl-C at the terminal is for the web process, which stops its engine itself
+            process = await trio.lowlevel.open_process(
+                command,
+                pass_fds=(theirs.fileno(),),
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            theirs.close()
+            self.process = process
+            try:
+                await self._talk(link, stream)
+                with trio.move_on_after(self.STOP_GRACE_S):
+                    await process.wait()
+            finally:
+                self.process = None
+                await self._stop(process, stream)
+        return _explain(process.returncode)
+
+    async def _talk(self, link: EngineLink, stream: trio.SocketStream) -> None:
+        """Carry messages both ways until the engine's end closes."""
+        reader = FrameReader(stream, link.incarnation)
+        writer = FrameWriter(stream, link.incarnation)
+
+        async def write() -> None:
+            try:
+                while True:
+                    await writer.send_all(await link.take())
+            except PeerGone:
+                pass  # the reader sees it too, after the last report
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            try:
+                while True:
+                    await link.deliver(await reader.receive_all())
+            except PeerGone:
+                nursery.cancel_scope.cancel()
+
+    async def _stop(self, process: trio.Process, stream: trio.SocketStream) -> None:
+        """Ask (close its socket), wait a while, kill."""
+        with trio.CancelScope(shield=True):
+            if process.returncode is None:
+                await trio.aclose_forcefully(stream)
+                with trio.move_on_after(self.STOP_GRACE_S):
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def _explain(returncode: int | None) -> Death:
+    if returncode == REFUSED_EXIT_CODE:
+        return Death("it cannot serve this checkpoint; its log says why", hopeless=True)
+    if returncode is not None and returncode < 0:
+        return Death(f"killed by {signal.Signals(-returncode).name}")
+    return Death(f"its process ended with exit code {returncode}")

@@ -1,0 +1,177 @@
+"""The tokenizer: from prompts to sequences with block keys.
+
+Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the registry's lane; tells the
+accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Long texts
+are encoded in a worker thread (the library releases the interpreter lock). A prompt that makes the tokenizer raise
+fails its own request only.
+"""
+
+from __future__ import annotations
+
+import attrs
+import structlog
+import trio
+
+from quipu.actors.channel import Poster, Receiver
+from quipu.actors.config import HouseConfig
+from quipu.actors.core.prefix import chain_keys, root_key
+from quipu.actors.messages import (
+    ChatPrompt,
+    Encode,
+    ErrorKind,
+    Prompt,
+    Prompted,
+    Refused,
+    RequestError,
+    Submit,
+    TextPrompt,
+    TokenPrompt,
+    Track,
+)
+from quipu.actors.registry import Registry
+from quipu.actors.vocabulary import TemplateError, Vocabulary
+
+log = structlog.get_logger()
+
+INLINE_CHARACTERS = 4096
+"""Shorter texts are encoded in the loop: a round trip to a thread costs more than they do."""
+PROMPT_TAIL = 8
+"""Prompt ids that a decoder may want to see before the first output."""
+
+
+class TokenizerActor:
+    def __init__(
+        self, config: HouseConfig, vocabulary: Vocabulary, registry: Registry, accountant: Poster[Prompted | Refused]
+    ) -> None:
+        self._config = config
+        self._vocabulary = vocabulary
+        self._registry = registry
+        self._accountant = accountant
+
+    async def run(self, inbox: Receiver[Encode]) -> None:
+        """Encode until cancelled."""
+        while True:
+            for request in await inbox.receive_all():
+                if not self._registry.may_submit(request.request_id):
+                    continue
+                try:
+                    await self._serve(request)
+                except Exception as error:
+                    log.error("tokenizer.failed", request_id=request.request_id, error=type(error).__name__)
+                    self._refuse(request, RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised"))
+
+    async def _serve(self, request: Encode) -> None:
+        prompts: list[list[int]] = []
+        for prompt in request.prompts:
+            try:
+                prompts.append(await self._encode(prompt))
+            except TemplateError as error:
+                self._refuse(request, RequestError(ErrorKind.INVALID, str(error), request.prompt_param))
+                return
+        budgets: list[int] = []
+        for token_ids in prompts:
+            budget = self._max_tokens(request, len(token_ids))
+            if isinstance(budget, RequestError):
+                self._refuse(request, budget)
+                return
+            budgets.append(budget)
+        await self._submit(request, prompts, budgets)
+
+    async def _encode(self, prompt: Prompt) -> list[int]:
+        match prompt:
+            case TokenPrompt():
+                return list(prompt.token_ids)
+            case TextPrompt():
+                if len(prompt.text) <= INLINE_CHARACTERS:
+                    return self._vocabulary.encode(prompt.text)
+                return await trio.to_thread.run_sync(self._vocabulary.encode, prompt.text)
+            case ChatPrompt():
+                if sum(len(str(message.get("content", ""))) for message in prompt.messages) <= INLINE_CHARACTERS:
+                    return self._encode_chat(prompt)
+                return await trio.to_thread.run_sync(self._encode_chat, prompt)
+
+    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        return self._vocabulary.encode_chat(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            template_kwargs=prompt.template_kwargs,
+        )
+
+    def _max_tokens(self, request: Encode, num_prompt_tokens: int) -> int | RequestError:
+        """Output tokens that one prompt may have, or why it cannot be served."""
+        longest = self._config.engine.max_model_len
+        room = longest - num_prompt_tokens
+        code = "context_length_exceeded"
+        if num_prompt_tokens == 0:
+            return RequestError(ErrorKind.INVALID, f"{request.prompt_param} has no tokens", request.prompt_param)
+        if room < 1:
+            message = (
+                f"this model's maximum context length is {longest} tokens, but {request.prompt_param} has "
+                f"{num_prompt_tokens} tokens, which leaves no room for an output"
+            )
+            return RequestError(ErrorKind.INVALID, message, request.prompt_param, code)
+        if request.max_tokens is None:
+            return room
+        if request.max_tokens > room:
+            message = (
+                f"this model's maximum context length is {longest} tokens, but {num_prompt_tokens + request.max_tokens} "
+                f"were asked for ({num_prompt_tokens} in {request.prompt_param}, {request.max_tokens} in "
+                f"{request.max_tokens_param})"
+            )
+            return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, code)
+        return request.max_tokens
+
+    async def _submit(self, request: Encode, prompts: list[list[int]], budgets: list[int]) -> None:
+        engine = self._config.engine
+        root = root_key(
+            domain=request.domain,
+            model=self._config.model_names[0],
+            kv_dtype=self._config.kv_dtype,
+            kv_layout="head_major",
+            block_size=engine.block_size,
+        )
+        places = [(prompt, choice) for prompt in range(len(prompts)) for choice in range(request.num_choices)]
+        sequence_ids = self._registry.new_sequence_ids(len(places))
+        if not self._registry.may_submit(request.request_id):
+            return
+        outlet = self._registry.outlet(request.request_id)
+        self._accountant.post(
+            Prompted(
+                request_id=request.request_id,
+                sequence_ids=sequence_ids,
+                prompt_indexes=tuple(prompt for prompt, _ in places),
+                choice_indexes=tuple(choice for _, choice in places),
+                num_prompt_tokens=tuple(len(prompts[prompt]) for prompt, _ in places),
+            )
+        )
+        keys_of: dict[int, list[bytes]] = {}
+        for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
+            token_ids = prompts[prompt]
+            if prompt not in keys_of:
+                keys_of[prompt] = (
+                    chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
+                )
+            # a seed names one stream of draws: the choices of a prompt each have their own
+            seed = (request.sampling.seed + choice) % (1 << 64)
+            submit = Submit(
+                sequence_id=sequence_id,
+                prompt_token_ids=token_ids,
+                root_key=root,
+                block_keys=keys_of[prompt],
+                sampling=attrs.evolve(request.sampling, max_tokens=budgets[prompt], seed=seed),
+            )
+            track = Track(
+                request_id=request.request_id,
+                sequence_id=sequence_id,
+                index=index,
+                prompt_tail=tuple(token_ids[-PROMPT_TAIL:]),
+                stop=request.stop,
+                include_stop=request.include_stop,
+                skip_special_tokens=request.skip_special_tokens,
+                outlet=outlet,
+            )
+            if not await self._registry.submit(submit, track):
+                return
+
+    def _refuse(self, request: Encode, error: RequestError) -> None:
+        self._accountant.post(Refused(request.request_id, error))

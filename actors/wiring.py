@@ -1,0 +1,110 @@
+"""READ FIRST: every channel, every actor, every restart group, on one page.
+
+    handler ──Encode──▶ tokenizer ──Submit, Abort (lane)──▶ ENGINE: scheduler ⇄ KV-block manager
+       ▲                    │                                           │ ▲
+       │                 Prompted                               StepPlan│ │StepDone
+       │                    ▼                                           ▼ │
+    mailbox ◀──Started── accountant ◀──────StepReport────────────────  executor
+       ▲      Closed       │  ▲
+       │                Tokens│Completed
+       │                   ▼  │
+       └─────Delta──── detokenizer
+
+Restart groups: the engine (its three actors live and die together, see `supervisor.py`); everything else is the
+server: if a web-side actor raises, the server ends with an error.
+
+The same actors run in both wirings: `single_loop` has the engine in this loop over in-memory channels (tests,
+simulation), `split` in a process of its own over a socket pair (serving). Torch is only ever loaded where the engine
+runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from quipu.actors.accountant import Accountant, AccountantMessage
+from quipu.actors.channel import Channel
+from quipu.actors.config import HouseConfig
+from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import Encode
+from quipu.actors.metrics import Metrics
+from quipu.actors.registry import EngineMessage, Registry
+from quipu.actors.supervisor import EngineHost, ProcessHost, Supervisor
+from quipu.actors.tokenizer import TokenizerActor
+from quipu.actors.vocabulary import Vocabulary
+
+ENGINE = "quipu.actors.engine"
+"""Named, not imported: only `single_loop` loads it into this process."""
+
+
+@attrs.frozen
+class House:
+    """Everything that runs, for the web layer and for tests."""
+
+    desk: Registry
+    metrics: Metrics
+    accountant: Accountant
+    detokenizer: Detokenizer
+    host: EngineHost
+
+
+@asynccontextmanager
+async def open_house(config: HouseConfig, info: ServingInfo, host: EngineHost) -> AsyncIterator[House]:
+    """Run the web side's actors and `host`'s engines until the block is left."""
+    encodes: Channel[Encode] = Channel(config.encode_slots)
+    lane: Channel[EngineMessage] = Channel(config.submit_slots)
+    # posted to without waiting: a handful of messages an open request
+    accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
+    texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
+
+    vocabulary = Vocabulary(Path(config.engine.model_path))
+    metrics = Metrics(config.model_names[0])
+    registry = Registry(
+        info,
+        encoder=encodes,
+        lane=lane,
+        accountant=accounts,
+        detokenizer=texts,
+        metrics=metrics.render,
+        max_open_requests=config.max_open_requests,
+    )
+    tokenizer = TokenizerActor(config, vocabulary, registry, accounts)
+    detokenizer = Detokenizer(vocabulary, accounts, registry.abort)
+    accountant = Accountant(metrics, registry, texts, num_usable_blocks=config.engine.num_blocks - 1)
+    supervisor = Supervisor(config, host, registry, accounts)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tokenizer.run, encodes)
+        nursery.start_soon(detokenizer.run, texts)
+        nursery.start_soon(accountant.run, accounts)
+        nursery.start_soon(supervisor.run)
+        yield House(registry, metrics, accountant, detokenizer, host)
+        nursery.cancel_scope.cancel()
+
+
+def single_loop(config: HouseConfig, info: ServingInfo, make_backend: Callable[..., Any] | None = None) -> Any:
+    """The whole house in this loop, as an async context manager giving a `House`."""
+    engine = importlib.import_module(ENGINE)
+    host = engine.LoopHost(config.engine, *([make_backend] if make_backend else []))
+    return open_house(config, info, host)
+
+
+def split(config: HouseConfig, info: ServingInfo) -> Any:
+    """The web side here, the engine in a process of its own, as an async context manager giving a `House`."""
+    environment = dict(os.environ)
+    # read by libgomp when torch loads: a spinning thread would starve a busy neighbour, and be starved by it
+    environment.setdefault("GOMP_SPINCOUNT", "10000")
+    environment.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    return open_house(config, info, ProcessHost(config.engine, environment))
+
+
+__all__ = ["AccountantMessage", "House", "open_house", "single_loop", "split"]

@@ -1,0 +1,3 @@
+"""Shared fixtures: small houses on the fake executor, in one loop on a mock clock."""
+
+from __future__ import annotations

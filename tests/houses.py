@@ -1,0 +1,194 @@
+"""Houses for tests: the whole of quipu in one loop, on the KV-reading fake executor.
+
+`Client` plays a handler: it opens a request, reads its mailbox to the end and leaves. What a correct engine answers is
+`quipu.kernels.fake.continuation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.engine import Engine, LoopHost
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import (
+    Closed,
+    Delta,
+    Encode,
+    Prompt,
+    RequestError,
+    SamplingParams,
+    Started,
+    TokenPrompt,
+    UsageRecord,
+)
+from quipu.actors.registry import RequestTicket
+from quipu.actors.wiring import House, open_house
+from quipu.kernels.backend import BackendConfig
+from quipu.kernels.fake import Dials, FakeBackend
+
+BLOCK = 16
+
+
+def house_config(**changes: Any) -> HouseConfig:
+    """A small house: 63 usable blocks of 16 tokens unless said otherwise. Engine fields go by `EngineConfig`'s names."""
+    engine_fields = {field.name for field in attrs.fields(EngineConfig)}
+    engine = {
+        "model_path": str(DEMO),
+        "executor": "fake",
+        "dtype": "auto",
+        "load_format": "auto",
+        "block_size": BLOCK,
+        "num_blocks": 64,
+        "max_model_len": 1008,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "eos_token_ids": (),
+    }
+    house: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
+    for name, value in changes.items():
+        (engine if name in engine_fields else house)[name] = value
+    return HouseConfig(engine=EngineConfig(**engine), **house)
+
+
+def serving_info(config: HouseConfig) -> ServingInfo:
+    return ServingInfo(
+        model_names=config.model_names,
+        created=0,
+        max_model_len=config.engine.max_model_len,
+        block_size=config.engine.block_size,
+        num_blocks=config.engine.num_blocks,
+        vocab_size=config.vocab_size,
+        settings={},
+    )
+
+
+@attrs.frozen
+class Answer:
+    """All that one request came to."""
+
+    texts: dict[int, str]
+    reasons: dict[int, str]
+    started: list[Started]
+    record: UsageRecord
+    error: RequestError | None
+
+
+@attrs.define
+class Client:
+    house: House
+    config: HouseConfig
+    dials: Dials
+
+    @property
+    def engine(self) -> Engine:
+        assert isinstance(self.house.host, LoopHost)
+        assert self.house.host.engine is not None
+        return self.house.host.engine
+
+    def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
+        sampling = {
+            name: fields.pop(name)
+            for name in ("temperature", "seed", "ignore_eos", "stop_token_ids")
+            if name in fields
+        }
+        return Encode(
+            request_id=self.house.desk.new_request_id(),
+            prompts=tuple(TokenPrompt(tuple(p)) if isinstance(p, list) else p for p in prompts),
+            num_choices=n,
+            max_tokens=max_tokens,
+            sampling=SamplingParams(max_tokens=1, **{"temperature": 0.0, **sampling}),
+            **{
+                "stop": (),
+                "include_stop": False,
+                "skip_special_tokens": True,
+                "domain": "tenant",
+                "prompt_param": "prompt",
+                "max_tokens_param": "max_tokens",
+                **fields,
+            },
+        )
+
+    def open(self, *prompts: list[int] | Prompt, **fields: Any) -> RequestTicket:
+        return self.house.desk.open(self.encode(*prompts, **fields), "test")
+
+    async def ask(self, *prompts: list[int] | Prompt, **fields: Any) -> Answer:
+        ticket = self.open(*prompts, **fields)
+        try:
+            await ticket.start()
+            return await read_answer(ticket)
+        finally:
+            ticket.leave()
+
+    def assert_at_rest(self) -> None:
+        """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
+        assert self.house.accountant.num_open_accounts == 0
+        assert self.house.desk.num_open_requests == 0
+        assert self.house.desk.num_live_sequences == 0
+        assert self.house.detokenizer.num_tracked == 0
+        manager = self.engine.block_manager
+        manager.check()
+        assert manager.holdings == {}
+        assert manager.pool.num_free == self.config.engine.num_blocks - 1
+        assert self.engine.batcher.sequences == {}
+
+
+async def read_answer(ticket: RequestTicket) -> Answer:
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    started: list[Started] = []
+    while True:
+        for event in await ticket.mailbox.get():
+            match event:
+                case Started():
+                    started.append(event)
+                case Delta():
+                    assert event.index not in reasons, "a choice went on after its finish reason"
+                    texts[event.index] = texts.get(event.index, "") + event.text
+                    if event.finish_reason is not None:
+                        reasons[event.index] = event.finish_reason.value
+                case Closed():
+                    return Answer(texts, reasons, started, event.record, event.error)
+
+
+@asynccontextmanager
+async def small_house(dials: Dials | None = None, **changes: Any) -> AsyncIterator[Client]:
+    """A house on the fake executor, in this loop. `dials` belong to every engine that it starts."""
+    config = house_config(**changes)
+    dials = dials or Dials(step_seconds=0.01)
+
+    def make(engine: EngineConfig) -> FakeBackend:
+        return FakeBackend(
+            BackendConfig(
+                model_path=DEMO,
+                dtype="auto",
+                load_format="auto",
+                block_size=engine.block_size,
+                num_blocks=engine.num_blocks,
+                max_num_seqs=engine.max_num_seqs,
+                max_model_len=engine.max_model_len,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+            ),
+            dials,
+        )
+
+    async with open_house(config, serving_info(config), LoopHost(config.engine, make)) as house:
+        yield Client(house, config, dials)
+
+
+def text_of(token_ids: list[int]) -> str:
+    """What a client sees of ids, whole."""
+    from pathlib import Path
+
+    from quipu.actors.vocabulary import Vocabulary
+
+    decoder = Vocabulary(Path(DEMO)).decoder(skip_special_tokens=True, prompt_tail=())
+    return "".join(map(decoder.push, token_ids)) + decoder.flush()
+
+
+MakeBackend = Callable[[EngineConfig], FakeBackend]
