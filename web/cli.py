@@ -175,22 +175,23 @@ async def run_server(
     config: HouseConfig, info: ServingInfo, options: AppOptions, server: ServerConfig, host: str, port: int
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Raises EngineGivenUp."""
-    async with split(config, info) as house, trio.open_nursery() as nursery:
+    async with split(config, info) as house, trio.open_nursery() as watching:
         stopping = trio.Event()
-        nursery.start_soon(_wait_signal, stopping)
-        addresses: list[Address] = await nursery.start(
-            partial(
-                serve,
-                make_app(house.desk, options),
-                host=host,
-                port=port,
-                config=server,
-                shutdown_trigger=partial(_drain, house, stopping, server.graceful_timeout_s),
+        watching.start_soon(_wait_signal, stopping)
+        async with trio.open_nursery() as serving:
+            addresses: list[Address] = await serving.start(
+                partial(
+                    serve,
+                    make_app(house.desk, options),
+                    host=host,
+                    port=port,
+                    config=server,
+                    shutdown_trigger=partial(_drain, house, stopping, server.graceful_timeout_s),
+                )
             )
-        )
-        log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
-        _calm_collector()
-        await stopping.wait()
+            log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
+            _calm_collector()
+        watching.cancel_scope.cancel()  # it would wait for another signal for ever
 
 
 async def _wait_signal(stopping: trio.Event) -> None:
