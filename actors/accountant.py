@@ -201,9 +201,7 @@ class Accountant:
         metrics = self._metrics
         metrics.num_requests_running.set(report.num_running)
         metrics.num_requests_waiting.set(report.num_waiting)
-        metrics.set_blocks(
-            total=self._num_usable_blocks, free=report.num_free_blocks, cached=report.num_cached_blocks
-        )
+        metrics.set_blocks(total=self._num_usable_blocks, free=report.num_free_blocks, cached=report.num_cached_blocks)
         if report.num_preempted:
             metrics.num_preemptions.inc(report.num_preempted)
 
@@ -270,9 +268,7 @@ class Accountant:
         problems = account.problems()
         if problems:
             metrics.usage_disputed.inc()
-            log.error(
-                "account.disputed", request_id=account.request_id, problems=problems, record=attrs.asdict(record)
-            )
+            log.error("account.disputed", request_id=account.request_id, problems=problems, record=attrs.asdict(record))
         metrics.count_request(record.outcome)
         metrics.generation_tokens.inc(record.completion_tokens)
         metrics.recomputed_tokens.inc(record.recomputed_tokens)

@@ -151,9 +151,7 @@ class FrameWriter:
 
     def encode(self, message: WireMessage) -> bytes:
         body = self._encoder.encode(message)
-        head = _HEADER.pack(
-            _HEADER.size - _LENGTH_BYTES + len(body), self._incarnation, _NUMBERS[type(message)]
-        )
+        head = _HEADER.pack(_HEADER.size - _LENGTH_BYTES + len(body), self._incarnation, _NUMBERS[type(message)])
         return head + body
 
     async def send_all(self, messages: Iterable[WireMessage]) -> None:

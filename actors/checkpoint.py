@@ -53,7 +53,9 @@ def resolve(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model {model!r} is no folder here and could not be fetched from the hub: {error}") from error
+        raise CheckpointError(
+            f"model {model!r} is no folder here and could not be fetched from the hub: {error}"
+        ) from error
 
 
 def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> CheckpointInfo:

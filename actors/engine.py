@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import trio
@@ -24,12 +23,10 @@ from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, Se
 from quipu.actors.config import EngineConfig
 from quipu.actors.core.batching import Batcher, Limits
 from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.executor import Executor, run_executor_inline, run_executor_thread
+from quipu.actors.executor import Executor, load_executor, run_executor
 from quipu.actors.messages import EngineReady, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
 from quipu.actors.supervisor import REFUSED_EXIT_CODE, Death, EngineLink
-from quipu.kernels.backend import Backend, BackendConfig, load_backend
-from quipu.kernels.fake import Dials, FakeBackend
 
 PLAN_SLOTS = 4
 """Plans, proposals, grants or reports that may wait between two of the three: more than are ever in flight."""
@@ -38,9 +35,9 @@ PLAN_SLOTS = 4
 class Engine:
     """The three actors' state and channels; `inbox` is where submits and aborts go in."""
 
-    def __init__(self, config: EngineConfig, backend: Backend) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
         self.config = config
-        self.backend = backend
+        self.executor = executor
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
         self.block_manager = BlockManagerCore(
             config.num_blocks,
@@ -60,9 +57,6 @@ class Engine:
                 max_steps_in_flight=config.max_steps_in_flight,
             )
         )
-        self.executor = Executor(
-            backend, block_size=config.block_size, num_blocks=config.num_blocks, max_num_seqs=config.max_num_seqs
-        )
 
     async def run(self, reports: Sender[StepReport]) -> None:
         """Run the three actors until cancelled or one of them raises."""
@@ -72,53 +66,26 @@ class Engine:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
-            if isinstance(self.backend, FakeBackend):
-                dials = self.backend.dials
-                nursery.start_soon(
-                    run_executor_inline, self.executor, plans, self.inbox, lambda: dials.step_seconds
-                )
-            else:
-                nursery.start_soon(run_executor_thread, self.executor, plans, self.inbox)
+            nursery.start_soon(run_executor, self.executor, plans, self.inbox)
 
     def ready(self, incarnation: int) -> EngineReady:
-        capabilities = self.backend.capabilities
+        capabilities = self.executor.backend.capabilities
         return EngineReady(
             incarnation, self.config.num_blocks, self.config.block_size, capabilities.name, capabilities.dtype
         )
 
 
-def make_backend(config: EngineConfig) -> Backend:
-    """Load what `config` names. Raises ValueError for a checkpoint that cannot be served."""
-    backend_config = BackendConfig(
-        model_path=Path(config.model_path),
-        dtype=config.dtype,
-        load_format=config.load_format,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-    )
-    if config.executor == "fake":
-        dials = Dials(
-            step_seconds=config.fake_step_seconds,
-            poison_token_id=config.fake_poison_token_id,
-        )
-        return FakeBackend(backend_config, dials)
-    return load_backend(config.executor, backend_config)
-
-
 class LoopHost:
     """Runs engines in the caller's loop, over in-memory channels."""
 
-    def __init__(self, config: EngineConfig, make: Callable[[EngineConfig], Backend] = make_backend) -> None:
+    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], Executor] = load_executor) -> None:
         self._config = config
-        self._make = make
+        self._load = load
         self.engine: Engine | None = None
         """The one that runs now."""
 
     async def run(self, link: EngineLink) -> Death:
-        engine = Engine(self._config, self._make(self._config))
+        engine = Engine(self._config, self._load(self._config))
         reports: Channel[StepReport] = Channel(PLAN_SLOTS)
 
         async def feed() -> None:
@@ -142,7 +109,7 @@ class LoopHost:
             return_value = Death(f"{type(_leaf(group)).__name__}: {_leaf(group)}")
         finally:
             self.engine = None
-            engine.backend.close()
+            engine.executor.backend.close()
         return return_value
 
 
@@ -177,7 +144,7 @@ def main(argv: list[str]) -> int:
     descriptor, incarnation, config_json = argv
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
     try:
-        engine = Engine(config, make_backend(config))
+        engine = Engine(config, load_executor(config))
     except ValueError as error:
         print(f"quipu: this checkpoint cannot be served: {error}", file=sys.stderr, flush=True)
         return REFUSED_EXIT_CODE

@@ -16,16 +16,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 import trio
 
 from quipu.actors.channel import Poster, Receiver
+from quipu.actors.config import EngineConfig
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.messages import SamplingParams, StepDone, StepDropped, StepFailed, StepPlan, StepResult
-from quipu.kernels.backend import Backend
+from quipu.kernels.backend import Backend, BackendConfig, load_backend
 from quipu.kernels.batch import StepBatch
+from quipu.kernels.fake import FakeBackend
 
 
 @attrs.define(eq=False)
@@ -176,19 +178,48 @@ class Executor:
             self._free_slots.append(state.slot)
 
 
-async def run_executor_inline(
-    executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult], step_seconds: Callable[[], float]
+def load_executor(config: EngineConfig) -> Executor:
+    """Load the backend that `config` names. Raises ValueError for a checkpoint that it cannot serve."""
+    backend_config = BackendConfig(
+        model_path=Path(config.model_path),
+        dtype=config.dtype,
+        load_format=config.load_format,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    backend = load_backend(config.executor, backend_config)
+    if isinstance(backend, FakeBackend):
+        backend.dials.step_seconds = config.fake_step_seconds
+        backend.dials.poison_token_id = config.fake_poison_token_id
+    return Executor(
+        backend, block_size=config.block_size, num_blocks=config.num_blocks, max_num_seqs=config.max_num_seqs
+    )
+
+
+async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
+    """Answer plans until cancelled: in a thread of their own, or in the loop where the backend does no work."""
+    if isinstance(executor.backend, FakeBackend):
+        await _run_in_loop(executor, executor.backend, plans, results)
+    else:
+        await _run_in_thread(executor, plans, results)
+
+
+async def _run_in_loop(
+    executor: Executor, backend: FakeBackend, plans: Receiver[StepPlan], results: Poster[StepResult]
 ) -> None:
-    """Run passes in the loop itself: for a backend that does no work, on a clock that may be a mock."""
+    """No thread, so that the clock may be a mock."""
     while True:
         for plan in await plans.receive_all():
             result = executor.run(plan)
-            await trio.sleep(step_seconds())
+            await trio.sleep(backend.dials.step_seconds)
             results.post(result)
 
 
-async def run_executor_thread(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
-    """Run passes in a thread of their own, which begins the next plan the moment it has done with one."""
+async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
+    """A thread of its own begins the next plan the moment it has done with one."""
     work: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
     token = trio.lowlevel.current_trio_token()
     crashed: list[BaseException] = []

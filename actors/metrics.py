@@ -71,6 +71,6 @@ class Metrics:
         return Gauge(f"quipu:{name}", text, ["model_name"], registry=self.registry).labels(self._model)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"quipu:{name}", text, ["model_name"], registry=self.registry, buckets=buckets
-        ).labels(self._model)
+        return Histogram(f"quipu:{name}", text, ["model_name"], registry=self.registry, buckets=buckets).labels(
+            self._model
+        )

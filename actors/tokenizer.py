@@ -148,9 +148,7 @@ class TokenizerActor:
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             token_ids = prompts[prompt]
             if prompt not in keys_of:
-                keys_of[prompt] = (
-                    chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
-                )
+                keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
             # a seed names one stream of draws: the choices of a prompt each have their own
             seed = (request.sampling.seed + choice) % (1 << 64)
             submit = Submit(

@@ -91,10 +91,10 @@ async def open_house(config: HouseConfig, info: ServingInfo, host: EngineHost) -
         nursery.cancel_scope.cancel()
 
 
-def single_loop(config: HouseConfig, info: ServingInfo, make_backend: Callable[..., Any] | None = None) -> Any:
+def single_loop(config: HouseConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:
     """The whole house in this loop, as an async context manager giving a `House`."""
     engine = importlib.import_module(ENGINE)
-    host = engine.LoopHost(config.engine, *([make_backend] if make_backend else []))
+    host = engine.LoopHost(config.engine, *([load_executor] if load_executor else []))
     return open_house(config, info, host)
 
 

@@ -1,3 +1,17 @@
-"""Shared fixtures: small houses on the fake executor, in one loop on a mock clock."""
+"""Settings of the whole suite: how deep hypothesis digs, and no network."""
 
 from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+settings.register_profile(
+    "ci", max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "long", max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci")

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import attrs
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.config import EngineConfig, HouseConfig
 from quipu.actors.engine import Engine, LoopHost
+from quipu.actors.executor import Executor, load_executor
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import (
     Closed,
@@ -29,7 +30,6 @@ from quipu.actors.messages import (
 )
 from quipu.actors.registry import RequestTicket
 from quipu.actors.wiring import House, open_house
-from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend
 
 BLOCK = 16
@@ -93,9 +93,7 @@ class Client:
 
     def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
         sampling = {
-            name: fields.pop(name)
-            for name in ("temperature", "seed", "ignore_eos", "stop_token_ids")
-            if name in fields
+            name: fields.pop(name) for name in ("temperature", "seed", "ignore_eos", "stop_token_ids") if name in fields
         }
         return Encode(
             request_id=self.house.desk.new_request_id(),
@@ -162,22 +160,13 @@ async def small_house(dials: Dials | None = None, **changes: Any) -> AsyncIterat
     config = house_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
 
-    def make(engine: EngineConfig) -> FakeBackend:
-        return FakeBackend(
-            BackendConfig(
-                model_path=DEMO,
-                dtype="auto",
-                load_format="auto",
-                block_size=engine.block_size,
-                num_blocks=engine.num_blocks,
-                max_num_seqs=engine.max_num_seqs,
-                max_model_len=engine.max_model_len,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-            ),
-            dials,
-        )
+    def load(engine: EngineConfig) -> Executor:
+        executor = load_executor(engine)
+        assert isinstance(executor.backend, FakeBackend)
+        executor.backend.dials = dials
+        return executor
 
-    async with open_house(config, serving_info(config), LoopHost(config.engine, make)) as house:
+    async with open_house(config, serving_info(config), LoopHost(config.engine, load)) as house:
         yield Client(house, config, dials)
 
 
@@ -189,6 +178,3 @@ def text_of(token_ids: list[int]) -> str:
 
     decoder = Vocabulary(Path(DEMO)).decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()
-
-
-MakeBackend = Callable[[EngineConfig], FakeBackend]

@@ -69,14 +69,14 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("serve", help="serve a model over the OpenAI API")
     command.add_argument(
-        "model", nargs="?", default="demo", help="a folder, a Hugging Face id, or `demo` (the default), which ships inside"
+        "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
     )
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
     add("--served-model-name", nargs="+", metavar="NAME", help="names that clients may ask for (default: the model's)")
     add("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto", help="of weights and KV cache")
-    add("--load-format", choices=["auto", "dummy"], default="auto", help="`dummy`: random weights in config.json's shape")
+    add("--load-format", choices=["auto", "dummy"], default="auto", help="`dummy`: random weights in its shape")
     add("--block-size", type=_positive, default=16, help="tokens a KV block holds (default: %(default)s)")
     add("--num-blocks", type=_positive, help="KV blocks, the null block included (default: from memory and context)")
     add("--max-model-len", type=_positive, help="longest prompt and output together (default: the model's own)")
@@ -92,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
     add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")
-    add("--executor", choices=["reference", "fake"], default="reference", help="`fake` computes nothing: for trying out")
+    add("--executor", choices=["reference", "fake"], default="reference", help="`fake` computes nothing")
     add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
     add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)
     return parser
@@ -120,9 +120,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         fake_step_seconds=arguments.fake_step_seconds,
         fake_poison_token_id=arguments.fake_poison_token_id,
     )
-    config = HouseConfig(
-        engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype
-    )
+    config = HouseConfig(engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype)
     info = ServingInfo(
         model_names=names,
         created=int(time.time()),
@@ -154,9 +152,7 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
     if asked is not None and asked > checkpoint.max_model_len:
         raise CheckpointError(f"--max-model-len {asked} is more than the model's {checkpoint.max_model_len}")
     wanted = asked or checkpoint.max_model_len
-    num_blocks = arguments.num_blocks or default_num_blocks(
-        checkpoint, block_size=block_size, max_model_len=wanted
-    )
+    num_blocks = arguments.num_blocks or default_num_blocks(checkpoint, block_size=block_size, max_model_len=wanted)
     capacity = (num_blocks - 1) * block_size
     if capacity < 2:
         raise CheckpointError(f"--num-blocks {num_blocks} leaves no room: the null block takes one")
@@ -164,8 +160,8 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
         return wanted, num_blocks
     if asked is not None:
         raise CheckpointError(
-            f"--max-model-len {asked} does not fit the KV cache of {capacity} tokens ({num_blocks} blocks of {block_size}, "
-            "one of them the null block)"
+            f"--max-model-len {asked} does not fit the KV cache of {capacity} tokens "
+            f"({num_blocks} blocks of {block_size}, one of them the null block)"
         )
     log.info("config.context_shortened", max_model_len=capacity, model_max_len=wanted, num_blocks=num_blocks)
     return capacity, num_blocks

@@ -20,7 +20,7 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Body, EndBody, Request
+from hypercorn.protocol.events import Body, EndBody, Request, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
@@ -186,7 +186,12 @@ class Protocol(H11Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         if self.closed:
+            # A generator that never waits but for this would otherwise run for ever, and nothing beside it.
+            await trio.lowlevel.checkpoint()
             return
+        if not isinstance(event, StreamClosed):
+            # Writes are shielded; here, where h11 believes nothing yet, is where a stream may be cancelled.
+            await trio.lowlevel.checkpoint_if_cancelled()
         if self.connection.our_state is h11.ERROR:
             # The application broke HTTP (a bad header, more bytes than declared), h11 told it so, and nothing that
             # follows can be sent. Stock tries a 500 all the same, and that exception kills the whole server.

@@ -1,0 +1,64 @@
+# Everything that a newcomer runs. `make serve` and `make test` need Python >= 3.11 and make, and nothing else.
+
+PYTHON ?= python3
+MODEL ?= demo
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+SOURCES := actors kernels web tests bench scripts
+
+.PHONY: help install install-test serve test test-long lint types layers pytest format dist clean
+
+help: ## say what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/installed ## make the virtual environment and install quipu in it
+install-test: $(VENV)/installed-test
+
+# torch first and pinned: left to itself, pip takes a build with gigabytes of CUDA
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "installing quipu into $(VENV) (torch is the large one)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) setuptools torch==2.13.0
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	@echo "installing what the tests need"
+	@$(PIP) --no-build-isolation -e '.[test,bench]'
+	@touch $@
+
+serve: install ## serve MODEL on HOST:PORT with ARGS
+	@exec $(BIN)/quipu serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: install-test lint types layers pytest ## lint, types, layers and tests
+
+test-long: install-test ## the same properties, much deeper
+	$(BIN)/python -m pytest --hypothesis-profile long
+
+lint: install-test
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: install-test
+	$(BIN)/mypy
+
+layers: install-test
+	$(BIN)/lint-imports
+
+pytest: install-test
+	$(BIN)/python -m pytest -m 'not slow' --durations 10
+
+format: install-test ## let ruff format and fix what it can
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+dist: install-test ## build wheel and sdist into dist/
+	$(BIN)/python -m build --outdir dist .
+
+clean: ## remove what was built and installed
+	rm -rf $(VENV) build dist src/*.egg-info
