@@ -44,8 +44,8 @@ def sample(
     ids, probabilities = candidates(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     cumulative = probabilities.cumsum()
     index = int(cumulative.searchsorted(uniform(seed, output_position) * cumulative[-1], side="right"))
-    # The product can round up to the total itself, one past the end.
-    return int(ids[min(index, len(ids) - 1)])
+    # Should the product round up to the total itself, the last candidate that can be drawn at all takes it.
+    return int(ids[min(index, np.count_nonzero(probabilities) - 1)])
 
 
 def candidates(

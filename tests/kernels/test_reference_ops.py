@@ -1,0 +1,105 @@
+"""The reference's operations one by one: a row's bits do not depend on its place, and attention is attention.
+
+Wider than the small checkpoints' matrices, so that torch does split its loops among threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from kernel_checkpoints import scattered_blocks
+
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.reference.attention import attend_span
+from quipu.kernels.reference.ops import ReferenceOps
+from quipu.kernels.reference.plan import Span, StepPlan
+from quipu.kernels.reference.tiles import ROWS
+
+ROW_COUNTS = [ROWS * tiles for tiles in (1, 2, 3, 5, 11, 12, 13, 19, 23, 29, 31, 40)]
+NO_TOKENS = torch.zeros(0, dtype=torch.int64)
+
+
+def small_cache(block_size: int = 8) -> KVCache:
+    cache = KVCache(
+        num_layers=1, num_blocks=96, num_kv_heads=2, block_size=block_size, head_dim=16, dtype=torch.float32
+    )
+    cache.fill(float("nan"))
+    return cache
+
+
+@pytest.fixture
+def ops() -> ReferenceOps:
+    plan = StepPlan(
+        spans=[], token_ids_N=NO_TOKENS, positions_N=NO_TOKENS, blocks_n=NO_TOKENS, offsets_n=NO_TOKENS
+    )  # fmt: skip
+    return ReferenceOps(plan, small_cache())
+
+
+@pytest.fixture(params=[1, 2, 3], autouse=True)
+def threads(request: pytest.FixtureRequest, one_thread: None) -> Iterator[None]:
+    """Three threads split a loop at borders that fall within vectors."""
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def row_by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, count: int) -> None:
+    """The first `count` rows of x, computed together, equal those rows in the last places of another batch."""
+    expected = function(x[:count])
+    generator = torch.Generator().manual_seed(count)
+    order = torch.randperm(count, generator=generator)
+    assert torch.equal(function(x[:count][order]), expected[order])
+    few = torch.cat([x[count:][: ROWS - 1], x[:1]])
+    assert torch.equal(function(few)[-1], expected[0])
+
+
+@pytest.mark.parametrize("width", [100, 160])
+def test_silu_mul(ops: ReferenceOps, width: int) -> None:
+    """torch's own silu gives 4 % of numbers another last bit in a loop's remainder than in its body."""
+    gate_up = torch.randn(2 * ROW_COUNTS[-1], 2 * width, generator=torch.Generator().manual_seed(0)) * 3
+    for count in ROW_COUNTS:
+        row_by_row(ops.silu_mul, gate_up, count)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 384), (96, 1000), (1024, 64)])
+def test_linear(ops: ReferenceOps, inputs: int, outputs: int) -> None:
+    """A row of a product is the same in every tile and at every place in it."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    x = torch.randn(2 * ROW_COUNTS[6], inputs, generator=generator)
+    for count in ROW_COUNTS[:6]:
+        row_by_row(lambda rows: ops.linear(rows, weight), x, count)
+
+
+@pytest.mark.parametrize("shape", [(1000,), (6, 16)])
+def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
+    """A row's norm is summed in one order, whatever stands beside it."""
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(shape[-1], generator=generator)
+    x = torch.randn(2 * ROW_COUNTS[-1], *shape, generator=generator)
+    for count in ROW_COUNTS:
+        row_by_row(lambda rows: ops.rms_norm(rows, weight, 1e-6), x, count)
+
+
+@pytest.mark.parametrize(("position", "length"), [(0, 1), (0, 300), (255, 2), (270, 1), (500, 40)])
+def test_attention_is_softmax(position: int, length: int) -> None:
+    """Tiled, paged and combined by chunks: within rounding of the plain formula in float64."""
+    generator = torch.Generator().manual_seed(position)
+    context, cache = position + length, small_cache()
+    blocks = torch.tensor(scattered_blocks(-(-context // 8), seed=position, num_blocks=96))
+    k_CKE, v_CKE = torch.randn(2, context, 2, 16, generator=generator)
+    with torch.inference_mode():
+        for cache_BKSE, new_CKE in zip(cache[0], (k_CKE, v_CKE), strict=True):
+            positions = torch.arange(context)
+            cache_BKSE[blocks[positions // 8], :, positions % 8] = new_CKE
+    q_NHE = torch.randn(length, 6, 16, generator=generator)
+
+    found = attend_span(q_NHE, *cache[0], Span(start=0, length=length, position=position, blocks=blocks))
+
+    k_CHE, v_CHE = (x.double().repeat_interleave(3, dim=1) for x in (k_CKE, v_CKE))
+    s_HNC = torch.einsum("nhe,che->hnc", q_NHE.double(), k_CHE) / 4
+    s_HNC.masked_fill_(torch.arange(context) > torch.arange(position, context).unsqueeze(1), -torch.inf)
+    expected = torch.einsum("hnc,che->nhe", s_HNC.softmax(-1), v_CHE)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)

@@ -1,0 +1,83 @@
+"""`ReferenceBackend.step`: who draws, what is carried, and that neighbours do not show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+
+from quipu.kernels.batch import Drawn
+from quipu.kernels.reference.backend import ReferenceBackend
+
+BLOCKS = scattered_blocks(60, seed=20)
+
+
+def row(index: int, **changes: Any) -> dict[str, Any]:
+    """Row of sequence `index`: its own prompt, blocks and seed, sampled warm."""
+    return {
+        "slot": index,
+        "token_ids": prompt(10 + index, seed=index),
+        "position": 0,
+        "blocks": BLOCKS[index * 10 : index * 10 + 10],
+        "temperature": 1.0,
+        "seed": 1000 + index,
+        **changes,
+    }
+
+
+def generate(backend: ReferenceBackend, indexes: list[int], *, carried: bool, count: int = 6) -> dict[int, list[int]]:
+    """Prefill the sequences together and draw `count` tokens for each, carried on the device or fed by the host."""
+    first = backend.step(make_batch(*(row(index) for index in indexes)))
+    outputs = {index: [token_id] for index, token_id in zip(indexes, first.token_ids, strict=True)}
+    for step in range(1, count):
+        rows = [
+            row(
+                index,
+                token_ids=[0 if carried else outputs[index][-1]],
+                carried=carried,
+                position=10 + index + step - 1,
+                output_position=step,
+            )
+            for index in indexes
+        ]
+        for index, token_id in zip(indexes, backend.step(make_batch(*rows)).token_ids, strict=True):
+            outputs[index].append(token_id)
+    return outputs
+
+
+def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
+    """Drawn names the sampling rows in ascending order; a pass in which nobody samples draws nothing."""
+    backend = make_backend(checkpoints["llama"])
+    drawn = backend.step(make_batch(row(0, samples=False), row(1), row(2, samples=False), row(3)))
+    assert drawn.rows == [1, 3]
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in drawn.token_ids)
+    assert backend.step(make_batch(row(0, samples=False))) == Drawn(rows=[], token_ids=[])
+
+
+def test_carried_token_is_the_slots_last(checkpoints: dict[str, Path]) -> None:
+    """Feeding back on the device what a slot drew is the same as the host feeding it; and so is going alone."""
+    backend = make_backend(checkpoints["llama"])
+    together = generate(backend, [0, 1, 2, 3], carried=True)
+    assert generate(backend, [3, 1], carried=False) == {index: together[index] for index in (3, 1)}
+    assert generate(backend, [2], carried=True) == {2: together[2]}
+    assert len({tuple(tokens) for tokens in together.values()}) == 4
+
+
+def test_a_slot_that_drew_nothing_cannot_carry(checkpoints: dict[str, Path]) -> None:
+    """The executor's mistake is named, not fed to the model as token 0."""
+    backend = make_backend(checkpoints["llama"])
+    with pytest.raises(ValueError, match="slot 5"):
+        backend.step(make_batch(row(0, slot=5, token_ids=[0], carried=True, position=10)))
+
+
+def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
+    """One row reads unwritten KV, so its logits are NaN: the pass raises, and no slot's carried token has moved."""
+    backend = make_backend(checkpoints["llama"])
+    first = backend.step(make_batch(row(0))).token_ids[0]
+    carry = row(0, token_ids=[0], carried=True, position=10, output_position=1)
+    with pytest.raises(ArithmeticError):
+        backend.step(make_batch(carry, row(1, position=5)))
+    host = row(0, token_ids=[first], position=10, output_position=1)
+    assert backend.step(make_batch(carry)) == backend.step(make_batch(host))
