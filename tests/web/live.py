@@ -241,7 +241,7 @@ class Client:
     async def _receive(self) -> bytes:
         try:
             return bytes(await self.stream.receive_some(65536))
-        except trio.BrokenResourceError:
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
 

@@ -6,15 +6,21 @@ such a test says that the stock server passes, the repair in `web/http11.py` or 
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+from contextlib import suppress
+
 import h2.config
 import h2.connection
 import pytest
 import trio
+import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from live import GLANCE_S, PATIENCE_S, Client, Kind, Probe, Running, asgi, get, post, probe_app, running, running_ours
 
+from quipu.web import http11
 from quipu.web.connection import Connection
-from quipu.web.server import ServerConfig
+from quipu.web.server import ServerConfig, serve
 
 # Stock leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -221,11 +227,29 @@ async def test_shutdown_with_a_client_that_has_stopped_reading(kind: Kind) -> No
 
 @both
 async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
-    """A connection without a next request is closed. Stock loses its timer with the first request under quart-trio."""
+    """A connection without a next request is closed. Stock starts its timer in the task that quart-trio cancels in
+    that moment, and has none from then on."""
     async with running(kind, probe_app(Probe()), ServerConfig(keep_alive_timeout_s=0.05)) as server:
         client = await server.connect()
         await client.get("/hello")
         assert (await client.answer()).status == 200
+        ended = trio.Event()
+        server.nursery.start_soon(set_at_end, client, ended)
+        assert await kind.sees(ended) is (kind is Kind.OURS)
+
+
+@both
+@pytest.mark.parametrize(
+    "request_bytes",
+    [get("/hello", "Connection: close"), b"GET /hello HTTP/1.0\r\n\r\n"],
+    ids=["connection-close", "http-1.0"],
+)
+async def test_connection_ends_after_the_last_request(kind: Kind, request_bytes: bytes) -> None:
+    """At once. Stock closes it in the task that quart-trio cancels in that moment: it stays open for ever."""
+    async with running(kind, probe_app(Probe())) as server:
+        client = await server.connect()
+        await client.send(request_bytes)
+        assert (await client.answer()).body == b"done"
         ended = trio.Event()
         server.nursery.start_soon(set_at_end, client, ended)
         assert await kind.sees(ended) is (kind is Kind.OURS)
@@ -337,8 +361,7 @@ async def test_pipelined_bytes_are_bounded() -> None:
 
 
 async def test_many_pipelined_requests() -> None:
-    """A thousand small requests at once are answered one after the other."""
-    probe = Probe()
+    """Hundreds of small requests at once are answered one after the other."""
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -349,7 +372,6 @@ async def test_many_pipelined_requests() -> None:
         await client.send(get("/") * 500)
         for _ in range(500):
             assert (await client.answer()).body == b"ok"
-    assert probe.num_released == 0
 
 
 async def test_five_hundred_requests_on_one_connection() -> None:
@@ -426,20 +448,6 @@ async def test_expect_100_continue() -> None:
         assert (await client.answer()).status == 100
         await client.send(request[-3:])
         assert (await client.answer()).body == b"3"
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [get("/hello", "Connection: close"), b"GET /hello HTTP/1.0\r\n\r\n"],
-    ids=["connection-close", "http-1.0"],
-)
-async def test_last_request_is_answered_and_the_connection_ends(request_bytes: bytes) -> None:
-    """At once, not at a timeout: the end comes before the client closes."""
-    async with running_ours(probe_app(Probe())) as server:
-        client = await server.connect()
-        await client.send(request_bytes)
-        assert (await client.answer()).body == b"done"
-        assert await client.read_all() == b""
 
 
 async def test_head() -> None:
@@ -585,8 +593,6 @@ async def test_shutdown_cuts_off_what_does_not_end(path: str) -> None:
 
 async def test_port_in_use() -> None:
     """A plain OSError."""
-    from quipu.web.server import serve
-
     async with running_ours(probe_app(Probe())) as server:
         with pytest.raises(OSError, match="in use"):
             await serve(probe_app(Probe()), host=server.address.host, port=server.address.port)
@@ -612,6 +618,16 @@ async def test_request_finds_its_connection() -> None:
         assert await client.read_all() == b""
     [connection] = found
     assert isinstance(connection, Connection)
+
+
+def test_other_hypercorn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What we override is not its public interface; and the message says what to install."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.1")
+    spec = importlib.util.spec_from_file_location("http11_again", http11.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match=r"install hypercorn==0\.18\.0"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 # Small help
@@ -654,7 +670,5 @@ async def set_at_end(client: Client, ended: trio.Event) -> None:
 
 
 async def send_quietly(client: Client, data: bytes) -> None:
-    try:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         await client.send(data)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
