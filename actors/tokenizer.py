@@ -113,9 +113,10 @@ class TokenizerActor:
         if request.max_tokens is None:
             return room
         if request.max_tokens > room:
+            asked = num_prompt_tokens + request.max_tokens
             message = (
-                f"this model's maximum context length is {longest} tokens, but {num_prompt_tokens + request.max_tokens} "
-                f"were asked for ({num_prompt_tokens} in {request.prompt_param}, {request.max_tokens} in "
+                f"this model's maximum context length is {longest} tokens, but {asked} were asked for ("
+                f"{num_prompt_tokens} in {request.prompt_param}, {request.max_tokens} in "
                 f"{request.max_tokens_param})"
             )
             return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, code)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+import trio
 
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.config import EngineConfig, HouseConfig
@@ -36,7 +37,7 @@ BLOCK = 16
 
 
 def house_config(**changes: Any) -> HouseConfig:
-    """A small house: 63 usable blocks of 16 tokens unless said otherwise. Engine fields go by `EngineConfig`'s names."""
+    """A small house: 63 usable blocks of 16 tokens unless said otherwise; `changes` by field name."""
     engine_fields = {field.name for field in attrs.fields(EngineConfig)}
     engine = {
         "model_path": str(DEMO),
@@ -167,6 +168,8 @@ async def small_house(dials: Dials | None = None, **changes: Any) -> AsyncIterat
         return executor
 
     async with open_house(config, serving_info(config), LoopHost(config.engine, load)) as house:
+        while not house.desk.health().is_ready:
+            await trio.lowlevel.checkpoint()
         yield Client(house, config, dials)
 
 

@@ -87,7 +87,7 @@ class BlockPool:
             references[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """`count` blocks to write to, blank ones first, then by eviction. Raises ValueError if there are not as many."""
+        """`count` blocks to write to, blank ones first, then by eviction. Raises ValueError if too few are free."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
         blank = self._blank

@@ -1,0 +1,224 @@
+"""Clients that leave: at every hop, at every checkpoint, in both orders of Submit and Abort.
+
+After each of them nothing is left: no account, no block, no tracked sequence, no task; and the record says `cancelled`
+with what was done.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+from houses import Client, small_house, text_of
+
+from quipu.actors.messages import Closed, Delta, Outcome, Started
+from quipu.kernels.fake import Dials, continuation
+
+PROMPT = random.Random(1).choices(range(300, 4000), k=40)
+
+
+async def settle(client: Client) -> None:
+    """Let everything that was set going come to its end."""
+    with trio.fail_after(60):
+        while client.house.accountant.num_open_accounts or client.house.desk.num_live_sequences:
+            await trio.sleep(0.01)
+    await trio.testing.wait_all_tasks_blocked()
+    client.assert_at_rest()
+
+
+async def test_before_start(autojump_clock: trio.abc.Clock) -> None:
+    """A request that leaves before the tokenizer has heard of it was never anywhere: cached is unknown, not 0."""
+    async with small_house() as client:
+        ticket = client.open(PROMPT)
+        ticket.leave()
+        await settle(client)
+        closed = ticket.mailbox.closed
+    assert closed is not None
+    assert closed.record.outcome is Outcome.CANCELLED
+    assert closed.record.cached_tokens is None
+    assert closed.record.prompt_tokens is None
+
+
+async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
+    """A request that leaves while its Submit waits for a slot is never submitted."""
+    async with small_house(submit_slots=1) as client:
+        desk = client.house.desk
+        await desk.lane.reserve()  # the lane is full
+        ticket = client.open(PROMPT)
+        await ticket.start()
+        await trio.testing.wait_all_tasks_blocked()
+        ticket.leave()
+        assert len(desk.lane) == 0, "nothing was submitted, so nothing is aborted"
+        desk.lane.cancel_reservation()
+        await settle(client)
+        assert ticket.mailbox.closed is not None
+        assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED
+        assert client.engine.executor.backend.num_passes == 0  # type: ignore[attr-defined]
+        assert (await client.ask(PROMPT)).record.cached_tokens == 0
+
+
+async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.abc.Clock) -> None:
+    """Both in the lane, in their order: the engine ends the sequence without a pass, and answers once."""
+    async with small_house() as client:
+        ticket = client.open(PROMPT)
+        await ticket.start()
+        # Submit is put into the lane by the tokenizer's next step; leave the moment that it is there
+        while not len(client.house.desk.lane):
+            await trio.lowlevel.checkpoint()
+        ticket.leave()
+        await settle(client)
+        assert ticket.mailbox.closed is not None
+        assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED
+
+
+@pytest.mark.parametrize("moment", ["started", "first token", "between tokens", "after the last"])
+async def test_on_the_way(autojump_clock: trio.abc.Clock, moment: str) -> None:
+    """Leaving at any later hop closes the account with what was done; blocks are back within one step."""
+    async with small_house(max_num_batched_tokens=16) as client:
+        ticket = client.open(PROMPT, max_tokens=6)
+        await ticket.start()
+        num_tokens = 0
+        here = False
+        while not here:
+            for event in await ticket.mailbox.get():
+                num_tokens += event.num_tokens if isinstance(event, Delta) else 0
+                here |= {
+                    "started": isinstance(event, Started),
+                    "first token": num_tokens == 1,
+                    "between tokens": num_tokens == 3,
+                    "after the last": isinstance(event, Closed),
+                }[moment]
+        ticket.leave()
+        left_at = trio.current_time()
+        await settle(client)
+        assert trio.current_time() - left_at <= 3 * 0.01 + 1e-6, "two steps may be in flight"
+        closed = ticket.mailbox.closed
+    assert closed is not None
+    finished = moment == "after the last"
+    assert closed.record.outcome is (Outcome.FINISHED if finished else Outcome.CANCELLED)
+    assert closed.record.cached_tokens == 0
+    assert closed.record.prompt_tokens == 40
+    assert closed.record.completion_tokens == num_tokens
+    assert not closed.record.disputed
+
+
+async def test_in_the_queue(autojump_clock: trio.abc.Clock) -> None:
+    """A request that leaves while it waits for admission has unknown cached tokens, and does not hold up the queue."""
+    async with small_house(max_num_seqs=1) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.ask, PROMPT)
+        await trio.sleep(0.005)
+        waiting, behind = client.open(PROMPT), client.open(PROMPT)
+        await waiting.start()
+        await behind.start()
+        await trio.sleep(0.02)
+        waiting.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert waiting.mailbox.closed is not None, "no step held it: closed at once"
+        assert waiting.mailbox.closed.record.outcome is Outcome.CANCELLED
+        assert waiting.mailbox.closed.record.cached_tokens is None
+        await trio.sleep(1)
+        assert behind.mailbox.closed is not None
+        assert behind.mailbox.closed.record.outcome is Outcome.FINISHED
+        behind.leave()
+        await settle(client)
+
+
+async def test_stop_string_and_leaving_at_once(autojump_clock: trio.abc.Clock) -> None:
+    """A client that leaves when its stop string has been found has had a finished request."""
+    dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)
+    whole = text_of(continuation(PROMPT, 30, dials))
+    async with small_house(dials) as client:
+        ticket = client.open(PROMPT, max_tokens=30, stop=(whole[5:7],))
+        await ticket.start()
+        while True:
+            events = await ticket.mailbox.get()
+            if any(isinstance(event, Delta) and event.finish_reason for event in events):
+                break
+        ticket.leave()
+        await settle(client)
+        assert ticket.mailbox.closed is not None
+        assert ticket.mailbox.closed.record.outcome is Outcome.FINISHED
+        assert ticket.mailbox.closed.record.completion_tokens == 7
+
+
+async def test_leaving_twice(autojump_clock: trio.abc.Clock) -> None:
+    """Leaving is idempotent, in any state."""
+    async with small_house() as client:
+        ticket = client.open(PROMPT)
+        ticket.leave()
+        ticket.leave()
+        await settle(client)
+        assert client.house.metrics._requests.labels("demo", "cancelled")._value.get() == 1
+
+
+class CancelAt(trio.abc.Instrument):
+    """Calls `act` before the k-th time that a task runs, counted from `arm`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.at: int | None = None
+        self.act: Callable[[], object] = lambda: None
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.act()
+
+
+@pytest.mark.parametrize(
+    ("num_choices", "stop"), [(1, False), (2, False), (1, True)], ids=["one", "two choices", "stop string"]
+)
+async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int, stop: bool) -> None:
+    """Cancelled before task step k of the whole system, for every k until the request is through: nothing is left."""
+    dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)
+    whole = text_of(continuation(PROMPT, 6, dials))
+    instrument = CancelAt()
+    trio.lowlevel.add_instrument(instrument)
+    outcomes = set()
+    async with small_house(dials, max_num_batched_tokens=32) as client:
+        for k in range(1, 2000):
+            with trio.CancelScope() as scope:
+                instrument.count, instrument.at, instrument.act = 0, k, scope.cancel
+                await client.ask(PROMPT, n=num_choices, max_tokens=6, stop=(whole[3:5],) if stop else ())
+            instrument.at = None
+            await settle(client)
+            if not scope.cancelled_caught:
+                break
+        for outcome in ("finished", "cancelled"):
+            if client.house.metrics._requests.labels("demo", outcome)._value.get():
+                outcomes.add(outcome)
+        assert client.house.metrics.usage_disputed._value.get() == 0
+    trio.lowlevel.remove_instrument(instrument)
+    assert 20 < k < 1999, "the sweep has to go through a whole request"
+    assert outcomes == {"finished", "cancelled"}
+
+
+async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
+    """Two hundred clients that share prefixes and leave at random moments leave nothing; the others are right."""
+    chance = random.Random(3)
+    answered = 0
+    async with small_house(num_blocks=40, max_model_len=300, watermark=0.0) as client:
+
+        async def visit(index: int) -> None:
+            nonlocal answered
+            await trio.sleep(chance.random() * 3)
+            prompt = PROMPT[: chance.randrange(1, 40)] + [300 + index]
+            with trio.move_on_after(chance.choice((0, 0.001, 0.02, 0.1, 0.3, 100))) as scope:
+                answer = await client.ask(prompt, max_tokens=12)
+                assert answer.texts[0] == text_of(continuation(prompt, 12))
+                answered += 1
+            assert answered or scope.cancelled_caught
+
+        async with trio.open_nursery() as nursery:
+            for index in range(200):
+                nursery.start_soon(visit, index)
+        await settle(client)
+        assert client.house.metrics.usage_disputed._value.get() == 0
+        requests = client.house.metrics._requests
+        assert requests.labels("demo", "finished")._value.get() >= answered
+        ends = [requests.labels("demo", o)._value.get() for o in ("finished", "cancelled", "failed", "rejected")]
+        assert sum(ends) == 200 and ends[2:] == [0, 0]
+    assert 20 < answered < 200

@@ -1,0 +1,222 @@
+"""Steps that raise and engines that die: whose requests fail, what is rolled back, and that everybody else is right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+import trio.testing
+from houses import Answer, Client, small_house, text_of
+
+from quipu.actors.front import State
+from quipu.actors.messages import ErrorKind, Outcome, StepPlan, TextPrompt
+from quipu.kernels.fake import Dials, continuation
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(300, 4000), k=length)
+
+
+@pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
+async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
+    """Four sequences in the step, others waiting, the next step already sent: those four fail, with a reason."""
+    dials = Dials(step_seconds=0.01)
+    prompts = [prompt_of(40, seed) for seed in range(9)]
+    answers: dict[int, Answer] = {}
+    async with small_house(dials, max_num_seqs=4) as client:
+
+        async def one(index: int) -> None:
+            answers[index] = await client.ask(prompts[index], max_tokens=10)
+
+        async with trio.open_nursery() as nursery:
+            # one request keeps the engine busy, so that the four are admitted in one step
+            nursery.start_soon(one, 8)
+            await trio.testing.wait_all_tasks_blocked()
+            for index in range(8):
+                nursery.start_soon(one, index)
+            await trio.sleep(failing_at)
+            dials.fail_steps = 1
+        assert dials.fail_steps == 0, "a step has raised"
+        await trio.testing.wait_all_tasks_blocked()
+        client.assert_at_rest()
+        after = await client.ask(prompts[0], max_tokens=10)
+        metrics = client.house.metrics
+        assert metrics.usage_disputed._value.get() == 0
+    failed = {index for index, answer in answers.items() if answer.error is not None}
+    assert 1 <= len(failed) <= 4
+    for index, answer in answers.items():
+        if index in failed:
+            assert answer.error is not None
+            assert answer.error.kind is ErrorKind.INTERNAL
+            assert "the dial said that this pass fails" in answer.error.message
+            assert answer.record.outcome is Outcome.FAILED
+        else:
+            assert answer.texts[0] == text_of(continuation(prompts[index], 10))
+            assert answer.record.outcome is Outcome.FINISHED
+    assert after.texts[0] == text_of(continuation(prompts[0], 10))
+
+
+async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> None:
+    """Blocks that a failed step should have written are not found by the next request; a shared prefix still is."""
+    dials = Dials(step_seconds=0.01)
+    shared = prompt_of(32, 1)
+    doomed = shared + prompt_of(32, 2)
+    async with small_house(dials) as client:
+        await client.ask(shared + [300])
+        dials.fail_steps = 1
+        failed = await client.ask(doomed)
+        again = await client.ask(doomed)
+        client.assert_at_rest()
+    assert failed.error is not None
+    assert failed.record.cached_tokens is None, "its first step never completed: its grant was never counted"
+    assert again.record.cached_tokens == 32
+    assert again.texts[0] == text_of(continuation(doomed, 8))
+
+
+async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.abc.Clock) -> None:
+    """A request that was granted blocks of the failed step, in the step after it, is admitted again and counted once."""
+    dials = Dials(step_seconds=0.01)
+    prompt = prompt_of(64, 3)
+    async with small_house(dials) as client:
+        answers: dict[str, Answer] = {}
+
+        async def ask(name: str, tokens: list[int]) -> None:
+            answers[name] = await client.ask(tokens)
+
+        async with trio.open_nursery() as nursery:
+            dials.fail_steps = 1
+            nursery.start_soon(ask, "writer", prompt)
+            # the writer's step is sent; the reader is planned into the next one, on its unwritten blocks
+            await trio.testing.wait_all_tasks_blocked()
+            assert dials.fail_steps == 0
+            nursery.start_soon(ask, "reader", [*prompt, 300])
+        client.assert_at_rest()
+        stats = client.house.accountant.stats
+        assert (stats.total_requests, stats.hit_requests) == (1, 0)
+        assert client.house.metrics.usage_disputed._value.get() == 0
+    assert answers["writer"].error is not None
+    assert answers["reader"].error is None
+    assert answers["reader"].record.cached_tokens == 0
+    assert answers["reader"].record.cache_write_tokens == 64
+    assert answers["reader"].texts[0] == text_of(continuation([*prompt, 300], 8))
+
+
+async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt list of which one prompt is poisoned fails as a whole, and its other sequences are stopped."""
+    dials = Dials(step_seconds=0.01, poison_token_id=299)
+    async with small_house(dials, max_num_seqs=1) as client:
+        answer = await client.ask(prompt_of(20, 1), [299], prompt_of(20, 2), max_tokens=50)
+        client.assert_at_rest()
+    assert answer.error is not None
+    assert "poisoned" in answer.error.message
+    assert answer.record.outcome is Outcome.FAILED
+    assert answer.record.prompt_tokens == answer.started[-1].prompt_tokens, "what was admitted until then"
+    assert answer.record.completion_tokens == 50
+
+
+async def test_tokenizer_trouble_is_one_request_s(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
+    from quipu.actors.vocabulary import Vocabulary
+
+    encode = Vocabulary.encode
+
+    def raise_for_marker(self: Vocabulary, text: str) -> list[int]:
+        if "marker" in text:
+            raise RuntimeError("text that must not be quoted")
+        return encode(self, text)
+
+    monkeypatch.setattr(Vocabulary, "encode", raise_for_marker)
+    async with small_house() as client:
+        bad = await client.ask(TextPrompt("the marker"))
+        good = await client.ask(TextPrompt("something else"))
+        client.assert_at_rest()
+    assert bad.error is not None
+    assert bad.error.kind is ErrorKind.INTERNAL
+    assert "must not be quoted" not in bad.error.message
+    assert good.error is None
+
+
+async def kill_engine(client: Client) -> None:
+    """Make an actor of the engine raise, as a broken invariant would."""
+    core = client.engine.block_manager
+
+    def die(*_: object) -> None:
+        raise RuntimeError("a block table cannot be trusted")
+
+    core.walk = die  # type: ignore[method-assign, assignment]
+
+
+async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
+    """What was in flight fails with a clear error, health says so at once, and the next request is served."""
+    prompt = prompt_of(50, 1)
+    async with small_house(restart_backoff_s=5.0) as client:
+        await client.ask(prompt)
+        answers: list[Answer] = []
+
+        async def ask() -> None:
+            answers.append(await client.ask(prompt, max_tokens=100))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+            await trio.sleep(0.1)
+            await kill_engine(client)
+            await trio.sleep(0.02)
+            health = client.house.desk.health()
+            assert health.state is State.RESTARTING
+            assert not health.is_healthy and not health.is_ready
+            assert "a block table cannot be trusted" in health.detail
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(answers) == 3, "failed at once, not after the restart"
+        assert client.house.accountant.num_open_accounts == 0
+        during = await client.ask(prompt)
+        assert client.house.desk.health().is_ready
+        client.assert_at_rest()
+    for answer in answers:
+        assert answer.error is not None
+        assert answer.error.kind is ErrorKind.INTERNAL
+        assert "engine died" in answer.error.message
+        assert answer.record.outcome is Outcome.FAILED
+        assert answer.record.cached_tokens == 48, "what had been said before is not taken back"
+    assert during.error is None
+    assert during.record.cached_tokens == 0, "the cache died with the engine"
+    assert during.texts[0] == text_of(continuation(prompt, 8))
+
+
+async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
+    """An engine that dies again and again ends the server, and health said so before."""
+    from quipu.actors.supervisor import EngineGivenUp
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with small_house(max_restarts=2) as client:
+            for _ in range(3):
+                while not client.house.desk.health().is_ready:
+                    await trio.sleep(0.01)
+                await kill_engine(client)
+                await client.ask(prompt_of(20, 1))
+            await trio.sleep(60)
+    assert caught.group_contains(EngineGivenUp)
+
+
+async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> None:
+    """A step result that comes twice, or for a step that nobody sent, is no step."""
+    prompt = prompt_of(50, 1)
+    async with small_house() as client:
+        inbox, executor = client.engine.inbox, client.engine.executor
+        run = executor.run
+
+        def run_and_repeat(plan: StepPlan) -> object:
+            result = run(plan)
+            inbox.post(result)  # the actor posts it again
+            return result
+
+        executor.run = run_and_repeat  # type: ignore[method-assign, assignment]
+        answer = await client.ask(prompt)
+        await trio.sleep(1)
+        client.assert_at_rest()
+    assert answer.texts[0] == text_of(continuation(prompt, 8))
+    assert answer.record.computed_tokens == 50
+    assert not answer.record.disputed
