@@ -29,6 +29,9 @@ from quipu.kernels.backend import Backend, BackendConfig, load_backend
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.fake import FakeBackend
 
+THREAD_GRACE_S = 1.0
+"""How long the end of an engine waits for a pass that still runs."""
+
 
 @attrs.define(eq=False)
 class SequenceState:
@@ -249,3 +252,6 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
                     work.put(plan)
     finally:
         work.put(None)
+        with trio.CancelScope(shield=True):
+            # the backend must not be taken from under a pass; one that hangs is left to the end of the process
+            await trio.to_thread.run_sync(thread.join, THREAD_GRACE_S)

@@ -9,8 +9,8 @@ import random
 
 import pytest
 import trio
-from houses import BLOCK, Answer, Client, small_house, text_of
 
+from houses import BLOCK, Answer, Client, small_house, text_of
 from quipu.actors.messages import ChatPrompt, ErrorKind, Outcome, TextPrompt
 from quipu.kernels.fake import Dials, continuation
 

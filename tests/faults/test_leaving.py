@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 import trio
 import trio.testing
-from houses import Client, small_house, text_of
 
+from houses import Client, small_house, text_of
 from quipu.actors.messages import Closed, Delta, Outcome, Started
 from quipu.kernels.fake import Dials, continuation
 
@@ -205,7 +205,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
         async def visit(index: int) -> None:
             nonlocal answered
             await trio.sleep(chance.random() * 3)
-            prompt = PROMPT[: chance.randrange(1, 40)] + [300 + index]
+            prompt = [*PROMPT[: chance.randrange(1, 40)], 300 + index]
             with trio.move_on_after(chance.choice((0, 0.001, 0.02, 0.1, 0.3, 100))) as scope:
                 answer = await client.ask(prompt, max_tokens=12)
                 assert answer.texts[0] == text_of(continuation(prompt, 12))

@@ -7,8 +7,8 @@ import random
 import pytest
 import trio
 import trio.testing
-from houses import Answer, Client, small_house, text_of
 
+from houses import Answer, Client, small_house, text_of
 from quipu.actors.front import State
 from quipu.actors.messages import ErrorKind, Outcome, StepPlan, TextPrompt
 from quipu.kernels.fake import Dials, continuation
@@ -63,7 +63,7 @@ async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> Non
     shared = prompt_of(32, 1)
     doomed = shared + prompt_of(32, 2)
     async with small_house(dials) as client:
-        await client.ask(shared + [300])
+        await client.ask([*shared, 300])
         dials.fail_steps = 1
         failed = await client.ask(doomed)
         again = await client.ask(doomed)
@@ -75,7 +75,7 @@ async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> Non
 
 
 async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.abc.Clock) -> None:
-    """A request that was granted blocks of the failed step, in the step after it, is admitted again and counted once."""
+    """A request that was granted blocks of the failed step, in the step after, is admitted again, counted once."""
     dials = Dials(step_seconds=0.01)
     prompt = prompt_of(64, 3)
     async with small_house(dials) as client:

@@ -1,0 +1,146 @@
+"""Channels in memory and frames over a stream."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, WireMessage
+from quipu.actors.messages import Abort, EngineReady, SamplingParams, StepReport, Submit
+
+
+async def test_first_in_first_out_across_both_ways_in() -> None:
+    """`send` and `post` share one order."""
+    channel: Channel[int] = Channel(10)
+    await channel.send(1)
+    channel.post(2)
+    await channel.send(3)
+    channel.post(4)
+    assert await channel.receive_all() == [1, 2, 3, 4]
+
+
+async def test_send_waits_post_does_not() -> None:
+    """A full channel holds senders back, in order, and still takes what is posted."""
+    channel: Channel[int] = Channel(1)
+    await channel.send(0)
+    async with trio.open_nursery() as nursery:
+        for item in (1, 2):
+            nursery.start_soon(channel.send, item)
+            await trio.testing.wait_all_tasks_blocked()
+        channel.post(9)
+        assert len(channel) == 2
+        assert await channel.receive_all() == [0, 9]
+        await trio.testing.wait_all_tasks_blocked()
+        assert await channel.receive_all() == [1]
+        await trio.testing.wait_all_tasks_blocked()
+        assert await channel.receive_all() == [2]
+
+
+async def test_a_cancelled_sender_costs_no_slot() -> None:
+    """Cancelled while waiting, or with a reservation given back, a sender leaves the capacity as it was."""
+    channel: Channel[int] = Channel(1)
+    await channel.reserve()
+    with trio.move_on_after(0):
+        await channel.send(1)
+    channel.cancel_reservation()
+    await channel.send(2)
+    with trio.move_on_after(0) as scope:
+        await channel.send(3)
+    assert scope.cancelled_caught
+    assert channel.take_nowait() == [2]
+    await channel.send(4)
+    assert await channel.receive_all() == [4]
+
+
+async def test_receiver_is_woken_once_for_all() -> None:
+    """Everything that is there when the receiver runs comes at once."""
+    channel: Channel[int] = Channel(10)
+    received: list[list[int]] = []
+
+    async def receive() -> None:
+        received.append(await channel.receive_all())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        for item in range(5):
+            channel.post(item)
+    assert received == [[0, 1, 2, 3, 4]]
+
+
+async def test_one_receiver() -> None:
+    """A second receiver is an error, not a race."""
+    channel: Channel[int] = Channel(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.receive_all)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.BusyResourceError):
+            await channel.receive_all()
+        nursery.cancel_scope.cancel()
+
+
+def messages() -> list[WireMessage]:
+    report = StepReport(
+        *(7, [1], [1], [16], [16], [1, 2], [16, 0], [50, 9], [2], [0], [16], [1], [300], [1], ["length"]),
+        *([2], ["a step failed"], ["internal"], 3, 4, 5, 6, 7),
+    )
+    sampling = SamplingParams(max_tokens=5, temperature=0.7, seed=2**64 - 1, stop_token_ids=(1, 2))
+    return [
+        EngineReady(1, 64, 16, "fake", "none"),
+        Submit(2**40, list(range(2000)), b"r" * 32, [bytes([i]) * 32 for i in range(100)], sampling),
+        Abort(3),
+        report,
+    ]
+
+
+async def test_frames_survive_any_cut() -> None:
+    """What is written comes out equal, however the stream cuts it."""
+    chance = random.Random(1)
+    for _ in range(20):
+        ours, theirs = trio.testing.memory_stream_one_way_pair()
+        writer, reader = FrameWriter(ours, 5), FrameReader(theirs, 5)
+        data = b"".join(map(writer.encode, messages()))
+        received: list[WireMessage] = []
+        async with trio.open_nursery() as nursery:
+
+            async def write(data: bytes = data, ours: trio.abc.SendStream = ours) -> None:
+                at = 0
+                while at < len(data):
+                    size = chance.choice((1, 7, 100, 5000))
+                    await ours.send_all(data[at : at + size])
+                    at += size
+                    await trio.lowlevel.checkpoint()
+                await ours.aclose()
+
+            nursery.start_soon(write)
+            with pytest.raises(PeerGone):
+                while True:
+                    received += await reader.receive_all()
+        assert received == messages()
+
+
+async def test_frames_of_another_incarnation_are_dropped() -> None:
+    """An engine never gets, and nobody ever hears, what belongs to another one."""
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    await FrameWriter(ours, 1).send_all([Abort(1)])
+    await FrameWriter(ours, 2).send_all([Abort(2)])
+    assert await FrameReader(theirs, 2).receive_all() == [Abort(2)]
+
+
+async def test_a_broken_frame_is_a_broken_peer() -> None:
+    """A length that no frame has ends the connection instead of filling the memory."""
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    await ours.send_all(b"\xff" * 16)
+    with pytest.raises(PeerGone):
+        await FrameReader(theirs, 1).receive_all()
+
+
+async def test_writing_to_a_dead_peer() -> None:
+    """The writer hears of the peer's end as PeerGone, too."""
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    await theirs.aclose()
+    with pytest.raises(PeerGone):
+        await FrameWriter(ours, 1).send_all([Abort(1)])

@@ -1,0 +1,78 @@
+"""The house as it stands on disk: links, layers, sizes; and that the guards of all that really guard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("name", ["actors", "kernels", "web"])
+def test_links(name: str) -> None:
+    """The three folders are reached as `quipu.<name>` through committed relative links, and only so."""
+    link = ROOT / "src" / "quipu" / name
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / ".." / name
+    assert link.resolve() == ROOT / name
+    assert not (ROOT / name / "__init__.py").exists(), "a top-level package of that name would be picked up by others"
+
+
+def test_versions_agree() -> None:
+    """The package and its metadata tell one version."""
+    import tomllib
+
+    import quipu
+
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert metadata["project"]["version"] == quipu.__version__
+    assert quipu.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_web_side_never_loads_torch() -> None:
+    """Importing everything that the web process runs leaves torch outside."""
+    code = """
+        import sys
+        import quipu.actors.wiring, quipu.web.cli, quipu.web.app, quipu.web.server
+        loaded = sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "transformers"))
+        sys.exit(f"loaded: {loaded}" if loaded else 0)
+    """
+    subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(code)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("actors/core/prefix.py", "import trio", "decisions and messages know no loop"),
+        ("actors/messages.py", "import structlog", "decisions and messages know no loop"),
+        ("actors/scheduler.py", "import quipu.actors.executor", "each layer knows only those below it"),
+        ("actors/tokenizer.py", "import quipu.kernels.batch", "only the executor knows the kernels"),
+        ("web/app.py", "import torch", "torch only in the kernels"),
+        ("kernels/batch.py", "import quipu.actors.messages", "kernels know nobody above them"),
+    ],
+)
+def test_layers_are_guarded(tmp_path: Path, module: str, line: str, contract: str) -> None:
+    """A planted violation of each contract is found."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("actors", "kernels", "web", "src"):
+        subprocess.run(["cp", "-a", str(ROOT / name), str(copy / name)], check=True)  # keeps the links
+    (copy / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    planted = copy / module
+    first = "from __future__ import annotations\n"
+    planted.write_text(planted.read_text().replace(first, f"{first}{line}\n"))
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    result = subprocess.run(
+        [sys.executable, "-c", command, "--no-cache"],
+        cwd=copy,
+        env={"PYTHONPATH": str(copy / "src"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0, result.stdout
+    assert contract in result.stdout.partition("Broken contracts")[2], result.stdout
