@@ -82,7 +82,7 @@ def probe_app(probe: Probe) -> QuartTrio:
         return response
 
     @app.before_request
-    def watch() -> None:
+    async def watch() -> None:
         request_scope().on_close(probe.release)
 
     @app.route("/hello", methods=["GET", "POST"])

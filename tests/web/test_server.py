@@ -17,9 +17,11 @@ import trio
 import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from live import GLANCE_S, PATIENCE_S, Client, Kind, Probe, Running, asgi, get, post, probe_app, running, running_ours
+from quart import request
 
 from quipu.web import http11
 from quipu.web.connection import Connection
+from quipu.web.scope import request_scope
 from quipu.web.server import ServerConfig, serve
 
 # Stock leaves a memory channel unclosed for each request.
@@ -94,10 +96,11 @@ async def test_h2_path_that_is_not_ascii(kind: Kind) -> None:
 
 
 @both
-async def test_answer_that_is_not_http(kind: Kind) -> None:
+async def test_answer_that_is_not_http(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     """The application's mistake costs its connection. Stock tries to answer 500 in spite of it; the process ends."""
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        assert scope["type"] == "http"
         status = 101 if scope["path"] == "/switch" else 200
         headers = [(b"x-echo", b"a\nb")] if scope["path"] == "/split" else []
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -114,6 +117,8 @@ async def test_answer_that_is_not_http(kind: Kind) -> None:
             return
         assert await client.read_all() == b""
         assert await server.still_serves()
+    assert "Error in the application" in caplog.text
+    assert "A connection failed" not in caplog.text
 
 
 # What stock does not notice: a client that leaves
@@ -400,6 +405,52 @@ async def test_big_upload() -> None:
         assert (await client.answer()).status == 200
 
 
+async def test_bytes_behind_the_last_request_are_not_kept() -> None:
+    """However many."""
+    probe = Probe()
+    app = probe_app(probe)
+    found: list[Connection] = []
+
+    @app.before_request
+    async def find() -> None:
+        found.append(request.scope["state"]["connection"])
+
+    async with running_ours(app) as server:
+        client = await server.connect()
+        await client.send(get("/gate", "Connection: close"))
+        await wait(probe.entered)
+        await client.send(bytes(1 << 20))
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        protocol = found[0]._protocol
+        assert protocol is not None
+        assert protocol.num_buffered == 0
+        probe.gate.set()
+        assert (await client.answer()).status == 200
+
+
+async def test_stream_that_never_waits_can_be_cancelled() -> None:
+    """A generator that only writes, to a client that reads: it ends with its request's scope, not with the client."""
+    probe = Probe()
+    app = probe_app(probe)
+
+    async def fail() -> None:
+        await probe.gate.wait()
+        raise RuntimeError("a task of the request failed")
+
+    @app.before_request
+    async def start() -> None:
+        request_scope().nursery.start_soon(fail)
+
+    async with running_ours(app) as server:
+        client = await server.connect()
+        await client.get("/flood")
+        await client.read_until(b"\r\n\r\n")
+        probe.gate.set()
+        with trio.fail_after(PATIENCE_S):
+            assert not (await client.read_all()).endswith(b"0\r\n\r\n")
+        assert probe.cancelled.is_set()
+
+
 async def test_body_over_the_limit_is_answered() -> None:
     """The application's 413 reaches a client that goes on sending."""
     async with running_ours(probe_app(Probe())) as server:
@@ -604,7 +655,7 @@ async def test_request_finds_its_connection() -> None:
     left = trio.Event()
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        connection = scope["state"]["connection"]  # type: ignore[typeddict-item]
+        connection = scope["state"]["connection"]
         found.append(connection)
         connection.abort()
         while (await receive())["type"] != "http.disconnect":
