@@ -1,0 +1,50 @@
+"""Servers shared by the tests of this folder. Nothing that kills a process or needs a cold server uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+from tests.e2e.servers import Server, serving
+
+TIGHT_BLOCKS = 25
+"""24 usable ones: a context of 384 tokens, and far less than several requests need together."""
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model with room for everything, and a log of everything."""
+    with serving(tmp_path_factory.mktemp("demo"), "--log-level", "debug", "--num-blocks", "1200") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model on a pool so small that requests have to be preempted."""
+    with serving(tmp_path_factory.mktemp("tight"), "--num-blocks", str(TIGHT_BLOCKS)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The KV-reading fake executor, 5 ms a step."""
+    with serving(tmp_path_factory.mktemp("fake"), "--executor", "fake", "--log-level", "debug") as server:
+        yield server
+
+
+@pytest.fixture
+def client(demo: Server) -> Iterator[openai.OpenAI]:
+    """The official client of the demo server."""
+    with demo.client() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _leave_shared_servers_at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did: afterwards no account is open, no block held, and every account was in order."""
+    yield
+    for name in ("demo", "tight", "fake"):
+        if name in request.fixturenames:
+            metrics = request.getfixturevalue(name).wait_at_rest()
+            assert metrics["usage_disputed_total"] == 0

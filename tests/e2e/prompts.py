@@ -1,0 +1,36 @@
+"""Prompts for shared servers: each tag has words of its own, so only its own test has warmed the cache for it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.vocabulary import Vocabulary
+
+_WORDS = "the list method returns a new object that sorts every item in place when its key is given as second argument"
+
+vocabulary = Vocabulary(Path(DEMO))
+"""The demo model's, which the fake executor serves, too."""
+
+
+def text_prompt(tag: str, num_words: int) -> str:
+    """Words drawn for `tag`; with more words the same ones come first."""
+    chooser = random.Random(tag)
+    return tag + "".join(f" {chooser.choice(_WORDS.split())}" for _ in range(num_words))
+
+
+def token_prompt(tag: str, num_tokens: int) -> list[int]:
+    """Token ids drawn for `tag`, none of them special; with more tokens the same ones come first."""
+    chooser = random.Random(tag)
+    return [chooser.randrange(300, 3900) for _ in range(num_tokens)]
+
+
+def count(text: str) -> int:
+    return len(vocabulary.encode(text))
+
+
+def piece_of(token_id: int) -> str:
+    """One token's text; empty for a part of a character."""
+    decoder = vocabulary.decoder(skip_special_tokens=True, prompt_tail=())
+    return decoder.push(token_id)

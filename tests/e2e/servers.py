@@ -1,0 +1,200 @@
+"""Whole servers for tests: `quipu serve` in processes of its own, on a free port, in an empty folder.
+
+`serving` starts one, reads its address from its log, and stops it the way an operator does. Whoever holds a `Server`
+asks it over real sockets, and looks at its two processes through /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import httpx
+import openai
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must happen; only a test that fails waits so long."""
+QUIPU = Path(sys.executable).with_name("quipu")
+BLOCK = 16
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
+    """Look until there is something true to see, and return it. The one place where a test lets time pass."""
+    deadline = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.005)
+    return seen
+
+
+def start_quipu(folder: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start `quipu ARGUMENTS` in `folder`; its stderr goes to the file returned, outside of that folder."""
+    log_path = folder.with_name(folder.name + ".log")
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [QUIPU, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
+        )
+    return process, log_path
+
+
+@attrs.define(eq=False)
+class Server:
+    """A server that runs, or has run."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    url: str = ""
+
+    # ------------------------------------------------------------ its log
+
+    @property
+    def log_text(self) -> str:
+        return self.log_path.read_text("utf-8", "replace")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log's lines of one event, parsed. A line that is still being written is left out."""
+        whole = self.log_text.rpartition("\n")[0].splitlines()
+        records = [json.loads(line) for line in whole if line.startswith("{")]
+        return [record for record in records if record["event"] == name]
+
+    # ------------------------------------------------------------ over HTTP
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        return host, int(port)
+
+    def client(self) -> openai.OpenAI:
+        """The official client, which must not hide a failure behind another try. Close it."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+    def get(self, path: str) -> httpx.Response:
+        """On a connection of its own, closed afterwards."""
+        return httpx.get(self.url + path, timeout=PATIENCE_S)
+
+    def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE_S, **kwargs)
+
+    def complete(self, prompt: Any, max_tokens: int = 8, **fields: Any) -> httpx.Response:
+        """One greedy completion that never ends by itself, as a plain HTTP response."""
+        body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        return self.post("/v1/completions", body | fields)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name and labels, the model's name left out: `open_accounts`, `kv_blocks{state="used"}`."""
+        samples = {}
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith("quipu:"):
+                name, value = line.removeprefix("quipu:").rsplit(" ", 1)
+                name = re.sub(r'model_name="[^"]*",?', "", name).removesuffix("{}")
+                samples[name] = float(value)
+        return samples
+
+    def wait_at_rest(self) -> dict[str, float]:
+        """Wait until no account is open and no block is held; the metrics then."""
+
+        def rest() -> dict[str, float] | None:
+            metrics = self.metrics()
+            return None if metrics["open_accounts"] or metrics['kv_blocks{state="used"}'] else metrics
+
+        return eventually(rest, "the server comes to rest")
+
+    def wait_ready(self) -> None:
+        eventually(lambda: self.get("/ready").status_code == 200, "/ready answers 200")
+
+    # ------------------------------------------------------------ its processes
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def engine_pid(self) -> int:
+        """The web process's only child."""
+        (pid,) = eventually(lambda: children_of(self.pid), "the web process has a child")
+        return pid
+
+    def stop(self) -> int:
+        """Ask it to end, as an operator would; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
+    """`quipu serve FLAGS` until the block is left; then it must end with `exit_code` upon SIGTERM, and leave nobody."""
+    process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
+    server = Server(process, log_path)
+    try:
+
+        def listening() -> list[dict[str, Any]]:
+            assert process.poll() is None, server.log_text
+            return server.events("server.listening")
+
+        server.url = eventually(listening, "the server listens")[0]["url"][0]
+        server.wait_ready()
+        engine_pid = server.engine_pid()
+        yield server
+        if process.returncode is None:
+            engine_pid = server.engine_pid()  # perhaps another one by now
+            assert server.stop() == exit_code, server.log_text
+        eventually(lambda: has_ended(engine_pid), "the engine process ends")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+        if not has_ended(int(child))
+    ]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to hear of it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def num_files(pid: int) -> int:
+    """File descriptors that a process has open."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def has_torch(pid: int) -> bool:
+    """Whether a process has loaded torch's library."""
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def usage_of(answer: Any) -> dict[str, Any]:
+    """The usage object of an answer or chunk of the openai client, without what the server did not send."""
+    assert answer.usage is not None
+    usage: dict[str, Any] = answer.usage.model_dump(exclude_none=True)
+    return usage
+
+
+def cached_of(answer: Any) -> int:
+    cached: int = usage_of(answer)["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def full_blocks(num_tokens: int) -> int:
+    """Tokens in the full blocks that so many tokens fill."""
+    return num_tokens // BLOCK * BLOCK

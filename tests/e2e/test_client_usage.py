@@ -1,0 +1,164 @@
+"""What the official client is told of a request's tokens, on a real model: every number, each way of asking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import openai
+from tests.e2e.prompts import count, piece_of, text_prompt, token_prompt, vocabulary
+from tests.e2e.servers import BLOCK, cached_of, full_blocks, usage_of
+
+
+def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
+    arguments = {"model": "demo", "max_tokens": 6, "temperature": 0, **fields}
+    return client.completions.create(prompt=prompt, **arguments)
+
+
+def test_same_prompt_twice(client: openai.OpenAI) -> None:
+    """First nothing is cached and every full block is written; then all but the last token's block is cached."""
+    prompt = text_prompt("twice", 90)
+    first, second = complete(client, prompt), complete(client, prompt)
+    length = count(prompt)
+    cached = full_blocks(length - 1)
+    assert usage_of(first)["prompt_tokens"] == usage_of(second)["prompt_tokens"] == length
+    assert usage_of(first)["total_tokens"] == length + usage_of(first)["completion_tokens"]
+    assert (cached_of(first), cached_of(second)) == (0, cached)
+    assert usage_of(first)["prompt_tokens_details"]["cache_write_tokens"] == full_blocks(length)
+    assert first.choices == second.choices
+
+
+def test_block_borders(client: openai.OpenAI) -> None:
+    """At least one prompt token is always computed: a prompt of exactly so many blocks hits one block less."""
+    for length, cached in ((1, 0), (BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (3 * BLOCK + 1, 3 * BLOCK)):
+        prompt = token_prompt(f"border {length}", length)
+        assert [cached_of(complete(client, prompt, max_tokens=1)) for _ in range(2)] == [0, cached]
+
+
+def test_longer_prompt_shares_its_beginning(client: openai.OpenAI) -> None:
+    """What an earlier prompt began with is cached for a longer one, in full blocks, up to the first difference."""
+    short, long = token_prompt("longer", 70), token_prompt("longer", 130)
+    complete(client, short, max_tokens=1)
+    assert cached_of(complete(client, long, max_tokens=1)) == full_blocks(70)
+    branched = [*long[:100], *token_prompt("branch", 60)]
+    assert cached_of(complete(client, branched, max_tokens=1)) == full_blocks(100)
+
+
+def canonical_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tuple[str, int, dict[str, Any]]:
+    """One chat turn: an answer that reads back as the very tokens that were drawn, its length, and the turn's usage.
+
+    A stream carries one token a chunk, so the tokens can be seen. A model that babbles often draws tokens that nobody
+    would write, so it is asked for many choices, of which one that would be is taken.
+    """
+    num_tokens = 20
+    for seed in range(10):
+        pieces: dict[int, list[str]] = defaultdict(list)
+        for chunk in client.chat.completions.create(
+            model="demo",
+            messages=messages,  # type: ignore[arg-type]
+            n=8,
+            max_tokens=num_tokens,
+            temperature=0.7,
+            seed=100 * seed,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        ):
+            for choice in chunk.choices:
+                pieces[choice.index].append(choice.delta.content or "")
+        if seed == 0:
+            usage = usage_of(chunk)
+        prompt_ids = vocabulary.encode_chat(messages, add_generation_prompt=True, template_kwargs={})
+        for drawn in pieces.values():
+            turn = [*messages, {"role": "assistant", "content": "".join(drawn)}]
+            ids = vocabulary.encode_chat(turn, add_generation_prompt=False, template_kwargs={})
+            answer_ids = ids[len(prompt_ids) :][:num_tokens]
+            if [piece for piece in drawn if piece] == [piece_of(i) for i in answer_ids]:
+                return "".join(drawn), num_tokens, usage
+    raise AssertionError("no choice reads back as it was drawn")
+
+
+def test_chat_that_grows(client: openai.OpenAI) -> None:
+    """Over five turns each prompt hits the full blocks of the turn before, its generated answer included.
+
+    The KV of an answer's last token was never needed, so a block that it completes is not there.
+    """
+    messages = [{"role": "user", "content": text_prompt("chat", 40)}]
+    known = 0
+    seen = []
+    for turn in range(5):
+        answer, num_drawn, usage = canonical_turn(client, messages)
+        seen.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert seen[-1] == full_blocks(known), f"turn {turn}"
+        known = usage["prompt_tokens"] + num_drawn - 1
+        messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": text_prompt(f"question {turn}", 12)},
+        ]
+    assert seen[0] == 0 and all(before < after for before, after in pairwise(seen))
+
+
+def test_list_of_prompts(client: openai.OpenAI) -> None:
+    """One call with several prompts reports sums over them."""
+    prompts = [token_prompt(f"list {length}", length) for length in (20, 33, 64)]
+    complete(client, prompts[1])
+    answer = complete(client, prompts, max_tokens=4, extra_body={"ignore_eos": True})
+    usage = usage_of(answer)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (117, 12, 129)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 32, "cache_write_tokens": 16 + 64, "audio_tokens": 0}
+    again = complete(client, prompts, max_tokens=4, extra_body={"ignore_eos": True})
+    assert cached_of(again) == 16 + 32 + 48
+    assert again.choices == answer.choices
+
+
+def test_three_choices(client: openai.OpenAI) -> None:
+    """With n=3 the prompt counts once, its cached tokens are the first choice's, completions add up."""
+    prompt = token_prompt("three", 50)
+    fields = {"n": 3, "temperature": 0.9, "seed": 5, "max_tokens": 10, "extra_body": {"ignore_eos": True}}
+    cold, warm = complete(client, prompt, **fields), complete(client, prompt, **fields)
+    for answer, cached in ((cold, 0), (warm, 48)):
+        assert usage_of(answer)["prompt_tokens"] == 50
+        assert usage_of(answer)["completion_tokens"] == 30
+        assert cached_of(answer) == cached
+    assert len({choice.text for choice in cold.choices}) == 3
+    assert cold.choices == warm.choices
+
+
+def test_streamed_and_plain_usage_agree(client: openai.OpenAI) -> None:
+    """A warm prompt gets the same text and the same usage whole and streamed; only the asked-for chunk has it."""
+    prompt = text_prompt("streamed", 60)
+    complete(client, prompt)
+    plain = complete(client, prompt, max_tokens=12)
+    without = list(complete(client, prompt, max_tokens=12, stream=True))
+    with_usage = list(complete(client, prompt, max_tokens=12, stream=True, stream_options={"include_usage": True}))
+    assert all(chunk.usage is None for chunk in [*without, *with_usage[:-1]])
+    assert with_usage[-1].choices == [] and usage_of(with_usage[-1]) == usage_of(plain)
+    for chunks in (without, with_usage):
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == plain.choices[0].text
+        assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "length"
+
+
+def test_continuous_usage(client: openai.OpenAI) -> None:
+    """With continuous_usage_stats every chunk carries the usage so far: prompt numbers at once, completions rising."""
+    prompt = token_prompt("continuous", 40)
+    complete(client, prompt)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        complete(client, prompt, max_tokens=8, stream=True, stream_options=options, extra_body={"ignore_eos": True})
+    )
+    usages = [usage_of(chunk) for chunk in chunks]
+    assert all((u["prompt_tokens"], u["prompt_tokens_details"]["cached_tokens"]) == (40, 32) for u in usages)
+    counts = [u["completion_tokens"] for u in usages]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 8
+    assert all(u["total_tokens"] == 40 + u["completion_tokens"] for u in usages)
+
+
+def test_tiers_for_those_who_ask(client: openai.OpenAI) -> None:
+    """return_cached_tokens_details splits the cached tokens by where they lay; the parts add up."""
+    prompt = token_prompt("tiers", 40)
+    complete(client, prompt)
+    assert "cached_tokens_by_tier" not in usage_of(complete(client, prompt))["prompt_tokens_details"]
+    details = usage_of(complete(client, prompt, extra_body={"return_cached_tokens_details": True}))
+    tiers = details["prompt_tokens_details"]["cached_tokens_by_tier"]
+    assert tiers == {"device": 32, "host": 0, "disk": 0, "remote": 0, "unattributed": 0}
