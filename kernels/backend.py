@@ -12,6 +12,7 @@ What must always hold:
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -74,6 +75,9 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
 
         return FakeBackend(config)
     if name == "reference":
+        # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
+        # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
+        os.environ.setdefault("GOMP_SPINCOUNT", "0")
         from quipu.kernels.reference.backend import ReferenceBackend
 
         return ReferenceBackend(config)

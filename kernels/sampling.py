@@ -45,7 +45,7 @@ def sample(
     cumulative = probabilities.cumsum()
     index = int(cumulative.searchsorted(uniform(seed, output_position) * cumulative[-1], side="right"))
     # Should the product round up to the total itself, the last candidate that can be drawn at all takes it.
-    return int(ids[min(index, np.count_nonzero(probabilities) - 1)])
+    return int(ids[min(index, int(np.count_nonzero(probabilities)) - 1)])
 
 
 def candidates(

@@ -9,6 +9,9 @@ slots that its own rows were to write.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from quipu.kernels.backend import BackendConfig, Capabilities
@@ -21,6 +24,9 @@ from quipu.kernels.reference.plan import make_plan
 from quipu.kernels.reference.tiles import ROWS, round_up
 from quipu.kernels.sampling import sample
 from quipu.kernels.weights import open_weights
+
+# Below this hidden size a second thread costs more than it brings.
+_ONE_THREAD_BELOW = 512
 
 
 class ReferenceBackend:
@@ -62,6 +68,7 @@ class ReferenceBackend:
                 dtype=dtype,
             )
         self._capabilities = Capabilities(name="reference", dtype=str(dtype).removeprefix("torch."), invariant=True)
+        self.one_thread = model_config.hidden_size < _ONE_THREAD_BELOW
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
 
     @property
@@ -91,13 +98,25 @@ class ReferenceBackend:
     @torch.inference_mode()
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
         """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
-        plan = make_plan(batch, self._last_drawn, self.cache.block_size)
-        ops = ReferenceOps(plan, self.cache)
-        x_ND = self._model.forward(plan.token_ids_N, ops)
-        x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
-        x_MD[: len(tokens)] = x_ND[tokens]
-        return self._model.logits(x_MD, ops)[: len(tokens)]
+        with _threads(1 if self.one_thread else torch.get_num_threads()):
+            plan = make_plan(batch, self._last_drawn, self.cache.block_size)
+            ops = ReferenceOps(plan, self.cache)
+            x_ND = self._model.forward(plan.token_ids_N, ops)
+            x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
+            x_MD[: len(tokens)] = x_ND[tokens]
+            return self._model.logits(x_MD, ops)[: len(tokens)]
 
     def close(self) -> None:
         """Drop weights and cache; the memory goes with them."""
         del self._model, self.cache
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Run torch on `count` threads. Around each pass, because torch keeps part of the setting by calling thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

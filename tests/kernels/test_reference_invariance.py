@@ -107,6 +107,7 @@ def test_number_of_threads_that_no_tile_divides_by(checkpoints: dict[str, Path])
     torch.set_num_threads(3)
     try:
         backend = make_backend(checkpoints["qwen3-odd"])
+        backend.one_thread = False
         alone = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
         chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
     finally:
