@@ -249,6 +249,10 @@ class Accountant:
         self._close_if_done(account)
 
     def _on_engine_died(self, message: EngineDied) -> None:
+        metrics, total = self._metrics, self._num_usable_blocks
+        metrics.num_requests_running.set(0)
+        metrics.num_requests_waiting.set(0)
+        metrics.set_blocks(total=total, free=total, cached=0)  # its blocks are gone, and the next one's are all free
         for sequence_id in message.held_ids:
             self._on_terminal(sequence_id, f"the engine died: {message.reason}", ErrorKind.INTERNAL)
 

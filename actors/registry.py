@@ -22,9 +22,23 @@ import trio
 from quipu.actors.channel import Channel, Poster, Sender
 from quipu.actors.front import DeskClosed, Health, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Abort, Encode, Forget, Left, OpenAccount, Submit, Track
+from quipu.actors.messages import (
+    Abort,
+    Encode,
+    ErrorKind,
+    Forget,
+    Left,
+    OpenAccount,
+    Refused,
+    RequestError,
+    Submit,
+    Track,
+)
 
 EngineMessage = Submit | Abort
+
+LAST_WORDS_S = 2.0
+"""How long a drain waits for those that it failed to leave."""
 
 
 @attrs.define(eq=False)
@@ -79,7 +93,7 @@ class Registry:
         *,
         encoder: Sender[Encode],
         lane: Channel[EngineMessage],
-        accountant: Poster[OpenAccount | Left],
+        accountant: Poster[OpenAccount | Left | Refused],
         detokenizer: Poster[Track | Forget],
         metrics: Callable[[], bytes],
         max_open_requests: int,
@@ -225,7 +239,12 @@ class Registry:
         self._health = health
 
     async def drain(self, grace_s: float) -> None:
-        """Open nothing more; wait until every open request has left, at most `grace_s` seconds."""
+        """Open nothing more; wait `grace_s` seconds for the open requests, then fail those that are left."""
         self._draining = True
         with trio.move_on_after(grace_s):
+            await self._idle.wait()
+        for request_id in self._open:
+            error = RequestError(ErrorKind.OVERLOADED, "the server shut down before this request was complete")
+            self._accountant.post(Refused(request_id, error))
+        with trio.move_on_after(LAST_WORDS_S):
             await self._idle.wait()

@@ -34,6 +34,8 @@ log = structlog.get_logger("quipu.cli")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+CLOSING_S = 2.0
+"""After the drain: how long connections may take to end, all generation having ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,14 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = AppOptions(
         always_include_usage=arguments.always_include_usage,
     )
-    server = ServerConfig(graceful_timeout_s=arguments.shutdown_timeout)
+    server = ServerConfig(graceful_timeout_s=CLOSING_S)
     failure: str | None = None
     try:
-        trio.run(run_server, config, info, options, server, arguments.host, arguments.port)
+        trio.run(
+            partial(
+                run_server,
+                config,
+                info,
+                options,
+                server,
+                host=arguments.host,
+                port=arguments.port,
+                grace_s=arguments.shutdown_timeout,
+            )
+        )
     except* EngineGivenUp as group:
         failure = f"the engine is given up: {_leaf(group)}"
-    except* OSError as group:
+    except* CheckpointError as group:  # files that are read when the house opens
         failure = str(_leaf(group))
+    except* OSError as group:
+        failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
     if failure is not None:
         print(f"quipu: {failure}", file=sys.stderr)
         return EXIT_FAILED
@@ -168,9 +183,16 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
 
 
 async def run_server(
-    config: HouseConfig, info: ServingInfo, options: AppOptions, server: ServerConfig, host: str, port: int
+    config: HouseConfig,
+    info: ServingInfo,
+    options: AppOptions,
+    server: ServerConfig,
+    *,
+    host: str,
+    port: int,
+    grace_s: float,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises EngineGivenUp."""
+    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`. Raises EngineGivenUp."""
     async with split(config, info) as house, trio.open_nursery() as watching:
         stopping = trio.Event()
         watching.start_soon(_wait_signal, stopping)
@@ -182,7 +204,7 @@ async def run_server(
                     host=host,
                     port=port,
                     config=server,
-                    shutdown_trigger=partial(_drain, house, stopping, server.graceful_timeout_s),
+                    shutdown_trigger=partial(_drain, house, stopping, grace_s),
                 )
             )
             log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
