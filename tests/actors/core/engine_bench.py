@@ -1,0 +1,347 @@
+"""The whole engine without a loop: batcher, block manager and executor on the KV-reading fake, driven by hand.
+
+A test says what happens next (a submit, an abort, the executor runs one plan, the scheduler hears one result); the
+bench does what the scheduler's actor would do, and checks on the way whatever must hold at every moment. It keeps the
+accounts, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import attrs
+from proposals import keys_of, reused_of, root_of
+
+from quipu.actors.core.account import Account
+from quipu.actors.core.batching import Batcher, Limits
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.executor import Executor
+from quipu.actors.messages import (
+    FinishReason,
+    Granted,
+    SamplingParams,
+    StepDone,
+    StepDropped,
+    StepFailed,
+    StepPlan,
+    StepReport,
+    StepResult,
+    Submit,
+)
+from quipu.kernels.backend import BackendConfig
+from quipu.kernels.fake import Dials, FakeBackend, continuation
+
+
+@attrs.define(eq=False)
+class Life:
+    """One Submit, as its client sees it."""
+
+    id: int
+    account: Account
+    domain: str
+    prompt: list[int]
+    sampling: SamplingParams
+    tokens: list[int] = attrs.field(factory=list)
+    reason: str | None = None
+    aborted: bool = False
+    terminal: bool = False
+    error: str | None = None
+    num_preempted: int = 0
+    last_preempted_at: int = 0
+    """Number of the walk that last took its blocks."""
+    admissions: list[int] = attrs.field(factory=list)
+    """What was reused at each admission whose step is done."""
+
+
+@attrs.frozen
+class SentPlan:
+    plan: StepPlan
+    walk: int
+    reused: dict[int, int]
+
+
+class EngineBench:
+    def __init__(self, limits: Limits, *, watermark: int = 0, dials: Dials | None = None) -> None:
+        self.limits = limits
+        self.dials = dials or Dials()
+        self.batcher = Batcher(limits)
+        self.manager = BlockManagerCore(
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            watermark_blocks=watermark,
+        )
+        backend = FakeBackend(
+            BackendConfig(
+                model_path=Path(),
+                dtype="auto",
+                load_format="auto",
+                block_size=limits.block_size,
+                num_blocks=limits.num_blocks,
+                max_num_seqs=limits.max_num_seqs,
+                max_model_len=limits.max_model_len,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+            ),
+            self.dials,
+        )
+        self.executor = Executor(
+            backend,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            max_num_seqs=limits.max_num_seqs,
+        )
+        self.plans: deque[StepPlan] = deque()
+        """Sent, not run."""
+        self.results: deque[StepResult] = deque()
+        """Run, not heard."""
+        self.heard: list[StepResult] = []
+        self.reports: list[StepReport] = []
+        self.lives: dict[int, Life] = {}
+        self.accounts: list[Account] = []
+        self.num_withdrawn = 0
+        self._walk = 0
+        self._sent: deque[SentPlan] = deque()
+        self._next_id = 1
+        # what the reports must say, from the results heard
+        self._spans: list[tuple[int, int, int]] = []
+        self._failing: set[int] = set()
+
+    # ------------------------------------------------------------ what a test can make happen
+
+    def submit(
+        self, prompt: list[int], max_tokens: int, *, seed: int | None = None, domain: str = "a", num_choices: int = 1
+    ) -> list[Life]:
+        """One request of `num_choices` sequences; `seed` None is greedy."""
+        account = Account(f"r{self._next_id}", "test", 0.0)
+        self.accounts.append(account)
+        size = self.limits.block_size
+        lives = []
+        for choice in range(num_choices):
+            sampling = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=0.0 if seed is None else 1.0,
+                seed=0 if seed is None else seed + choice,
+            )
+            life = Life(self._next_id, account, domain, prompt, sampling)
+            self._next_id += 1
+            account.prompted(life.id, 0, choice, len(prompt))
+            self.lives[life.id] = life
+            lives.append(life)
+            keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
+            self.batcher.submit(Submit(life.id, list(prompt), root_of(domain, size), keys, sampling))
+        self.pump()
+        return lives
+
+    def abort(self, life: Life) -> None:
+        if not life.terminal and life.reason is None:
+            life.aborted = True
+            self._failing.discard(life.id)  # its step has failed, but is not rolled back yet: it ends by the abort
+        self.batcher.abort(life.id)
+        self.pump()
+
+    def run_one(self) -> StepResult:
+        """The executor takes the next plan."""
+        result = self.executor.run(self.plans.popleft())
+        self.results.append(result)
+        return result
+
+    def hear_one(self) -> StepResult:
+        """The scheduler hears the next result."""
+        result = self.results.popleft()
+        self._expect(result)
+        self.hear_again(result)
+        self.heard.append(result)
+        return result
+
+    def hear_again(self, result: StepResult) -> None:
+        match result:
+            case StepDone():
+                self.batcher.on_done(result)
+            case StepFailed():
+                self.batcher.on_failed(result)
+            case StepDropped():
+                self.batcher.on_dropped(result)
+        self.pump()
+
+    def step(self) -> StepResult:
+        """One plan from the executor's queue, run and heard."""
+        self.run_one()
+        return self.hear_one()
+
+    def finish(self) -> None:
+        """Run until nothing is left. AssertionError where the engine is stuck, or takes steps without end."""
+        work = sum(len(life.prompt) + life.sampling.max_tokens for life in self.lives.values())
+        for _ in range(100 + 4 * work * max(1, len(self.lives))):
+            if self.results:
+                self.hear_one()
+            elif self.plans:
+                self.run_one()
+            else:
+                break
+        else:
+            raise AssertionError("the engine takes steps without end")
+        left = [life.id for life in self.lives.values() if not life.terminal]
+        assert not left, f"the engine is stuck: nothing runs, and {left} have not ended"
+
+    # ------------------------------------------------------------ what the scheduler's actor does
+
+    def pump(self) -> None:
+        batcher = self.batcher
+        while (proposal := batcher.propose()) is not None:
+            self._walk += 1
+            granted = self.manager.walk(proposal)
+            self.manager.check()
+            self._check_grant(granted)
+            plan, report = batcher.accept(granted)
+            if plan is not None:
+                self._check_plan(plan)
+                self.plans.append(plan)
+                self._sent.append(SentPlan(plan, self._walk, dict(reused_of(granted))))
+            if report is not None:
+                self._hear_report(report)
+            if not (proposal.row_ids or proposal.candidate_ids) or plan is None:
+                break
+
+    def _check_grant(self, granted: Granted) -> None:
+        for sequence_id in granted.preempted_ids:
+            life = self.lives[sequence_id]
+            life.num_preempted += 1
+            life.last_preempted_at = self._walk
+        size = self.limits.block_size
+        tables = {sequence_id: holding.table for sequence_id, holding in self.manager.holdings.items()}
+        for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
+            for block in tables[sequence_id][start // size : -(-(start + count) // size)]:
+                assert [i for i, table in tables.items() if block in table] == [sequence_id], (
+                    "a shared block is written"
+                )
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        limits = self.limits
+        assert 0 < sum(plan.row_counts) <= limits.max_num_batched_tokens
+        assert min(plan.row_counts) > 0
+        assert len(set(plan.row_ids)) == len(plan.row_ids) <= limits.max_num_seqs
+        assert len(self.manager.holdings) <= limits.max_num_seqs
+        assert len(self._sent) < limits.max_steps_in_flight
+        assert set(plan.admitted_ids) <= set(plan.row_ids)
+        assert not any(self.lives[i].terminal for i in plan.row_ids), "an ended sequence is planned"
+
+    # ------------------------------------------------------------ the web side
+
+    def _expect(self, result: StepResult) -> None:
+        """Note what has to follow from a result, before the batcher hears it."""
+        sent = self._sent.popleft()
+        plan = sent.plan
+        assert plan.step == result.step, "results come in the order of plans"
+        match result:
+            case StepDone():
+                for sequence_id, start, count in zip(plan.row_ids, plan.row_starts, plan.row_counts, strict=True):
+                    self._spans.append((sequence_id, start, start + count))
+                for sequence_id in plan.admitted_ids:
+                    self.lives[sequence_id].admissions.append(sent.reused[sequence_id])
+            case StepFailed():
+                for sequence_id in plan.row_ids:
+                    life = self.lives[sequence_id]
+                    if not (life.aborted or life.reason or life.last_preempted_at > sent.walk):
+                        self._failing.add(sequence_id)
+            case StepDropped():
+                self.num_withdrawn += len(plan.admitted_ids)
+
+    def _hear_report(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self._check_not_ended(report)
+        for sequence_id, number, reused, read in zip(
+            report.admitted_ids, report.admitted_number, report.admitted_reused, report.admitted_read, strict=True
+        ):
+            life = self.lives[sequence_id]
+            assert reused == read
+            assert reused % self.limits.block_size == 0
+            assert reused == life.admissions[number - 1]
+            assert number == life.account.books[sequence_id].num_admissions + 1, "admissions are numbered without gaps"
+            life.account.admit(sequence_id, number, reused, read)
+        spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
+        assert spans == self._spans, "every row that ran is booked, and nothing else"
+        self._spans = []
+        for sequence_id, start, end in spans:
+            assert self.lives[sequence_id].admissions, "a span before its admission"
+            self.lives[sequence_id].account.books[sequence_id].compute(start, end)
+        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
+            assert start % self.limits.block_size == end % self.limits.block_size == 0
+            assert end <= len(self.lives[sequence_id].prompt)
+            self.lives[sequence_id].account.write(sequence_id, start, end)
+        for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
+            life = self.lives[sequence_id]
+            assert life.reason is None, "a token after the last"
+            assert not life.aborted
+            if not life.tokens:
+                life.account.first_token(sequence_id)
+            life.tokens.append(token_id)
+        for sequence_id, reason in zip(report.ended_ids, report.ended_reasons, strict=True):
+            life = self.lives[sequence_id]
+            assert life.reason is None
+            life.reason = reason
+            book = life.account.books[sequence_id]
+            book.finish_reason, book.num_completion_tokens = FinishReason(reason), len(life.tokens)
+        for sequence_id, error in zip(report.terminal_ids, report.terminal_errors, strict=True):
+            life = self.lives[sequence_id]
+            assert not life.terminal, "two Terminals"
+            life.terminal, life.error = True, error
+            life.account.books[sequence_id].terminal = True
+            if error is not None and not error.startswith("prompt and max_tokens"):
+                assert sequence_id in self._failing, "a sequence fails that was in no failed step"
+                self._failing.remove(sequence_id)
+
+    def _check_not_ended(self, report: StepReport) -> None:
+        for ids in (report.admitted_ids, report.span_ids, report.written_ids, report.token_sequence_ids):
+            assert not any(self.lives[i].terminal for i in ids), "something is reported after a Terminal"
+
+    # ------------------------------------------------------------ at the end
+
+    def expected_tokens(self, life: Life) -> list[int]:
+        """What a client of `life` is given, were it alone in an engine that never fails."""
+        sampling = life.sampling
+        tokens = continuation(life.prompt, sampling.max_tokens, self.dials, sampling.seed)
+        for index, token_id in enumerate(tokens):
+            if token_id in self.limits.eos_token_ids:
+                return tokens[: index + 1]
+        return tokens
+
+    def check_tokens_so_far(self) -> None:
+        for life in self.lives.values():
+            assert life.tokens == self.expected_tokens(life)[: len(life.tokens)]
+
+    def check_at_rest(self) -> None:
+        """Everything has ended, everything is free, and all books balance."""
+        assert not self._failing, "a sequence survived its failed step"
+        assert self.batcher.sequences == {}
+        assert self.manager.holdings == {}
+        assert self.manager.pool.num_free == self.limits.num_blocks - 1
+        self.check_tokens_so_far()
+        for life in self.lives.values():
+            assert life.terminal
+            assert life.reason is None or life.error is None
+            assert life.reason is not None or life.error is not None or life.aborted, "an end without a cause"
+            if life.reason is not None:
+                assert life.tokens == self.expected_tokens(life)
+        for account in self.accounts:
+            self._check_account(account)
+
+    def _check_account(self, account: Account) -> None:
+        assert account.problems() == []
+        for book in account.books.values():
+            life = self.lives[book.sequence_id]
+            assert book.num_admissions == len(life.admissions)
+            if life.admissions:
+                assert book.reused == book.read == life.admissions[0]
+                assert book.read <= len(life.prompt) - 1
+                assert self.limits.enable_prefix_caching or book.read == 0
+            covered = book.read + book.computed_first + book.restored_first
+            assert covered == len(life.prompt) if life.reason else covered <= len(life.prompt)
+            if len(life.admissions) <= 1:
+                assert book.restored_first == 0
+        first = min(account.books.values(), key=lambda book: book.choice_index)
+        prompt = account.prompts[0]
+        assert prompt.cached == (self.lives[first.sequence_id].admissions or [None])[0]
+        written = prompt.cache_write_tokens
+        assert written % self.limits.block_size == 0
+        assert (prompt.cached or 0) + written <= prompt.num_prompt_tokens

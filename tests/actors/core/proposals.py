@@ -1,0 +1,72 @@
+"""Proposals to the block manager, written as a scheduler would, with everything unsaid left empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from quipu.actors.core.prefix import chain_keys, root_key
+from quipu.actors.messages import Granted, Reserve
+
+
+@attrs.frozen
+class Candidate:
+    """A waiting sequence: its id, the tokens it has to compute, and who may share with it."""
+
+    id: int
+    tokens: Sequence[int]
+    num_prompt_tokens: int
+    domain: str = "a"
+
+
+def root_of(domain: str, block_size: int) -> bytes:
+    return root_key(domain=domain, model="m", kv_dtype="f32", kv_layout="paged", block_size=block_size)
+
+
+def keys_of(domain: str, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Keys of the full blocks of `tokens`."""
+    return chain_keys(root_of(domain, block_size), tokens, block_size)
+
+
+def reserve(
+    step: int,
+    block_size: int,
+    *,
+    failed: Sequence[int] = (),
+    committed: Sequence[int] = (),
+    filled: Sequence[tuple[int, int, bytes]] = (),
+    free: Sequence[int] = (),
+    rows: Sequence[tuple[int, int, int]] = (),
+    victims: Sequence[int] = (),
+    candidates: Sequence[Candidate] = (),
+    budget: int = 1_000,
+) -> Reserve:
+    """A proposal; `rows` are (sequence, start, count), `filled` (sequence, block index, key)."""
+    return Reserve(
+        step=step,
+        failed_steps=list(failed),
+        committed_steps=list(committed),
+        filled_sequence_ids=[f[0] for f in filled],
+        filled_block_indexes=[f[1] for f in filled],
+        filled_keys=[f[2] for f in filled],
+        free_sequence_ids=list(free),
+        row_ids=[r[0] for r in rows],
+        row_starts=[r[1] for r in rows],
+        row_counts=[r[2] for r in rows],
+        victim_ids=list(victims),
+        candidate_ids=[c.id for c in candidates],
+        candidate_num_tokens=[len(c.tokens) for c in candidates],
+        candidate_num_prompt_tokens=[c.num_prompt_tokens for c in candidates],
+        candidate_keys=[keys_of(c.domain, c.tokens, block_size) for c in candidates],
+        token_budget=budget,
+    )
+
+
+def written_of(granted: Granted) -> list[tuple[int, int, int]]:
+    return list(zip(granted.written_ids, granted.written_starts, granted.written_ends, strict=True))
+
+
+def reused_of(granted: Granted) -> Mapping[int, int]:
+    """Tokens granted as cached, by admitted sequence."""
+    return dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))

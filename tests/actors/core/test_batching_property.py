@@ -1,0 +1,167 @@
+"""The engine's decisions as a whole: whatever happens to whom, clients get their tokens and the books balance."""
+
+from __future__ import annotations
+
+from engine_bench import EngineBench, Life
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quipu.actors.core.batching import Limits
+from quipu.kernels.fake import Dials
+
+POISON = 9
+EOS = 5
+TRUNKS = [[(7 * i + t) % 4 for i in range(40)] for t in range(3)]
+PROMPTS = st.builds(
+    lambda trunk, shared, own: trunk[:shared] + own,
+    st.sampled_from(TRUNKS),
+    st.integers(0, 40),
+    st.lists(st.integers(0, 3), max_size=4),
+).filter(bool)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Arrivals, aborts, failures and late results in any order, over pools that are too small."""
+
+    @initialize(
+        size=st.integers(1, 5),
+        usable=st.integers(3, 24),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.sampled_from([1, 2, 3, 5, 8, 13, 32, 100]),
+        in_flight=st.sampled_from([1, 2, 2, 2, 3]),
+        caching=st.sampled_from([True, True, True, False]),
+        watermark=st.integers(0, 2),
+        eos_after=st.sampled_from([None, None, 0, 2]),
+        first=st.lists(PROMPTS, min_size=1, max_size=4),
+        max_tokens=st.integers(1, 12),
+    )
+    def start(
+        self,
+        size: int,
+        usable: int,
+        max_num_seqs: int,
+        budget: int,
+        in_flight: int,
+        caching: bool,
+        watermark: int,
+        eos_after: int | None,
+        first: list[list[int]],
+        max_tokens: int,
+    ) -> None:
+        self.capacity = size * usable
+        limits = Limits(
+            block_size=size,
+            num_blocks=usable + 1,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=60,
+            eos_token_ids=frozenset([EOS]),
+            enable_prefix_caching=caching,
+            max_steps_in_flight=in_flight,
+        )
+        # few different tokens, so that prompts can repeat what was drawn
+        dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
+        self.bench = EngineBench(limits, watermark=watermark, dials=dials)
+        for prompt in first:
+            self.bench.submit(self.fit(prompt, max_tokens), max_tokens)
+
+    def fit(self, prompt: list[int], max_tokens: int) -> list[int]:
+        return prompt[: max(1, min(self.capacity, 60) - max_tokens)]
+
+    def live(self) -> list[Life]:
+        return [life for life in self.bench.lives.values() if not life.terminal]
+
+    # ------------------------------------------------------------ what can happen
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 12),
+        seed=st.sampled_from([None, None, 1, 2**63]),
+        domain=st.sampled_from("aaab"),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+    )
+    def submit(self, prompt: list[int], max_tokens: int, seed: int | None, domain: str, num_choices: int) -> None:
+        self.bench.submit(self.fit(prompt, max_tokens), max_tokens, seed=seed, domain=domain, num_choices=num_choices)
+
+    @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
+    def submit_next_turn(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
+        """What was answered so far, and more: hits blocks that decoding filled."""
+        life = data.draw(st.sampled_from(list(self.bench.lives.values())))
+        self.bench.submit(self.fit(life.prompt + life.tokens + own, max_tokens), max_tokens, domain=life.domain)
+
+    @rule(prompt=PROMPTS)
+    def submit_too_long(self, prompt: list[int]) -> None:
+        """Refused with a Terminal of its own; nobody else notices."""
+        (life,) = self.bench.submit(prompt, 1 + min(60, self.capacity))
+        assert life.terminal
+        assert life.error
+
+    @rule(prompt=PROMPTS, at=st.integers(0, 20))
+    def submit_poison(self, prompt: list[int], at: int) -> None:
+        """A pass that is fed this prompt raises."""
+        prompt = self.fit(prompt, 2)
+        prompt.insert(at, POISON)
+        self.bench.submit(self.fit(prompt, 2), 2)
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.bench.abort(data.draw(st.sampled_from(self.live()), "sequence"))
+
+    @rule()
+    def abort_what_has_ended(self) -> None:
+        """An Abort that comes too late changes nothing."""
+        for life in list(self.bench.lives.values()):
+            if life.terminal:
+                self.bench.abort(life)
+
+    @precondition(lambda self: self.bench.plans)
+    @rule()
+    def run(self) -> None:
+        self.bench.run_one()
+
+    @precondition(lambda self: self.bench.results)
+    @rule(again=st.booleans())
+    def hear(self, again: bool) -> None:
+        result = self.bench.hear_one()
+        if again:
+            self.bench.hear_again(result)
+
+    @rule(num_steps=st.integers(1, 12))
+    def go_on(self, num_steps: int) -> None:
+        """Steps without trouble, each heard before the next is run."""
+        for _ in range(num_steps):
+            if self.bench.results:
+                self.bench.hear_one()
+            elif self.bench.plans:
+                self.bench.step()
+
+    @precondition(lambda self: self.bench.plans)
+    @rule(num_steps=st.integers(1, 2))
+    def fail(self, num_steps: int) -> None:
+        """The next passes raise, half of their KV written."""
+        self.bench.dials.fail_steps = num_steps
+
+    @precondition(lambda self: self.bench.heard)
+    @rule(data=st.data())
+    def hear_an_old_result(self, data: st.DataObject) -> None:
+        """Answers that were heard before say nothing."""
+        num_reports = len(self.bench.reports)
+        self.bench.hear_again(data.draw(st.sampled_from(self.bench.heard), "result"))
+        assert len(self.bench.reports) == num_reports
+
+    # ------------------------------------------------------------ what must hold
+
+    @invariant()
+    def tokens_are_what_they_would_be_alone(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.check_tokens_so_far()
+
+    def teardown(self) -> None:
+        """Left alone, everything that fits finishes; then nothing is held and every account balances."""
+        if hasattr(self, "bench"):
+            self.bench.finish()
+            self.bench.check_at_rest()
+
+
+TestEngine = EngineMachine.TestCase
