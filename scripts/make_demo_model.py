@@ -177,6 +177,7 @@ def main(folder: Path) -> None:
         (folder / name).write_text(json.dumps(document, indent=2) + "\n")
     make_tokenizer().save(str(folder / "tokenizer.json"))
     save_file(make_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # save_file leaves it to its owner, unlike the rest
 
 
 if __name__ == "__main__":
