@@ -68,6 +68,10 @@ class EngineLink:
                     log.info("engine.ready", **attrs.asdict(message))
                     self._registry.set_health(Health(State.READY, self.incarnation, ""))
 
+    def lost(self, reason: str) -> None:
+        """The engine cannot be reached any more; what became of it is found out next."""
+        self._registry.set_health(Health(State.RESTARTING, self.incarnation, reason))
+
 
 class EngineHost(Protocol):
     async def run(self, link: EngineLink) -> Death:
@@ -143,6 +147,7 @@ class ProcessHost:
             self.process = process
             try:
                 await self._talk(link, stream)
+                link.lost("its connection has closed")
                 with trio.move_on_after(self.STOP_GRACE_S):
                     await process.wait()
             finally:
