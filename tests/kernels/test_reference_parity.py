@@ -34,7 +34,7 @@ class Tolerance:
 # below shows that ours is the smaller.
 TOLERANCES = {
     "float32": Tolerance(regret=1e-4, mean=1e-5, p99=5e-5),
-    "bfloat16": Tolerance(regret=0.15, mean=0.03, p99=0.12),
+    "bfloat16": Tolerance(regret=0.25, mean=0.04, p99=0.15),
 }
 
 
