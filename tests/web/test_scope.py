@@ -60,6 +60,7 @@ async def test_release_runs_once(path: str, end: object) -> None:
 async def test_releases_run_after_the_tasks_of_the_request() -> None:
     """Last registered first, when nothing of the request runs any more."""
     log: list[str] = []
+    closed = trio.Event()
     app = QuartTrio("order")
     app.asgi_http_class = ScopedHTTP
 
@@ -72,6 +73,7 @@ async def test_releases_run_after_the_tasks_of_the_request() -> None:
     @app.route("/")
     async def handler() -> Response:
         scope = request_scope()
+        scope.on_close(closed.set)
         scope.on_close(log.append, "first")
         scope.on_close(log.append, "second")
         scope.nursery.start_soon(task)
@@ -86,8 +88,9 @@ async def test_releases_run_after_the_tasks_of_the_request() -> None:
         client = await server.connect()
         await client.send(get("/", "Connection: close"))
         assert (await client.answer()).is_complete
-        await client.read_all()
-    assert log == ["generator", "task", "second", "first"]
+        with trio.fail_after(PATIENCE_S):
+            await closed.wait()
+        assert log == ["generator", "task", "second", "first"]
 
 
 async def test_task_that_fails_ends_its_request_and_no_other() -> None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import socket
+import struct
+import sys
 from contextlib import suppress
+from typing import cast
 
 import h2.config
 import h2.connection
@@ -16,10 +20,12 @@ import pytest
 import trio
 import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from hypercorn.utils import LifespanFailureError
 from live import GLANCE_S, PATIENCE_S, Client, Kind, Probe, Running, asgi, get, post, probe_app, running, running_ours
 from quart import request
 
 from quipu.web import http11
+from quipu.web import server as server_module
 from quipu.web.connection import Connection
 from quipu.web.scope import request_scope
 from quipu.web.server import ServerConfig, serve
@@ -186,14 +192,18 @@ async def test_plain_application_sees_the_disconnect() -> None:
 
 
 @both
-async def test_client_that_stops_reading(kind: Kind) -> None:
-    """A write has a deadline, then the request ends. Stock writes under a shield for ever."""
+async def test_client_that_stops_reading(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write has a deadline, then the request and its connection end. Stock writes under a shield for ever."""
+    monkeypatch.setattr(server_module, "_notice_vanished_clients", lambda listener, timeout: None)
     probe = Probe()
     async with running(kind, probe_app(probe), ServerConfig(write_timeout_s=0.1)) as server:
         client = await server.connect()
         await client.get("/flood")
         assert await kind.sees(probe.cancelled) is (kind is Kind.OURS)
         assert probe.num_chunks * 256 * 1024 < 32 << 20  # the rest was held back, not buffered
+        if kind is Kind.OURS:
+            with trio.fail_after(PATIENCE_S):
+                await client.read_all()
 
 
 async def test_slow_reader_is_not_a_stalled_one() -> None:
@@ -451,6 +461,29 @@ async def test_stream_that_never_waits_can_be_cancelled() -> None:
         assert probe.cancelled.is_set()
 
 
+async def test_rest_of_a_body_after_its_answer_is_read_and_dropped() -> None:
+    """For a moment, so that a client in mid-upload is not reset before it has seen its answer."""
+    found: list[Connection] = []
+
+    async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        assert scope["type"] == "http"
+        found.append(cast(Connection, cast(object, scope["state"]["connection"])))
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with running_ours(asgi(handler)) as server:
+        client = await server.connect()
+        await client.send(post("/", bytes(1 << 20))[:1000])
+        assert (await client.answer()).status == 413
+        assert await client.read_all() == b""
+        for _ in range(10):
+            await client.send(bytes(1000))
+            await trio.testing.wait_all_tasks_blocked(0.002)
+        protocol = found[0]._protocol
+        assert protocol is not None
+        assert protocol.num_buffered < 1000
+
+
 async def test_body_over_the_limit_is_answered() -> None:
     """The application's 413 reaches a client that goes on sending."""
     async with running_ours(probe_app(Probe())) as server:
@@ -561,26 +594,60 @@ async def test_garbage_while_a_request_runs() -> None:
         assert await client.read_all() == b""
 
 
-async def test_clients_that_reset_before_they_are_accepted() -> None:
-    """Many of them."""
+async def test_clients_that_reset_before_they_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """Many of them, while the server has no turn; and they are not worth a line in the log."""
     async with running_ours(probe_app(Probe())) as server:
         for _ in range(50):
-            (await server.connect()).reset()
+            client = socket.create_connection((server.address.host, server.address.port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
         assert await server.still_serves()
+    assert "A connection failed" not in caplog.text
 
 
-@pytest.mark.parametrize("begin", [b"", b"GET /hello HT"], ids=["silent", "half-a-head"])
-async def test_headers_that_never_come(begin: bytes) -> None:
+async def test_bug_of_ours_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is raised in the handling of one client, the others do not notice."""
+    feed = http11.Protocol.feed
+
+    def fail(self: http11.Protocol, data: bytes) -> None:
+        if b"bug" in data:
+            raise RuntimeError("a bug")
+        feed(self, data)
+
+    monkeypatch.setattr(http11.Protocol, "feed", fail)
+    probe = Probe()
+    async with running_ours(probe_app(probe)) as server:
+        other, client = await server.connect(), await server.connect()
+        await other.get("/gate")
+        await wait(probe.entered)
+        await client.get("/bug")
+        assert await client.read_all() == b""
+        probe.gate.set()
+        assert (await other.answer()).status == 200
+    assert "A connection failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("begin", "config"),
+    [
+        pytest.param(b"", ServerConfig(keep_alive_timeout_s=0.1, headers_timeout_s=60), id="silent"),
+        pytest.param(b"GET /hello HT", ServerConfig(keep_alive_timeout_s=60, headers_timeout_s=0.1), id="half-a-head"),
+    ],
+)
+async def test_headers_that_never_come(begin: bytes, config: ServerConfig) -> None:
     """The connection is closed, on the first request as on the next."""
-    config = ServerConfig(keep_alive_timeout_s=0.1, headers_timeout_s=0.1)
     async with running_ours(probe_app(Probe()), config) as server:
         client = await server.connect()
         await client.send(begin)
-        assert await client.read_all() == b""
+        with trio.fail_after(PATIENCE_S):
+            assert await client.read_all() == b""
         client = await server.connect()
         await client.get("/hello", begin)
         assert (await client.answer()).status == 200
-        assert await client.read_all() == b""
+        with trio.fail_after(PATIENCE_S):
+            assert await client.read_all() == b""
 
 
 @pytest.mark.parametrize("drip", [b"\r\n", b"X: y\r\n"], ids=["empty-lines", "headers"])
@@ -640,6 +707,42 @@ async def test_shutdown_cuts_off_what_does_not_end(path: str) -> None:
         assert probe.num_released == 1
         assert not (await client.answer()).is_complete
     assert not server.failures
+
+
+async def test_failed_startup_releases_the_port() -> None:
+    """And is raised."""
+    app = probe_app(Probe())
+
+    @app.before_serving
+    async def fail() -> None:
+        raise RuntimeError("no weights")
+
+    [free] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = free.socket.getsockname()[1]
+    await free.aclose()
+    with pytest.RaisesGroup(LifespanFailureError, flatten_subgroups=True) as failure:
+        await serve(app, host="127.0.0.1", port=port)
+    assert "no weights" in str(failure.value.exceptions)
+    [again] = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    await again.aclose()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the option is Linux's")
+async def test_kernel_watches_for_clients_that_vanish() -> None:
+    """An accepted socket has the limits that were set on the listener."""
+    probe = Probe()
+    app = probe_app(probe)
+    found: list[Connection] = []
+
+    @app.before_request
+    async def find() -> None:
+        found.append(request.scope["state"]["connection"])
+
+    async with running_ours(app, ServerConfig(write_timeout_s=1.5)) as server:
+        assert await server.still_serves()
+        sock = found[0].stream.socket
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 async def test_port_in_use() -> None:
