@@ -401,6 +401,8 @@ class Batcher:
             self._failed.append(broken.step)
             for row in reversed(broken.rows):  # those put back at the front of the queue keep their order
                 row.sequence.num_in_flight -= 1
+                if row.admission is not None:
+                    row.sequence.num_admissions -= 1  # never booked, be it preempted meanwhile: the next takes its number
                 if broken.error is not None:
                     self._fail_row(row, broken.error)
                 else:
@@ -413,15 +415,12 @@ class Batcher:
         sequence = row.sequence
         if row.epoch == sequence.epoch and sequence.status is not Status.ENDED:
             self._end(sequence, error)
-        elif row.admission is not None:
-            sequence.num_admissions -= 1  # preempted meanwhile: its next admission is the first that counts
 
     def _undo_row(self, row: Row) -> None:
         sequence = row.sequence
         if row.epoch != sequence.epoch or sequence.status is Status.ENDED:
             return
         if row.admission is not None:
-            sequence.num_admissions -= 1
             self._drop_from_running(sequence)
             self._frees.append(sequence.id)
             sequence.restart()
