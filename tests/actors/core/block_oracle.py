@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-
 from proposals import Candidate
 
 Content = tuple[str, tuple[int, ...]]

@@ -1,0 +1,172 @@
+"""Blocks alone: who holds them, which is reused next, and what a key leads to."""
+
+from __future__ import annotations
+
+import pytest
+
+from quipu.actors.core.block_pool import COMMITTED, BlockPool
+
+
+def pool_with_cached(num_blocks: int, *keys: bytes) -> BlockPool:
+    """A pool in which one sequence has written `keys`, in order, and let go."""
+    pool = BlockPool(num_blocks)
+    table = pool.take(len(keys))
+    for block, key in zip(table, keys, strict=True):
+        assert pool.publish(block, key, COMMITTED)
+    pool.release(table)
+    return pool
+
+
+def test_the_null_block_is_never_granted() -> None:
+    """A pool of n blocks grants n-1, and none of them is block 0."""
+    pool = BlockPool(5)
+    assert pool.num_free == 4
+    assert sorted(pool.take(4)) == [1, 2, 3, 4]
+    assert pool.num_free == 0
+    assert not pool.is_free(0)
+
+
+def test_a_pool_needs_two_blocks() -> None:
+    """With the null block alone nothing can be held."""
+    with pytest.raises(ValueError, match="num_blocks=1"):
+        BlockPool(1)
+
+
+def test_taking_more_than_is_free_takes_nothing() -> None:
+    """A refused `take` leaves the pool as it was."""
+    pool = pool_with_cached(4, b"k")
+    with pytest.raises(ValueError, match="4 blocks asked for, 3 are free"):
+        pool.take(4)
+    assert (pool.num_free, pool.num_cached) == (3, 1)
+
+
+def test_blank_blocks_go_before_cached_ones() -> None:
+    """Nothing that could be hit is evicted while a block without contents is free."""
+    pool = pool_with_cached(5, b"a", b"b")
+    assert not {1, 2} & set(pool.take(2))
+    assert pool.num_evicted == 0
+    assert pool.match([b"a", b"b"], 2) == [1, 2]
+
+
+def test_the_blank_block_freed_last_is_taken_first() -> None:
+    """Of blocks without contents the warmest is reused."""
+    pool = BlockPool(5)
+    table = pool.take(3)
+    pool.release([table[0]])
+    pool.release([table[2]])
+    assert pool.take(2) == [table[2], table[0]]
+
+
+def test_a_chain_is_evicted_from_its_tail() -> None:
+    """A root without its tail is still of use, a tail without its root is not."""
+    pool = pool_with_cached(4, b"1", b"12", b"123")
+    pool.take(1)
+    assert pool.match([b"1", b"12", b"123"], 3) == [1, 2]
+    pool.take(1)
+    assert pool.match([b"1", b"12", b"123"], 3) == [1]
+    assert pool.num_evicted == 2
+
+
+def test_the_least_recently_released_is_evicted_first() -> None:
+    """Holding a cached block again makes it the youngest."""
+    pool = pool_with_cached(4, b"old")
+    others = pool.take(2)
+    for block, key in zip(others, [b"mid", b"new"], strict=True):
+        pool.publish(block, key, COMMITTED)
+        pool.release([block])
+    again = pool.match([b"old"], 1)
+    pool.share(again)
+    pool.release(again)
+    pool.take(1)
+    assert pool.match([b"mid"], 1) == []
+    assert pool.match([b"old"], 1) == again
+
+
+def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
+    """Each holder counts."""
+    pool = pool_with_cached(3, b"k")
+    (block,) = pool.match([b"k"], 1)
+    assert pool.num_free_among([block]) == 1
+    pool.share([block])
+    assert pool.num_free_among([block]) == 0
+    pool.share([block])
+    pool.release([block])
+    assert not pool.is_free(block)
+    pool.release([block])
+    assert pool.is_free(block)
+
+
+def test_a_match_is_a_prefix_within_the_limit() -> None:
+    """It ends at the first key that is not known, and at the limit."""
+    pool = pool_with_cached(5, b"1", b"12", b"123")
+    assert pool.match([b"1", b"12", b"123", b"1234"], 4) == [1, 2, 3]
+    assert pool.match([b"1", b"12", b"123"], 2) == [1, 2]
+    assert pool.match([b"1", b"x", b"123"], 3) == [1]
+    assert pool.match([b"12"], 0) == []
+
+
+def test_the_first_to_publish_a_key_keeps_it() -> None:
+    """A second block with the same contents stays its holder's own, and goes blank."""
+    pool = BlockPool(4)
+    first, second = pool.take(2)
+    assert pool.publish(first, b"k", 1)
+    assert not pool.publish(second, b"k", 1)
+    assert not pool.commit(second, b"k", 1)
+    assert pool.commit(first, b"k", 1)
+    pool.release([second])
+    assert pool.num_cached == 0
+    assert pool.match([b"k"], 1) == [first]
+
+
+def test_a_key_is_committed_once() -> None:
+    """And only by the step that wrote it."""
+    pool = BlockPool(3)
+    (block,) = pool.take(1)
+    pool.publish(block, b"k", 7)
+    assert not pool.commit(block, b"k", 6)
+    assert pool.commit(block, b"k", 7)
+    assert not pool.commit(block, b"k", 7)
+
+
+def test_an_unpublished_key_leads_nowhere() -> None:
+    """Whether its block is held or free; free, it counts as blank."""
+    pool = BlockPool(4)
+    held, released = pool.take(2)
+    pool.publish(held, b"h", 3)
+    pool.publish(released, b"r", 3)
+    pool.release([released])
+    assert pool.num_cached == 1
+    pool.unpublish(released, b"r", 3)
+    pool.unpublish(held, b"h", 3)
+    assert pool.match([b"h"], 1) == pool.match([b"r"], 1) == []
+    assert (pool.num_cached, pool.num_free) == (0, 2)
+    pool.check([[held]])
+
+
+def test_unpublishing_spares_what_is_not_the_steps_own() -> None:
+    """Neither a committed key, nor one that another step has published since on the same block."""
+    pool = BlockPool(2)
+    (block,) = pool.take(1)
+    pool.publish(block, b"k", 3)
+    pool.commit(block, b"k", 3)
+    pool.unpublish(block, b"k", 3)
+    assert pool.match([b"k"], 1) == [block]
+    pool.release([block])
+    assert pool.take(1) == [block]  # evicted
+    pool.publish(block, b"k", 5)
+    pool.unpublish(block, b"k", 4)
+    assert pool.match([b"k"], 1) == [block]
+    assert not pool.commit(block, b"k", 3)
+
+
+def test_check_finds_a_block_in_two_places() -> None:
+    """The idle check is not vacuous: it fails for a table that nobody counted, and for one with a block twice."""
+    pool = BlockPool(4)
+    table = pool.take(2)
+    pool.check([table])
+    with pytest.raises(AssertionError, match="differ"):
+        pool.check([table, [table[0]]])
+    with pytest.raises(AssertionError, match="twice"):
+        pool.check([[table[0], table[0]]])
+    with pytest.raises(AssertionError, match="differ"):
+        pool.check([])

@@ -1,0 +1,89 @@
+"""Keys of blocks: what they are made of, to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from quipu.actors.core.prefix import KEY_BYTES, chain_keys, root_key
+
+FIELDS = {"domain": "tenant", "model": "demo", "kv_dtype": "bfloat16", "kv_layout": "paged", "block_size": 16}
+NAMES = ("domain", "model", "kv_dtype", "kv_layout")
+
+
+def test_a_root_key_is_the_digest_of_its_tagged_fields() -> None:
+    """Every field stands with the length of its name and of its value, group 0 included."""
+    written = (
+        b"quipu-root-1"
+        b"6:domain=6:tenant"
+        b"5:model=4:demo"
+        b"8:kv_dtype=8:bfloat16"
+        b"9:kv_layout=5:paged"
+        b"10:block_size=2:16"
+        b"8:group_id=1:0"
+    )
+    assert root_key(**FIELDS) == hashlib.sha256(written).digest()
+    assert root_key(**FIELDS).hex() == "9f469eb6b87da03e7dcd03b6f359b20b59513cd07335f264bd80fca4a54984f8"
+
+
+def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids() -> None:
+    """Four bytes an id, lowest first; each key is the next one's parent; a partial block has none."""
+    root = root_key(**FIELDS)
+    first = hashlib.sha256(root + bytes([1, 0, 0, 0, 0, 1, 0, 0])).digest()
+    second = hashlib.sha256(first + struct.pack("<2I", 70_000, 2**32 - 1)).digest()
+    assert chain_keys(root, [1, 256, 70_000, 2**32 - 1, 5], 2) == [first, second]
+    assert len(first) == KEY_BYTES
+
+
+def test_too_few_tokens_make_no_key() -> None:
+    """Full blocks only."""
+    assert chain_keys(b"root", [], 4) == []
+    assert chain_keys(b"root", [1, 2, 3], 4) == []
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 7), st.integers(0, 6))
+def test_a_chain_can_be_continued_from_any_key(tokens: list[int], size: int, cut: int) -> None:
+    """Prompt keys made at once, and keys made block by block while decoding, are the same."""
+    whole = chain_keys(b"root", tokens, size)
+    cut = min(cut, len(whole))
+    front = chain_keys(b"root", tokens[: cut * size], size)
+    back = chain_keys(front[-1] if front else b"root", tokens[cut * size :], size)
+    assert front + back == whole
+    assert len(whole) == len(tokens) // size
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.integers(1, 3))
+def test_keys_are_equal_where_all_tokens_so_far_are(left: list[int], right: list[int], size: int) -> None:
+    """A key stands for the block's whole past, not for its own tokens."""
+    for index, (a, b) in enumerate(zip(chain_keys(b"r", left, size), chain_keys(b"r", right, size), strict=False)):
+        end = (index + 1) * size
+        assert (a == b) == (left[:end] == right[:end])
+
+
+@given(*[st.fixed_dictionaries({name: st.text(alphabet="ab=:5\x00", max_size=6) for name in NAMES})] * 2)
+def test_no_field_can_imitate_another(left: dict[str, str], right: dict[str, str]) -> None:
+    """Different fields make different roots, whatever separators their values contain."""
+    assume(left != right)
+    assert root_key(**left, block_size=16) != root_key(**right, block_size=16)
+
+
+def test_values_that_join_alike_make_different_roots() -> None:
+    """Text moved across a border, a value that spells the next field, other sizes and groups."""
+    roots = [
+        root_key(**{**FIELDS, **change})
+        for change in (
+            {},
+            {"domain": "tenan", "model": "tdemo"},
+            {"domain": "tenant5:model=4:demo"},
+            {"domain": "demo", "model": "tenant"},
+            {"domain": ""},
+            {"domain": "tënant"},
+            {"block_size": 1, "group_id": 60},
+            {"block_size": 160},
+            {"group_id": 1},
+        )
+    ]
+    assert len(set(roots)) == len(roots)
