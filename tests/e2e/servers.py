@@ -121,8 +121,17 @@ class Server:
 
     def engine_pid(self) -> int:
         """The web process's only child."""
-        (pid,) = eventually(lambda: children_of(self.pid), "the web process has a child")
+        (pid,) = eventually(self.children, "the web process has a child")
         return pid
+
+    def children(self) -> list[int]:
+        """The web process's children that live."""
+        try:
+            tasks = list(Path(f"/proc/{self.pid}/task").iterdir())
+            pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        return [pid for pid in pids if not has_ended(pid)]
 
     def stop(self) -> int:
         """Ask it to end, as an operator would; its exit code."""
@@ -145,7 +154,7 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
         server.wait_ready()
         engine_pid = server.engine_pid()
         yield server
-        if process.returncode is None:
+        if process.poll() is None:
             engine_pid = server.engine_pid()  # perhaps another one by now
             assert server.stop() == exit_code, server.log_text
         eventually(lambda: has_ended(engine_pid), "the engine process ends")
@@ -153,15 +162,6 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def children_of(pid: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-        if not has_ended(int(child))
-    ]
 
 
 def has_ended(pid: int) -> bool:
@@ -176,6 +176,18 @@ def has_ended(pid: int) -> bool:
 def num_files(pid: int) -> int:
     """File descriptors that a process has open."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def settled_num_files(pid: int) -> int:
+    """The same once it has stopped changing: a connection that its client has closed is about to go."""
+    counts: list[int] = []
+
+    def look() -> bool:
+        counts.append(num_files(pid))
+        return len(counts) >= 20 and len(set(counts[-20:])) == 1
+
+    eventually(look, "the number of open files settles")
+    return counts[-1]
 
 
 def has_torch(pid: int) -> bool:

@@ -1,0 +1,65 @@
+"""Streamed completions read by hand: what a client sees of a stream, as it comes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import httpx
+from tests.e2e.servers import PATIENCE_S, Server
+
+
+@attrs.define(eq=False)
+class Stream:
+    """One stream that is being read."""
+
+    response: httpx.Response
+    text: str = ""
+    error: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    done: bool = False
+    _events: Iterator[None] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._events = self._read()
+
+    def _read(self) -> Iterator[None]:
+        for line in self.response.iter_lines():
+            if line == "data: [DONE]":
+                self.done = True
+            elif line.startswith("data: "):
+                self._take(json.loads(line.removeprefix("data: ")))
+                yield
+
+    def _take(self, event: dict[str, Any]) -> None:
+        assert self.error is None, "something follows an error"
+        self.error = event.get("error")
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            self.text += choice["text"]
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+    def read_some(self) -> None:
+        """Wait for the next event."""
+        next(self._events)
+
+    def read_all(self) -> None:
+        """Wait for the end of the response, which must be a proper one."""
+        for _ in self._events:
+            pass
+
+
+@contextmanager
+def streaming(server: Server, prompt: Any, max_tokens: int) -> Iterator[Stream]:
+    """A greedy stream that has begun: its first event has been read. Leaving the block drops the connection."""
+    body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
+        assert response.status_code == 200
+        stream = Stream(response)
+        stream.read_some()
+        yield stream

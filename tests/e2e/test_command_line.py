@@ -1,0 +1,86 @@
+"""The `quipu` command as its users meet it: what it says, and how it ends when it cannot serve."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch
+
+import quipu
+from quipu.actors.checkpoint import DEMO
+
+
+def run_quipu(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([QUIPU, *arguments], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    """The version is the package's; help names every flag that is for users, and none that is not."""
+    assert run_quipu(tmp_path, "--version").stdout == f"quipu {quipu.__version__}\n"
+    help_text = run_quipu(tmp_path, "serve", "--help").stdout
+    for flag in ("--host", "--port", "--num-blocks", "--max-model-len", "--shutdown-timeout", "--executor"):
+        assert flag in help_text
+    assert "poison" not in help_text
+
+
+def test_empty_folder(fake: Server) -> None:
+    """Serving needs nothing of the folder that it is started in: these servers run in empty ones."""
+    assert fake.get("/v1/models").json()["data"][0]["id"] == "demo"
+
+
+def test_torch_only_in_the_engine(demo: Server) -> None:
+    """The web process of a real model has never loaded torch; its engine has."""
+    assert demo.complete("torch").status_code == 200
+    assert not has_torch(demo.pid)
+    assert has_torch(demo.engine_pid())
+
+
+def bad_checkpoint(folder: Path, what: str) -> Path:
+    """The demo checkpoint with one thing wrong."""
+    shutil.copytree(DEMO, folder / "model")
+    model = folder / "model"
+    if what == "architecture":
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"architectures": ["NobodysForCausalLM"]}))
+    elif what == "weights":
+        (model / "model.safetensors").write_bytes(b"no safetensors at all")
+    else:
+        (model / what).unlink()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("architecture", "NobodysForCausalLM"),
+        ("weights", "model.safetensors"),
+        ("tokenizer.json", "tokenizer.json"),
+        ("config.json", "config.json"),
+    ],
+)
+def test_checkpoint_that_cannot_be_served(tmp_path: Path, what: str, message: str) -> None:
+    """The command ends with an error that names the trouble; it does not try again."""
+    model = bad_checkpoint(tmp_path, what)
+    ended = run_quipu(tmp_path, "serve", str(model), "--port", "0")
+    assert ended.returncode in (1, 2)
+    complaints = [line for line in ended.stderr.splitlines() if line.startswith("quipu: ")]
+    assert message in complaints[0] and "Traceback" not in ended.stderr
+    assert ended.stderr.count("engine.died") <= 1
+
+
+def test_port_in_use(fake: Server, tmp_path: Path) -> None:
+    """A taken port is an error that says which port, and no server is left behind."""
+    port = fake.address[1]
+    ended = run_quipu(tmp_path, "serve", "--executor", "fake", "--port", str(port))
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr and "in use" in ended.stderr
+
+
+def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
+    """A context that the KV cache cannot hold is refused at once, by the flags' names."""
+    ended = run_quipu(tmp_path, "serve", "--max-model-len", "4096", "--num-blocks", "10")
+    assert ended.returncode == 2 and "--max-model-len 4096" in ended.stderr and "Traceback" not in ended.stderr

@@ -1,0 +1,138 @@
+"""What dies, and what its clients see of it: a step, the engine process, the web process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from tests.e2e.prompts import token_prompt
+from tests.e2e.servers import Server, eventually, has_ended, serving
+from tests.e2e.streams import streaming
+from tests.houses import text_of
+
+from quipu.kernels.fake import continuation
+
+POISON = 299
+LONG = 4000
+"""More tokens than a test waits for."""
+
+
+def right_text(prompt: list[int], num_tokens: int) -> str:
+    return text_of(continuation(prompt, num_tokens))
+
+
+def assert_serves(server: Server, tag: str) -> None:
+    """A new request gets the right answer, and nothing is left of the others."""
+    prompt = token_prompt(tag, 20)
+    answer = server.complete(prompt)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == right_text(prompt, 8)
+    metrics = server.wait_at_rest()
+    assert metrics["usage_disputed_total"] == 0
+    assert metrics["num_requests_running"] == metrics["num_requests_waiting"] == 0
+
+
+def test_step_that_raises(tmp_path: Path) -> None:
+    """A step that raises fails its own requests, with the reason; those that waited are served, and served right.
+
+    Four sequences run at most. Three do, and a fourth, whose leaving lets the poisoned request in while the waiting
+    ones stay out; with steps sent ahead, the next one is on its way when the poisoned one raises.
+    """
+    flags = ["--executor", "fake", "--fake-poison-token-id", str(POISON), "--max-num-seqs", "4"]
+    waiting = [token_prompt(f"waiting {index}", 30 + 5 * index) for index in range(6)]
+    with serving(tmp_path, *flags) as server, ThreadPoolExecutor(10) as pool, ExitStack() as others:
+        three = [others.enter_context(streaming(server, token_prompt(f"one of {i}", 50), LONG)) for i in range(3)]
+        with streaming(server, token_prompt("leaves", 20), LONG):
+            poisoned = pool.submit(server.complete, [*token_prompt("poison", 20), POISON])
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "the poisoned request waits")
+            served = [pool.submit(server.complete, prompt, max_tokens=20) for prompt in waiting]
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 7, "six more wait behind it")
+        for stream in three:
+            stream.read_all()
+            assert stream.error is not None and "poisoned token" in stream.error["message"]
+            assert stream.error["type"] == "server_error" and stream.done and stream.finish_reason is None
+        refused = poisoned.result()
+        assert refused.status_code == 500 and "poisoned token" in refused.json()["error"]["message"]
+        for prompt, future in zip(waiting, served, strict=True):
+            answer = future.result().json()
+            assert answer["choices"][0]["text"] == right_text(prompt, 20)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        metrics = server.wait_at_rest()
+        assert metrics['requests_total{outcome="failed"}'] == 4
+        assert metrics['requests_total{outcome="finished"}'] == 6
+        assert metrics['requests_total{outcome="cancelled"}'] == 1
+        # the prompt of a stream that ran before the fault is still cached, and still right
+        again = server.complete(token_prompt("one of 0", 50)).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+        assert again["choices"][0]["text"] == right_text(token_prompt("one of 0", 50), 8)
+        assert server.get("/health").json()["incarnation"] == 1
+        assert_serves(server, "after the fault")
+
+
+def failing_probes(server: Server) -> list[httpx.Response] | None:
+    """The answers of /health and /ready, if both say that something is wrong."""
+    probes = [server.get("/health"), server.get("/ready")]
+    return probes if all(probe.status_code == 503 for probe in probes) else None
+
+
+def test_engine_killed(tmp_path: Path) -> None:
+    """Open requests fail and say why; probes turn 503 at once and 200 after the restart, which serves again."""
+    with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.01") as server:
+        prompt = token_prompt("killed", 40)
+        first_engine = server.engine_pid()
+        with (
+            ThreadPoolExecutor(1) as pool,
+            streaming(server, prompt, LONG) as first,
+            streaming(server, prompt, LONG) as second,
+        ):
+            whole = pool.submit(server.complete, token_prompt("whole", 30), max_tokens=LONG)
+            eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests run")
+            os.kill(first_engine, signal.SIGKILL)
+            sick, unready = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=1.0)
+            for stream in (first, second):
+                stream.read_all()
+                assert stream.error is not None and "SIGKILL" in stream.error["message"] and stream.done
+            assert whole.result().status_code == 500
+            assert "the engine died" in whole.result().json()["error"]["message"]
+        assert "Retry-After" in sick.headers and sick.json()["state"] == "restarting"
+        assert "SIGKILL" in unready.json()["detail"]
+        metrics = server.wait_at_rest()  # also before the next request tells the gauges anything
+        assert metrics['requests_total{outcome="failed"}'] == 3
+        # a request that comes meanwhile waits for the next engine, whose cache is empty
+        meanwhile = server.complete(prompt).json()
+        assert meanwhile["choices"][0]["text"] == right_text(prompt, 8)
+        assert meanwhile["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        server.wait_ready()
+        healthy = server.get("/health")
+        assert healthy.status_code == 200 and healthy.json()["incarnation"] == 2
+        assert server.engine_pid() != first_engine
+        assert_serves(server, "after the restart")
+
+
+def test_engine_that_keeps_dying(tmp_path: Path) -> None:
+    """After too many deaths within the window the server ends with an error; it does not restart for ever."""
+    with serving(tmp_path, "--executor", "fake") as server:
+        killed = 0
+        while server.process.poll() is None:
+            for pid in server.children():
+                os.kill(pid, signal.SIGKILL)
+                eventually(lambda pid=pid: has_ended(pid), "the engine is dead")  # type: ignore[misc]
+                killed += 1
+        assert server.process.returncode == 1
+        assert len(server.events("engine.died")) == killed == 6
+        assert "the engine is given up: killed by SIGKILL" in server.log_text
+
+
+def test_web_process_killed(tmp_path: Path) -> None:
+    """The engine sees its socket close, and ends by itself, in the middle of its work."""
+    with serving(tmp_path, "--executor", "fake") as server:
+        engine = server.engine_pid()
+        with ExitStack() as clients:
+            clients.enter_context(streaming(server, token_prompt("orphan", 40), LONG))
+            server.process.kill()
+            server.process.wait()
+            eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=5.0)

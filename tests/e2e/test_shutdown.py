@@ -1,0 +1,60 @@
+"""How a server stops when it is asked to: what runs may finish, nothing new begins, and the exit code is 0."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.e2e.prompts import token_prompt
+from tests.e2e.servers import PATIENCE_S, eventually, has_ended, serving
+from tests.e2e.streams import streaming
+from tests.houses import text_of
+
+from quipu.kernels.fake import continuation
+
+
+def test_stream_finishes_within_the_grace(tmp_path: Path) -> None:
+    """A stream that runs goes on to its end with its usage; new requests get 503 and may be tried elsewhere; exit 0."""
+    prompt = token_prompt("grace", 40)
+    with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.01") as server:
+        with streaming(server, prompt, 100) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: server.get("/ready").status_code == 503, "/ready answers 503")
+            assert server.get("/health").status_code == 200  # nothing is wrong: no reason to kill it
+            late = server.complete(token_prompt("late", 10))
+            assert late.status_code == 503 and "Retry-After" in late.headers
+            assert late.json()["error"]["message"] == "the server is shutting down"
+            late = server.complete(token_prompt("late", 10), stream=True)
+            assert late.status_code == 503
+            stream.read_all()
+        assert stream.text == text_of(continuation(prompt, 100))
+        assert stream.done and stream.finish_reason == "length" and stream.error is None
+        assert stream.usage is not None and stream.usage["completion_tokens"] == 100
+        assert server.process.wait(PATIENCE_S) == 0
+        assert [e["outcome"] for e in server.events("request.done")].count("finished") == 1
+
+
+def test_stream_that_outlives_the_grace(tmp_path: Path) -> None:
+    """What still runs after the grace is told why it ends, in a response that ends properly; exit 0, in time."""
+    flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--shutdown-timeout", "0.2"]
+    with serving(tmp_path, *flags) as server:
+        engine = server.engine_pid()
+        with streaming(server, token_prompt("outlives", 40), 4000) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            stream.read_all()
+            assert stream.error is not None and "shut down" in stream.error["message"]
+            assert stream.done and stream.finish_reason is None
+        assert server.process.wait(PATIENCE_S) == 0
+        assert has_ended(engine)
+
+
+def test_asked_twice(tmp_path: Path) -> None:
+    """A second signal ends the server at once, with the signal's exit code, and its engine with it."""
+    with serving(tmp_path, "--executor", "fake") as server:
+        engine = server.engine_pid()
+        with streaming(server, token_prompt("twice asked", 40), 4000):
+            server.process.send_signal(signal.SIGINT)
+            eventually(lambda: server.events("server.stopping"), "the first signal is heard")
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
+            eventually(lambda: has_ended(engine), "the engine ends, too")
