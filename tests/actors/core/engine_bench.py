@@ -19,6 +19,7 @@ from quipu.actors.core.request import Status
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.executor import Executor
 from quipu.actors.messages import (
+    ErrorKind,
     FinishReason,
     Granted,
     SamplingParams,
@@ -111,7 +112,15 @@ class EngineBench:
     # ------------------------------------------------------------ what a test can make happen
 
     def submit(
-        self, prompt: list[int], max_tokens: int, *, seed: int | None = None, domain: str = "a", num_choices: int = 1
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        seed: int | None = None,
+        domain: str = "a",
+        num_choices: int = 1,
+        ignore_eos: bool = False,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> list[Life]:
         """One request of `num_choices` sequences; `seed` None is greedy."""
         account = Account(f"r{self._next_id}", "test", 0.0)
@@ -123,6 +132,8 @@ class EngineBench:
                 max_tokens=max_tokens,
                 temperature=0.0 if seed is None else 1.0,
                 seed=0 if seed is None else seed + choice,
+                ignore_eos=ignore_eos,
+                stop_token_ids=stop_token_ids,
             )
             life = Life(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1
@@ -288,12 +299,14 @@ class EngineBench:
             life.reason = reason
             book = life.account.books[sequence_id]
             book.finish_reason, book.num_completion_tokens = FinishReason(reason), len(life.tokens)
-        for sequence_id, error in zip(report.terminal_ids, report.terminal_errors, strict=True):
+        for sequence_id, error, kind in zip(
+            report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
+        ):
             life = self.lives[sequence_id]
             assert not life.terminal, "two Terminals"
             life.terminal, life.error = True, error
             life.account.books[sequence_id].terminal = True
-            if error is not None and not error.startswith("prompt and max_tokens"):
+            if error is not None and kind != ErrorKind.INVALID:
                 assert sequence_id in self._failing, "a sequence fails that was in no failed step"
                 self._failing.remove(sequence_id)
 
@@ -308,7 +321,8 @@ class EngineBench:
         sampling = life.sampling
         tokens = continuation(life.prompt, sampling.max_tokens, self.dials, sampling.seed)
         for index, token_id in enumerate(tokens):
-            if token_id in self.limits.eos_token_ids:
+            ends = () if sampling.ignore_eos else self.limits.eos_token_ids
+            if token_id in ends or token_id in sampling.stop_token_ids:
                 return tokens[: index + 1]
         return tokens
 
