@@ -119,10 +119,11 @@ def test_the_first_to_publish_a_key_keeps_it() -> None:
 
 
 def test_a_key_is_committed_once() -> None:
-    """And only by the step that wrote it."""
+    """And only by the step that wrote it, under the key that it has."""
     pool = BlockPool(3)
     (block,) = pool.take(1)
     pool.publish(block, b"k", 7)
+    assert not pool.commit(block, b"other", 7)
     assert not pool.commit(block, b"k", 6)
     assert pool.commit(block, b"k", 7)
     assert not pool.commit(block, b"k", 7)

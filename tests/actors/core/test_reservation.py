@@ -148,19 +148,14 @@ def test_a_key_that_was_evicted_before_its_commit_is_nobodys_write() -> None:
 
 def test_victims_fall_in_order_until_it_suffices() -> None:
     """Nobody who was served in this step is preempted, and nobody is admitted in a step that preempts."""
-    manager = manager_of(4)
-    others = [candidate(i, [i] * 4) for i in (1, 2, 3, 4)]
+    manager = manager_of(5)
+    others = [candidate(1, [1] * 4), candidate(2, [2] * 4), candidate(3, [3] * 8), candidate(4, [4] * 4)]
     manager.walk(reserve(1, SIZE, candidates=others))
+    rows = [(1, 4, 1), (2, 4, 1), (3, 8, 1), (4, 4, 1)]
     granted = manager.walk(
-        reserve(
-            2,
-            SIZE,
-            committed=[1],
-            rows=[(1, 4, 1), (2, 4, 1), (3, 4, 1), (4, 4, 1)],
-            victims=[4, 3, 2, 1],
-            candidates=[candidate(5, [5])],
-        )
+        reserve(2, SIZE, committed=[1], rows=rows, victims=[4, 3, 2, 1], candidates=[candidate(5, [5])])
     )
+    assert granted.num_free_blocks == 1
     assert granted.preempted_ids == [4, 3]
     assert granted.sequence_ids == [1, 2]
     assert granted.admitted_ids == []
