@@ -137,6 +137,15 @@ class Client:
         assert self.engine.batcher.sequences == {}
 
 
+def kill_engine(client: Client) -> None:
+    """Make an actor of the engine raise at its next step, as a broken invariant would."""
+
+    def die(*_: object) -> None:
+        raise RuntimeError("a block table cannot be trusted")
+
+    client.engine.block_manager.walk = die  # type: ignore[method-assign, assignment]
+
+
 async def read_answer(ticket: RequestTicket) -> Answer:
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from houses import Client, small_house, text_of
+from houses import Client, kill_engine, small_house, text_of
 from quipu.actors.messages import Closed, Delta, Outcome, Started
 from quipu.kernels.fake import Dials, continuation
 
@@ -62,16 +62,24 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.abc.Clock) -> None:
     """Both in the lane, in their order: the engine ends the sequence without a pass, and answers once."""
-    async with small_house() as client:
+    async with small_house(restart_backoff_s=5.0) as client:
+        kill_engine(client)
+        await client.ask(PROMPT)
+        assert not client.house.desk.health().is_ready, "nobody takes from the lane now"
         ticket = client.open(PROMPT)
         await ticket.start()
-        # Submit is put into the lane by the tokenizer's next step; leave the moment that it is there
-        while not len(client.house.desk.lane):
-            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(client.house.desk.lane) == 1
         ticket.leave()
+        assert len(client.house.desk.lane) == 2
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.house.accountant.num_open_accounts == 1, "submitted: the account waits for its Terminal"
+        await trio.sleep(10)
+        assert client.engine.executor.backend.num_passes == 0  # type: ignore[attr-defined]
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED
+        assert ticket.mailbox.closed.record.cached_tokens is None
 
 
 @pytest.mark.parametrize("moment", ["started", "first token", "between tokens", "after the last"])

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from houses import Answer, Client, small_house, text_of
+from houses import Answer, kill_engine, small_house, text_of
 from quipu.actors.front import State
 from quipu.actors.messages import ErrorKind, Outcome, StepPlan, TextPrompt
 from quipu.kernels.fake import Dials, continuation
@@ -139,16 +139,6 @@ async def test_tokenizer_trouble_is_one_request_s(
     assert good.error is None
 
 
-async def kill_engine(client: Client) -> None:
-    """Make an actor of the engine raise, as a broken invariant would."""
-    core = client.engine.block_manager
-
-    def die(*_: object) -> None:
-        raise RuntimeError("a block table cannot be trusted")
-
-    core.walk = die  # type: ignore[method-assign, assignment]
-
-
 async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
     """What was in flight fails with a clear error, health says so at once, and the next request is served."""
     prompt = prompt_of(50, 1)
@@ -163,7 +153,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
             for _ in range(3):
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
-            await kill_engine(client)
+            kill_engine(client)
             await trio.sleep(0.02)
             health = client.house.desk.health()
             assert health.state is State.RESTARTING
@@ -195,7 +185,7 @@ async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
             for _ in range(3):
                 while not client.house.desk.health().is_ready:
                     await trio.sleep(0.01)
-                await kill_engine(client)
+                kill_engine(client)
                 await client.ask(prompt_of(20, 1))
             await trio.sleep(60)
     assert caught.group_contains(EngineGivenUp)
