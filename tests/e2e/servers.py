@@ -7,6 +7,7 @@ asks it over real sockets, and looks at its two processes through /proc.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -23,7 +24,8 @@ import openai
 
 PATIENCE_S = 20.0
 """How long a test waits for what must happen; only a test that fails waits so long."""
-QUIPU = Path(sys.executable).with_name("quipu")
+QUIPU = Path(os.environ.get("QUIPU_COMMAND") or Path(sys.executable).with_name("quipu"))
+"""The command under test; `test_wheel.py` names that of an installed wheel."""
 BLOCK = 16
 
 T = TypeVar("T")
