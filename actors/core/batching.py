@@ -401,8 +401,8 @@ class Batcher:
             self._failed.append(broken.step)
             for row in reversed(broken.rows):  # those put back at the front of the queue keep their order
                 row.sequence.num_in_flight -= 1
-                if row.admission is not None:
-                    row.sequence.num_admissions -= 1  # never booked, be it preempted meanwhile: the next takes its number
+                if row.admission is not None:  # never booked, be it preempted meanwhile: the next takes its number
+                    row.sequence.num_admissions -= 1
                 if broken.error is not None:
                     self._fail_row(row, broken.error)
                 else:

@@ -188,7 +188,10 @@ class BlockManagerCore:
             count = min(num_tokens - start, budget)
             pool.share(shared)
             table = shared + pool.take(-(-(start + count) // size) - len(shared))
-            self.holdings[sequence_id] = Holding(table, keys, num_prompt_tokens // size, num_published=len(shared))
+            # a copy: the scheduler's list grows while the sequence decodes, and what it fills is told in `filled_keys`
+            self.holdings[sequence_id] = Holding(
+                table, list(keys), num_prompt_tokens // size, num_published=len(shared)
+            )
             budget -= count
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)

@@ -22,6 +22,7 @@ from quipu.actors.messages import (
     ErrorKind,
     FinishReason,
     Granted,
+    Reserve,
     SamplingParams,
     StepDone,
     StepDropped,
@@ -102,6 +103,8 @@ class EngineBench:
         self.lives: dict[int, Life] = {}
         self.accounts: list[Account] = []
         self.num_withdrawn = 0
+        self.denied: set[int] = set()
+        """Running sequences that the block manager is to give nothing in the next step."""
         self._walk = 0
         self._sent: deque[SentPlan] = deque()
         self._next_id = 1
@@ -207,6 +210,7 @@ class EngineBench:
                 able = {s.id for s in batcher.sequences.values() if s.status is Status.RUNNING and s.num_remaining}
                 able -= {s.id for s in batcher.sequences.values() if s.num_remaining == 1 and not s.may_grow}
                 assert set(proposal.row_ids) == able, "a running sequence gets nothing"
+                proposal = self._deny(proposal)
             granted = self.manager.walk(proposal)
             self.manager.check()
             self._check_grant(granted)
@@ -219,6 +223,17 @@ class EngineBench:
                 self._hear_report(report)
             if not (proposal.row_ids or proposal.candidate_ids) or plan is None:
                 break
+
+    def _deny(self, proposal: Reserve) -> Reserve:
+        """A manager may give a sequence nothing: as if it had not been proposed."""
+        denied, self.denied = self.denied, set()
+        kept = [i for i, sequence_id in enumerate(proposal.row_ids) if sequence_id not in denied]
+        return attrs.evolve(
+            proposal,
+            row_ids=[proposal.row_ids[i] for i in kept],
+            row_starts=[proposal.row_starts[i] for i in kept],
+            row_counts=[proposal.row_counts[i] for i in kept],
+        )
 
     def _check_grant(self, granted: Granted) -> None:
         for sequence_id in granted.preempted_ids:

@@ -26,15 +26,18 @@ def last_report(bench: EngineBench) -> StepReport:
 
 
 def test_the_second_turn_reads_what_the_first_left() -> None:
-    """Prompt and answer of turn one are cached for turn two, in full blocks, one token short of everything."""
+    """Every full block whose positions were all computed: of a 16-token turn the last token never was."""
     bench = bench_of()
     (first,) = bench.submit(PROMPT, 6)
     bench.finish()
-    (second,) = bench.submit(PROMPT + first.tokens, 2)
+    (second,) = bench.submit([*PROMPT, *first.tokens, 1], 4)
+    bench.finish()
+    (third,) = bench.submit([*PROMPT, *first.tokens, 1, 2], 1)
     bench.finish()
     bench.check_at_rest()
     assert first.admissions == [0]
     assert second.admissions == [12]
+    assert third.admissions == [16]
 
 
 def test_steps_overlap() -> None:
@@ -154,6 +157,63 @@ def test_a_late_row_of_a_preempted_sequence_is_booked_without_its_token() -> Non
     bench.finish()
     bench.check_at_rest()
     assert first.reason == second.reason == "length"
+
+
+def test_a_row_of_an_earlier_life_gives_no_token_to_the_present_one() -> None:
+    """Preempted by step 2 and admitted again in step 3, all while step 1 runs: both admissions are booked, in order."""
+    bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, max_steps_in_flight=3)
+    first, second = bench.submit([1, 2], 2, num_choices=2)
+    assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id], [second.id]]
+    assert bench.plans[2].admitted_ids == [second.id]
+    bench.step()
+    assert (len(first.tokens), len(second.tokens)) == (1, 0)
+    bench.finish()
+    bench.check_at_rest()
+    assert len(second.admissions) > 1
+    assert first.reason == second.reason == "length"
+
+
+def test_a_running_sequence_loses_only_the_dropped_positions() -> None:
+    """It was given nothing in the failing step, and was in the next: it goes on from before that one, admitted once."""
+    bench = bench_of(block_size=1, enable_prefix_caching=False)
+    first, second = bench.submit([1, 2], 6, num_choices=2)
+    bench.denied = {second.id}
+    while set(bench.plans[0].row_ids) != {first.id}:
+        bench.step()
+    assert second.id in bench.plans[1].row_ids
+    bench.dials.fail_steps = 1
+    bench.finish()
+    bench.check_at_rest()
+    assert first.error
+    assert second.reason == "length"
+    assert second.admissions == [0]
+    assert second.account.books[second.id].recomputed == 0
+
+
+def test_the_withdrawn_wait_again_in_their_order() -> None:
+    """Two admitted by two dropped steps: the one that came first is admitted first again."""
+    bench = bench_of(max_num_batched_tokens=6, max_steps_in_flight=3, dials=Dials(fail_steps=1))
+    _failing, first, second = (bench.submit([n] * 5, 1)[0] for n in (1, 2, 3))
+    assert [plan.admitted_ids for plan in bench.plans] == [[1], [2], [3]]
+    for _ in range(3):
+        bench.step()
+    assert bench.plans[0].admitted_ids == [first.id, second.id]
+    bench.finish()
+    bench.check_at_rest()
+
+
+def test_the_preempted_wait_before_newcomers() -> None:
+    """Nobody who has not been served yet overtakes."""
+    bench = bench_of(num_blocks=6, max_num_seqs=2, enable_prefix_caching=False)
+    _first, second = bench.submit([1, 2, 3, 4], 12, num_choices=2)
+    (newcomer,) = bench.submit([9], 1)
+    while not second.num_preempted:
+        bench.step()
+    while len(second.admissions) < 2:
+        assert newcomer.admissions == []
+        bench.step()
+    bench.finish()
+    bench.check_at_rest()
 
 
 def test_an_admission_that_was_preempted_and_then_dropped_is_not_counted() -> None:

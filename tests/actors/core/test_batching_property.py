@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_bench import EngineBench, Life
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -140,6 +141,13 @@ class EngineMachine(RuleBasedStateMachine):
         """The next pass raises, half of its KV written."""
         self.bench.dials.fail_steps = 1
 
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def deny(self, data: st.DataObject) -> None:
+        """One sequence gets nothing in the next step, whoever it is: it may be in the step after a failing one only."""
+        if self.bench.plans or self.bench.results:  # whose end makes the scheduler ask again
+            self.bench.denied = {data.draw(st.sampled_from(self.live()), "sequence").id}
+
     @precondition(lambda self: self.bench.heard)
     @rule(data=st.data())
     def hear_an_old_result(self, data: st.DataObject) -> None:
@@ -158,8 +166,11 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone, everything that fits finishes; then nothing is held and every account balances."""
         if hasattr(self, "bench"):
+            self.bench.denied = set()
+            self.bench.pump()
             self.bench.finish()
             self.bench.check_at_rest()
 
 
 TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=max(120, settings.default.max_examples))

@@ -130,6 +130,29 @@ def test_a_dropped_chunk_is_published_again_when_it_is_run_again() -> None:
     assert reused_of(after) == {3: 8}
 
 
+def test_a_chunk_whose_keys_were_taken_publishes_them_when_their_owner_has_failed() -> None:
+    """Its block stood aside for one that another step should have written; run again, it is the one to be found."""
+    manager = manager_of(20)
+    manager.walk(reserve(1, SIZE, candidates=[candidate(1)], budget=3))
+    manager.walk(reserve(2, SIZE, committed=[1], candidates=[candidate(2)]))
+    manager.walk(reserve(3, SIZE, rows=[(1, 3, 7)]))
+    manager.walk(reserve(4, SIZE, failed=[3, 2], free=[2], rows=[(1, 3, 7)]))
+    after = manager.walk(reserve(5, SIZE, committed=[4], candidates=[candidate(3)]))
+    assert written_of(after) == [(1, 0, 8)]
+    assert reused_of(after) == {3: 8}
+
+
+def test_the_manager_keeps_its_own_keys() -> None:
+    """A proposal's list that grows afterwards announces nothing: filled blocks are told one by one."""
+    manager = manager_of(20)
+    proposal = reserve(1, SIZE, candidates=[candidate(1)])
+    manager.walk(proposal)
+    answered = [*PROMPT, 11, 12, 13]
+    proposal.candidate_keys[0][:] = keys_of("a", answered, SIZE)
+    manager.walk(reserve(2, SIZE, committed=[1], rows=[(1, 10, 2)]))
+    assert reused_of(manager.walk(reserve(3, SIZE, committed=[2], candidates=[candidate(2, answered)]))) == {2: 8}
+
+
 def test_a_write_is_credited_once_however_often_it_is_done() -> None:
     """Two sequences compute the same block in different steps: the first to commit owns it."""
     manager = manager_of(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 from block_oracle import Content, NaiveManager, Outcome
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from proposals import Candidate, keys_of, reserve, written_of
@@ -315,3 +316,4 @@ class ReservationMachine(RuleBasedStateMachine):
 
 
 TestReservation = ReservationMachine.TestCase
+TestReservation.settings = settings(max_examples=max(200, settings.default.max_examples))
