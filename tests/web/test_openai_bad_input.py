@@ -62,6 +62,7 @@ EITHER: list[tuple[dict[str, Any], str, str]] = [
     ({"return_cached_tokens_details": "yes"}, "return_cached_tokens_details", "a boolean"),
     ({"logprobs": True}, "logprobs", "not supported"),
     ({"logprobs": 5}, "logprobs", "not supported"),
+    ({"logprobs": 0}, "logprobs", "not supported"),
     ({"top_logprobs": 2}, "top_logprobs", "not supported"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
     ({"echo": True}, "echo", "not supported"),

@@ -21,6 +21,11 @@ def _empty(value: Any) -> bool:
     return not value
 
 
+def _false(value: Any) -> bool:
+    """Not 0, which asks for the drawn token's own."""
+    return value is False
+
+
 def _one(value: Any) -> bool:
     return bool(value == 1)
 
@@ -52,10 +57,10 @@ _EITHER: Mapping[str, Neutral] = {
     "length_penalty": _one,
     "logit_bias": _empty,
     "logits_processors": _empty,
-    "logprobs": _empty,
+    "logprobs": _false,
     "min_tokens": _empty,
     "presence_penalty": _empty,
-    "prompt_logprobs": _empty,
+    "prompt_logprobs": _false,
     "regex": _empty,
     "repetition_penalty": _one,
     "response_format": _is_text_format,
