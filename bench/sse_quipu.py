@@ -1,0 +1,155 @@
+"""The server of `bench.sse`: quipu's whole web side, with an engine that makes tokens out of nothing.
+
+Everything is what `quipu serve` runs in its web process, but for the socket to the engine process: the engine's host
+is in this loop and hands over step reports as they would arrive.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import trio
+
+from bench.sse_steps import TokenSource
+from quipu.actors import wiring
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import EngineReady, StepReport, Submit
+from quipu.actors.supervisor import Death, EngineLink
+from quipu.actors.vocabulary import Vocabulary
+from quipu.web import logs
+from quipu.web.app import make_app
+from quipu.web.server import serve
+
+ENDLESS = 1 << 30
+
+
+class PlainVocabulary(Vocabulary):
+    """Its decoders say the same word for every token: the cost of everything but detokenizing."""
+
+    class Decoder:
+        def push(self, token_id: int) -> str:
+            return " word"
+
+        def flush(self) -> str:
+            return ""
+
+    def decoder(self, *, skip_special_tokens: bool, prompt_tail: Any) -> Any:
+        return self.Decoder()
+
+
+class TokenHost:
+    """In place of an engine: one token for every sequence at each step that the client asks for."""
+
+    def __init__(self, control: trio.SocketStream) -> None:
+        self._control = control
+        self._tokens = TokenSource()
+        self._new: list[Submit] = []
+        self._ids: list[int] = []
+        self._position = 0
+        self.ended = trio.Event()
+
+    async def run(self, link: EngineLink) -> Death:
+        await link.deliver([EngineReady(link.incarnation, 2, 16, "bench", "none")])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._take, link)
+            while questions := await self._control.receive_some(1):
+                match questions:
+                    case b"s":
+                        await link.deliver([self._step()])
+                    case b"n":
+                        await self._answer(len(self._ids) + len(self._new))
+                    case b"t":
+                        await self._answer(time.process_time_ns())
+            self.ended.set()
+            await trio.sleep_forever()
+        return Death("the benchmark is over")
+
+    async def _take(self, link: EngineLink) -> None:
+        while True:  # clients leave only at the end, when nothing matters any more
+            self._new += [message for message in await link.take() if isinstance(message, Submit)]
+
+    async def _answer(self, number: int) -> None:
+        await self._control.send_all(number.to_bytes(8, "little"))
+
+    def _step(self) -> StepReport:
+        """Prompts take a step with a span of their own; they draw their first token in it."""
+        new, self._new = self._new, []
+        admitted = [submit.sequence_id for submit in new]
+        lengths = [len(submit.prompt_token_ids) for submit in new]
+        running = self._ids
+        self._ids = running + admitted
+        self._position += 1
+        count, position = len(running), self._position
+        return StepReport(
+            step=position,
+            admitted_ids=admitted,
+            admitted_number=[1] * len(admitted),
+            admitted_reused=[0] * len(admitted),
+            admitted_read=[0] * len(admitted),
+            span_ids=self._ids,
+            span_starts=[position] * count + [0] * len(new),
+            span_ends=[position + 1] * count + lengths,
+            written_ids=[],
+            written_starts=[],
+            written_ends=[],
+            token_sequence_ids=self._ids,
+            token_ids=self._tokens.of_step(position, len(self._ids)),
+            ended_ids=[],
+            ended_reasons=[],
+            terminal_ids=[],
+            terminal_errors=[],
+            terminal_error_kinds=[],
+            num_running=len(self._ids),
+            num_waiting=0,
+            num_free_blocks=1,
+            num_cached_blocks=0,
+            num_preempted=0,
+        )
+
+
+def house_config() -> HouseConfig:
+    engine = EngineConfig(
+        model_path=str(DEMO),
+        executor="none",
+        dtype="auto",
+        load_format="auto",
+        block_size=16,
+        num_blocks=2,
+        max_model_len=ENDLESS,
+        max_num_seqs=1024,
+        max_num_batched_tokens=2048,
+        eos_token_ids=(),
+    )
+    return HouseConfig(engine=engine, model_names=("demo",), vocab_size=4096, kv_dtype="none")
+
+
+async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
+    if not detokenize:
+        wiring.Vocabulary = PlainVocabulary  # type: ignore[attr-defined]
+    config = house_config()
+    info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
+    control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))
+    host = TokenHost(control)
+    async with wiring.open_house(config, info, host) as house, trio.open_nursery() as nursery:
+        (address,) = await nursery.start(partial(serve, make_app(house.desk), host="127.0.0.1", port=0))
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 1000)
+        await control.send_all(address.port.to_bytes(8, "little"))
+        await host.ended.wait()
+        os._exit(0)  # the streams are endless
+
+
+if __name__ == "__main__":
+    descriptor, core, mode = sys.argv[1:]
+    os.sched_setaffinity(0, {int(core)})
+    logs.configure("warning")
+    trio.run(partial(run, socket.socket(fileno=int(descriptor)), detokenize=mode == "text"))
