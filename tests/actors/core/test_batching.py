@@ -173,6 +173,19 @@ def test_a_row_of_an_earlier_life_gives_no_token_to_the_present_one() -> None:
     assert first.reason == second.reason == "length"
 
 
+def test_a_sequence_preempted_before_its_step_failed_does_not_fail_with_it() -> None:
+    """It waits for another admission anyway, which is then its first."""
+    bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, dials=Dials(fail_steps=1))
+    first, second = bench.submit([1, 2], 2, num_choices=2)
+    assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id]]
+    assert second.num_preempted == 1
+    bench.finish()
+    bench.check_at_rest()
+    assert first.error
+    assert second.reason == "length"
+    assert second.admissions == [0]
+
+
 def test_a_running_sequence_loses_only_the_dropped_positions() -> None:
     """It was given nothing in the failing step, and was in the next: it goes on from before that one, admitted once."""
     bench = bench_of(block_size=1, enable_prefix_caching=False)
