@@ -78,6 +78,7 @@ class Accountant:
         self._by_sequence: dict[int, Account] = {}
         self._last_token_at: dict[int, float] = {}
         self.stats = CacheStats()
+        metrics.set_blocks(total=num_usable_blocks, free=num_usable_blocks, cached=0)
 
     @property
     def num_open_accounts(self) -> int:

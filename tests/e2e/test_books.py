@@ -62,6 +62,10 @@ def test_client_that_leaves_is_counted(fake: Server) -> None:
     assert risen["prompt_tokens_total"] == 60 and risen["generation_tokens_total"] >= 1
 
 
+def request_lines(server: Server, request_id: str) -> list[dict[str, Any]]:
+    return [line for line in server.events("request.done") if line["request_id"] == request_id]
+
+
 def test_request_ids(fake: Server) -> None:
     """A client's id is echoed and stands in the log beside the server's own; without one, the server's own is sent."""
     answer = fake.complete("ids")
@@ -71,7 +75,7 @@ def test_request_ids(fake: Server) -> None:
         named = fake.post("/v1/completions", body, headers={"X-Request-Id": "trace-7b/42"})
         assert named.headers["X-Request-Id"] == "trace-7b/42"
         own = named.headers["X-Quipu-Request-Id"]
-        lines = [line for line in fake.events("request.done") if line["request_id"] == own]
+        lines = eventually(lambda own=own: request_lines(fake, own), "the request's line is written")  # type: ignore[misc]
         assert [line["client_request_id"] for line in lines] == ["trace-7b/42"]
 
 

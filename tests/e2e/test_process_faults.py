@@ -84,6 +84,7 @@ def test_engine_killed(tmp_path: Path) -> None:
     with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.01") as server:
         prompt = token_prompt("killed", 40)
         first_engine = server.engine_pid()
+        num_blocks = server.metrics()['kv_blocks{state="free"}']  # known before any step
         with (
             ThreadPoolExecutor(1) as pool,
             streaming(server, prompt, LONG) as first,
@@ -102,6 +103,7 @@ def test_engine_killed(tmp_path: Path) -> None:
         assert "SIGKILL" in unready.json()["detail"]
         metrics = server.wait_at_rest()  # also before the next request tells the gauges anything
         assert metrics['requests_total{outcome="failed"}'] == 3
+        assert metrics['kv_blocks{state="free"}'] == num_blocks > 0
         # a request that comes meanwhile waits for the next engine, whose cache is empty
         meanwhile = server.complete(prompt).json()
         assert meanwhile["choices"][0]["text"] == right_text(prompt, 8)
