@@ -136,6 +136,10 @@ class Submit:
     block_keys: list[bytes]
     """Chain keys of the prompt's full blocks, in order."""
     sampling: SamplingParams
+    tenant: str = ""
+    """Who is served, for policies that are fair among them."""
+    priority: int = 0
+    """Lower is served first, where the policy looks at it."""
 
 
 @attrs.frozen
@@ -180,13 +184,14 @@ class Reserve:
     free_sequence_ids: list[int]
     """Sequences to release: ended, failed, or withdrawn."""
     row_ids: list[int]
-    """Running sequences, in the order they are served."""
+    """Running sequences that need something of the KV cache in this step, in the order they are served: those that
+    prefill, and those whose next position opens a block. The others are in the step unless they are preempted."""
     row_starts: list[int]
     """First position each row computes in this step."""
     row_counts: list[int]
     """Positions each row computes in this step."""
     victim_ids: list[int]
-    """Whom to preempt when blocks run out, first victim first."""
+    """Whom to preempt when blocks run out, first victim first; empty where they are known to be enough."""
     candidate_ids: list[int]
     """Waiting sequences, in the order they are admitted."""
     candidate_num_tokens: list[int]
@@ -197,11 +202,13 @@ class Reserve:
     """Chain keys of each one's full blocks."""
     token_budget: int
     """Positions left for candidates once every row is served."""
+    candidate_chunk_limit: int = 1 << 30
+    """Most positions that one candidate computes in this step."""
 
 
 @attrs.frozen
 class Granted:
-    """What the walk of one `Reserve` came to. Sequences not named got nothing."""
+    """What the walk of one `Reserve` came to. Of the sequences it proposed, those not named got nothing."""
 
     step: int
     sequence_ids: list[int]

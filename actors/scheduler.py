@@ -40,13 +40,13 @@ async def run_scheduler(
             hear(batcher, message)
         while (proposal := batcher.propose()) is not None:
             await reserve.send(proposal)
-            for grant in await granted.receive_all():
-                plan, report = batcher.accept(grant)
-                if plan is not None:
-                    await plans.send(plan)
-                if report is not None:
-                    await reports.send(report)
-            if not (proposal.row_ids or proposal.candidate_ids) or plan is None:
+            (grant,) = await granted.receive_all()
+            plan, report = batcher.accept(grant)
+            if plan is not None:
+                await plans.send(plan)
+            if report is not None:
+                await reports.send(report)
+            if plan is None and not grant.preempted_ids:
                 break
 
 

@@ -1,15 +1,15 @@
 """The scheduler's decisions: who runs in the next step, and what a finished one means.
 
 Called by the scheduler's actor only. Pure; one call of `propose`, one answer of the block manager, one call of
-`accept` make a step. Steps overlap: while step k runs, k+1 is planned and sent; the token that k draws is fed by the
-device itself (a *carried* row).
+`accept` make a step. Steps overlap: while step k runs, k+1 is planned and sent; a decoding row feeds the token that
+the step before it draws, on the device.
 
     submit ─▶ waiting ─▶ running ─▶ ended ─▶ Terminal (after the last step that held it)
                  ▲           │
-                 └───────────┘ preempted: recomputed from its known tokens, at the front of the queue
+                 └───────────┘ preempted: recomputed from its known tokens, before those not served yet
 
-A failed step: everything in flight of its generation is dropped and rolled back together, newest first. Its own
-sequences fail; one that was only in a dropped step loses those positions, or its unfinished admission.
+A decoding row needs the block manager only where its next position opens a block; such rows, and those that prefill,
+are in the proposal. The others are in the step unless they are preempted.
 
 What must always hold:
 - a row that ran is booked when its step is done, whatever became of its sequence; a stale epoch voids only its token;
@@ -19,15 +19,13 @@ What must always hold:
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
-from itertools import islice
-
 import attrs
 
+from quipu.actors.core.in_flight import FirstStep, StepInFlight, StepsInFlight
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.core.reporting import ReportBuilder
 from quipu.actors.core.request import Sequence, Status
+from quipu.actors.core.waiting import Policy, WaitingQueue
 from quipu.actors.messages import (
     ErrorKind,
     FinishReason,
@@ -58,30 +56,27 @@ class Limits:
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
+    policy: Policy = Policy.FCFS
+    long_prefill_token_threshold: int = 0
+    """Longest chunk of one prompt in a step that others share; 0 is off."""
+    max_waiting_requests: int = 0
+    """Sequences that may wait; further ones are refused. 0 is no limit."""
+    max_waiting_tokens: int = 0
+    """Prompt tokens that may wait."""
 
 
-@attrs.define(eq=False)
-class Row:
-    """One sequence's part of a step in flight, as it was sent."""
+@attrs.frozen
+class Proposal:
+    """What `propose` has in mind until `accept` hears the answer."""
 
-    sequence: Sequence
-    epoch: int
-    start: int
-    count: int
-    samples: bool
-    num_new_blocks: int
-    admission: int | None
-    """Number of the admission whose first step this is, or None."""
-    reused: int
+    decoding: list[Sequence]
+    growing: dict[int, int]
+    """Index in `decoding` of each sequence that needs a block, by id."""
 
 
-@attrs.define(eq=False)
-class StepInFlight:
-    step: int
-    generation: int
-    rows: list[Row]
-    error: str | None = None
-    dropped: bool = False
+_NO_PROPOSAL = Proposal([], {})
+_NOTHING: list[int] = []
+"""The column entry of a row that gets no block and feeds no token from here. Never changed."""
 
 
 class Batcher:
@@ -90,61 +85,85 @@ class Batcher:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.sequences: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # by arrival
-        self._tables: dict[int, list[int]] = {}
-        self._num_sent_blocks: dict[int, int] = {}
-        self._in_flight: deque[StepInFlight] = deque()
-        self._broken: list[StepInFlight] = []  # failed and dropped steps, until all of their generation has answered
+        self._waiting = WaitingQueue(limits.policy)
+        self._running: dict[int, Sequence] = {}
+        self._decoding: list[Sequence] = []  # these two are made anew whenever somebody comes, goes or changes sides
+        self._prefilling: list[Sequence] = []
+        self._sides_changed = False
+        self._num_steps_of_decoding = 0  # until the first of them has all its outputs planned
+        self._some_unsent = False
+        self._num_departures = 0
+        self._in_flight = StepsInFlight()
+        self._ending: dict[int, list[Sequence]] = {}  # ended, by the last step that holds them
+        self._last_answered = 0
         self._next_step = 1
         self._next_arrival = 0
-        self._generation = 0
+        self._num_free_blocks = limits.num_blocks - 1
         self._report = ReportBuilder()
+        self._proposal = _NO_PROPOSAL
         # to be carried by the next Reserve
         self._committed: list[int] = []
         self._failed: list[int] = []
         self._filled: list[tuple[int, int, bytes]] = []
         self._frees: list[int] = []
-        # to be carried by the next plan that has rows
+        # to be carried by the next plan
         self._released: list[int] = []
 
     # ------------------------------------------------------------ from the web side
 
     def submit(self, message: Submit) -> None:
-        """A new sequence, at the end of the queue."""
+        """A new sequence, at its place in the queue; or its end, where it cannot wait or can never fit."""
+        sampling = message.sampling
+        ends = frozenset() if sampling.ignore_eos else self.limits.eos_token_ids
+        num_prompt_tokens = len(message.prompt_token_ids)
         sequence = Sequence(
             id=message.sequence_id,
             arrival=self._next_arrival,
+            tenant=message.tenant,
+            priority=message.priority,
             tokens=list(message.prompt_token_ids),
-            num_prompt_tokens=len(message.prompt_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
             root_key=message.root_key,
             keys=list(message.block_keys) if self.limits.enable_prefix_caching else [],
-            sampling=message.sampling,
+            sampling=sampling,
+            stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
+            max_len=num_prompt_tokens + sampling.max_tokens,
         )
         self._next_arrival += 1
         self.sequences[sequence.id] = sequence
         refusal = self._why_never(sequence)
         if refusal is not None:
             self._end(sequence, refusal, ErrorKind.INVALID)
+        elif (refusal := self._why_not_now(sequence)) is not None:
+            self._end(sequence, refusal, ErrorKind.OVERLOADED)
         else:
-            self._waiting.append(sequence)
+            self._waiting.push(sequence)
 
     def abort(self, sequence_id: int) -> None:
         """End it where it stands. Nothing happens if it has ended, or was never here."""
         sequence = self.sequences.get(sequence_id)
         if sequence is not None and sequence.status is not Status.ENDED:
+            if sequence.status is Status.WAITING:
+                self._waiting.remove(sequence)
             self._end(sequence)
 
     def _why_never(self, sequence: Sequence) -> str | None:
         limits = self.limits
-        num_prompt, longest = sequence.num_prompt_tokens, sequence.num_prompt_tokens + sequence.sampling.max_tokens
-        if num_prompt == 0:
+        if sequence.num_prompt_tokens == 0:
             return "the prompt is empty"
-        if longest > limits.max_model_len:
-            return f"prompt and max_tokens come to {longest} tokens, the context holds {limits.max_model_len}"
+        if sequence.max_len > limits.max_model_len:
+            return f"prompt and max_tokens come to {sequence.max_len} tokens, the context holds {limits.max_model_len}"
         capacity = (limits.num_blocks - 1) * limits.block_size
-        if longest > capacity:
-            return f"prompt and max_tokens come to {longest} tokens, the KV cache holds {capacity}"
+        if sequence.max_len > capacity:
+            return f"prompt and max_tokens come to {sequence.max_len} tokens, the KV cache holds {capacity}"
+        return None
+
+    def _why_not_now(self, sequence: Sequence) -> str | None:
+        limits, waiting = self.limits, self._waiting
+        if limits.max_waiting_requests and len(waiting) >= limits.max_waiting_requests:
+            return f"{len(waiting)} requests are waiting already"
+        if limits.max_waiting_tokens and waiting.num_tokens + len(sequence.tokens) > limits.max_waiting_tokens:
+            return f"{waiting.num_tokens} prompt tokens are waiting already"
         return None
 
     # ------------------------------------------------------------ a step: propose, accept
@@ -156,26 +175,29 @@ class Batcher:
 
     def propose(self) -> Reserve | None:
         """The next step as far as this side can know it, or None where there is nothing to do or to tell."""
+        decoding: list[Sequence] = []
+        growing: list[Sequence] = []
         rows: list[Sequence] = []
         counts: list[int] = []
         candidates: list[Sequence] = []
         budget = self.limits.max_num_batched_tokens
-        if len(self._in_flight) < self.limits.max_steps_in_flight and not self._broken:
-            decodes = [s for s in self._running if s.num_remaining == 1 and s.may_grow][:budget]
-            budget -= len(decodes)
-            rows, counts = decodes, [1] * len(decodes)
-            for sequence in self._running:
-                if budget > 0 and sequence.num_remaining > 1:
-                    count = min(sequence.num_remaining, budget)
-                    budget -= count
-                    rows.append(sequence)
-                    counts.append(count)
+        self._proposal = _NO_PROPOSAL
+        if len(self._in_flight) < self.limits.max_steps_in_flight and not self._in_flight.is_broken:
+            if self._sides_changed:
+                self._choose_sides()
+            decoding = self._decoding if len(self._decoding) <= budget else self._decoding[:budget]
+            budget -= len(decoding)
+            at = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
+            growing = [decoding[index] for index in at]
+            self._proposal = Proposal(decoding, {decoding[index].id: index for index in at})
+            rows, counts, budget = self._choose_chunks(budget)
             room = min(self.limits.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
-            if room > 0:
-                candidates = list(islice(self._waiting, room))
-        if not rows and not candidates and not self.has_news:
+            candidates = self._waiting.first(room)
+        if not decoding and not rows and not candidates and not self.has_news:
             return None
         filled = self._filled
+        if growing:
+            rows, counts = growing + rows, [1] * len(growing) + counts
         proposal = Reserve(
             step=self._next_step,
             failed_steps=self._failed,
@@ -185,23 +207,26 @@ class Batcher:
             filled_keys=[f[2] for f in filled],
             free_sequence_ids=self._frees,
             row_ids=[s.id for s in rows],
-            row_starts=[s.num_computed for s in rows],
+            row_starts=[s.next_start for s in rows],
             row_counts=counts,
-            victim_ids=[s.id for s in reversed(self._running)],
+            victim_ids=self._choose_victims(rows, counts),
             candidate_ids=[s.id for s in candidates],
             candidate_num_tokens=[len(s.tokens) for s in candidates],
             candidate_num_prompt_tokens=[s.num_prompt_tokens for s in candidates],
             candidate_keys=[s.keys for s in candidates],
             token_budget=budget,
+            candidate_chunk_limit=self._longest_chunk(),
         )
         self._failed, self._committed, self._filled, self._frees = [], [], [], []
         return proposal
 
     def accept(self, granted: Granted) -> tuple[StepPlan | None, StepReport | None]:
         """What to send now: the plan first, then the report of earlier steps."""
+        proposal, self._proposal = self._proposal, _NO_PROPOSAL
         for sequence_id in granted.preempted_ids:
             self._preempt(self.sequences[sequence_id])
-        plan = self._make_plan(granted) if granted.sequence_ids else None
+        self._num_free_blocks = granted.num_free_blocks
+        plan = self._make_plan(proposal, granted) if proposal.decoding or granted.sequence_ids else None
         self._report.write(granted)
         report = None
         if self._report.has_news:
@@ -214,218 +239,295 @@ class Batcher:
             )
         return plan, report
 
-    def _make_plan(self, granted: Granted) -> StepPlan:
-        admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
-        rows: list[Row] = []
-        token_ids: list[list[int]] = []
-        new_blocks: list[list[int]] = []
-        for sequence_id, start, count, blocks in zip(
-            granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
-        ):
-            sequence = self.sequences[sequence_id]
-            admission = None
-            if sequence_id in admitted:
-                self._admit(sequence, start)
-                admission = sequence.num_admissions
-            table = self._tables[sequence_id]
-            table += blocks
-            unsent = table[self._num_sent_blocks[sequence_id] :]
-            self._num_sent_blocks[sequence_id] = len(table)
-            samples = start + count == sequence.num_total
-            carried = start >= len(sequence.tokens)
-            token_ids.append([] if carried else sequence.tokens[start : start + count])
-            new_blocks.append(unsent)
-            rows.append(
-                Row(
-                    sequence,
-                    sequence.epoch,
-                    start,
-                    count,
-                    samples,
-                    len(unsent),
-                    admission,
-                    admitted.get(sequence_id, 0),
-                )
-            )
-            sequence.num_computed = start + count
-            sequence.num_in_flight += 1
-            if samples:
-                sequence.num_pending += 1
-        self._in_flight.append(StepInFlight(granted.step, self._generation, rows))
-        self._next_step = granted.step + 1
-        released, self._released = self._released, []
-        firsts = [row for row in rows if row.admission is not None]
+    def _choose_sides(self) -> None:
+        """Sort the running sequences into those that prefill and those that decode."""
+        running = sorted(self._running.values(), key=self._waiting.rank)
+        self._decoding = [s for s in running if s.is_decoding]
+        self._prefilling = [s for s in running if s.is_prefilling]
+        self._num_steps_of_decoding = min((s.max_len - 1 - s.next_start for s in self._decoding), default=0)
+        self._sides_changed = False
+
+    def _choose_chunks(self, budget: int) -> tuple[list[Sequence], list[int], int]:
+        """The prefilling rows of the next step, their chunks, and what is left of the budget."""
+        rows: list[Sequence] = []
+        counts: list[int] = []
+        left_of = self._share_out(budget)
+        for sequence in self._prefilling:
+            if budget <= 0:
+                break
+            left = left_of.get(sequence.tenant, budget)
+            count = min(sequence.prefill_end - sequence.next_start, budget, left, self._longest_chunk())
+            if count > 0:
+                left_of[sequence.tenant] = left - count
+                budget -= count
+                rows.append(sequence)
+                counts.append(count)
+        return rows, counts, budget
+
+    def _share_out(self, budget: int) -> dict[str, int]:
+        """Under `fair`, what each tenant may prefill in a step that others wait for; empty: no limit."""
+        if self.limits.policy is not Policy.FAIR or not self._prefilling:
+            return {}
+        tenants = {s.tenant for s in self._prefilling}.union(self._waiting.tenants())
+        return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
+
+    def _longest_chunk(self) -> int:
+        """Most positions of one prompt in a step; there is no limit for one that is alone."""
+        threshold = self.limits.long_prefill_token_threshold
+        alone = len(self._running) + len(self._waiting) == 1
+        return self.limits.max_num_batched_tokens if alone or not threshold else threshold
+
+    def _choose_victims(self, rows: list[Sequence], counts: list[int]) -> list[int]:
+        """Whom to preempt, worst rank first; nobody is named where the free blocks are enough for certain."""
         size = self.limits.block_size
-        return StepPlan(
-            step=granted.step,
-            generation=self._generation,
+        missing = sum(max(0, -(-(s.next_start + n - s.num_slots) // size)) for s, n in zip(rows, counts, strict=True))
+        if missing <= self._num_free_blocks:
+            return []
+        return [s.id for s in sorted(self._running.values(), key=self._waiting.rank, reverse=True)]
+
+    def _make_plan(self, proposal: Proposal, granted: Granted) -> StepPlan | None:
+        decoding, growing = self._still_decoding(proposal, granted)
+        step, size = granted.step, self.limits.block_size
+        admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
+        num_decoding = len(decoding)
+        sequences = decoding
+        row_ids = [s.id for s in decoding]
+        row_starts = [s.next_start for s in decoding]
+        row_counts = [1] * num_decoding
+        row_new_blocks = [_NOTHING] * num_decoding
+        row_token_ids = [_NOTHING] * num_decoding
+        row_samples = [True] * num_decoding
+        for s in decoding:
+            s.next_start += 1
+            s.last_step = step
+        firsts: list[FirstStep] = []
+        if granted.sequence_ids:
+            sequences = list(decoding)
+            for sequence_id, start, count, blocks in zip(
+                granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
+            ):
+                s = self.sequences[sequence_id]
+                index = growing.get(sequence_id)
+                if index is not None:
+                    row_new_blocks[index] = self._blocks_to_send(s, blocks)
+                    continue
+                if sequence_id in admitted:
+                    self._admit(s, start)
+                    firsts.append(FirstStep(len(row_ids), s.num_admissions, start))
+                if s.is_prefilling:
+                    self._waiting.charge(s, count)
+                sequences.append(s)
+                row_ids.append(sequence_id)
+                row_starts.append(start)
+                row_counts.append(count)
+                row_new_blocks.append(self._blocks_to_send(s, blocks))
+                row_token_ids.append(s.tokens[start : start + count])
+                row_samples.append(start + count == s.prefill_end)
+                s.next_start = start + count
+                s.last_step = step
+                self._sides_changed |= s.next_start == s.prefill_end
+        if not sequences:
+            return None
+        if self._some_unsent:
+            for index, s in enumerate(decoding):
+                if s.unsent_blocks:
+                    row_new_blocks[index] = self._blocks_to_send(s, _NOTHING)
+            self._some_unsent = any(s.unsent_blocks for s in self._running.values())
+        self._num_steps_of_decoding -= 1
+        self._sides_changed |= self._num_steps_of_decoding <= 0
+        self._next_step = step + 1
+        released, self._released = self._released, []
+        first_sequences = [sequences[first.row] for first in firsts]
+        plan = StepPlan(
+            step=step,
+            generation=self._in_flight.generation,
             released_ids=released,
-            admitted_ids=[row.sequence.id for row in firsts],
-            admitted_sampling=[row.sequence.sampling for row in firsts],
-            admitted_root_keys=[row.sequence.root_key for row in firsts],
-            admitted_keys=[row.sequence.keys[: row.reused // size] for row in firsts],
-            admitted_tokens=[row.sequence.tokens[: row.reused] for row in firsts],
-            admitted_num_outputs=[len(row.sequence.tokens) - row.sequence.num_prompt_tokens for row in firsts],
-            row_ids=[row.sequence.id for row in rows],
-            row_epochs=[row.epoch for row in rows],
-            row_starts=[row.start for row in rows],
-            row_counts=[row.count for row in rows],
-            row_new_blocks=new_blocks,
-            row_token_ids=token_ids,
-            row_samples=[row.samples for row in rows],
+            admitted_ids=[s.id for s in first_sequences],
+            admitted_sampling=[s.sampling for s in first_sequences],
+            admitted_root_keys=[s.root_key for s in first_sequences],
+            admitted_keys=[s.keys[: first.reused // size] for s, first in zip(first_sequences, firsts, strict=True)],
+            admitted_tokens=[s.tokens[: first.reused] for s, first in zip(first_sequences, firsts, strict=True)],
+            admitted_num_outputs=[len(s.tokens) - s.num_prompt_tokens for s in first_sequences],
+            row_ids=row_ids,
+            row_epochs=[s.epoch for s in sequences],
+            row_starts=row_starts,
+            row_counts=row_counts,
+            row_new_blocks=row_new_blocks,
+            row_token_ids=row_token_ids,
+            row_samples=row_samples,
         )
+        self._in_flight.send(StepInFlight(plan, sequences, firsts, self._num_departures))
+        return plan
+
+    def _still_decoding(self, proposal: Proposal, granted: Granted) -> tuple[list[Sequence], dict[int, int]]:
+        """The proposed rows that were neither preempted nor, needing a block, left without one."""
+        growing = proposal.growing
+        num_granted = len(granted.sequence_ids)
+        if not granted.preempted_ids and num_granted >= len(growing):
+            served = len(growing)
+            if all(sequence_id in growing for sequence_id in granted.sequence_ids[:served]):
+                return proposal.decoding, growing
+        granted_ids = set(granted.sequence_ids)
+        kept = [
+            s for s in proposal.decoding if s.status is Status.RUNNING and (s.id not in growing or s.id in granted_ids)
+        ]
+        return kept, {s.id: index for index, s in enumerate(kept) if s.id in growing}
+
+    def _blocks_to_send(self, sequence: Sequence, blocks: list[int]) -> list[int]:
+        """New blocks of a row for the executor, with those that a dropped plan has not brought it."""
+        sequence.num_slots += len(blocks) * self.limits.block_size
+        if sequence.unsent_blocks:
+            blocks, sequence.unsent_blocks = sequence.unsent_blocks + blocks, []
+        return blocks
 
     def _admit(self, sequence: Sequence, cached: int) -> None:
         self._waiting.remove(sequence)
-        bisect.insort(self._running, sequence, key=lambda s: s.arrival)
+        self._running[sequence.id] = sequence
+        self._sides_changed = True
         sequence.status = Status.RUNNING
-        sequence.num_computed = cached
+        sequence.next_start = cached
+        sequence.prefill_end = len(sequence.tokens)
         sequence.num_admissions += 1
-        self._tables[sequence.id] = []
-        self._num_sent_blocks[sequence.id] = 0
 
     def _preempt(self, sequence: Sequence) -> None:
         self._report.num_preempted += 1
-        self._drop_from_running(sequence)
+        self._depart(sequence)
         sequence.restart()
-        self._waiting.appendleft(sequence)
+        self._waiting.push(sequence)
 
-    def _drop_from_running(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        del self._tables[sequence.id], self._num_sent_blocks[sequence.id]
+    def _depart(self, sequence: Sequence) -> None:
+        """It runs no more; its blocks are somebody else's affair."""
+        del self._running[sequence.id]
+        self._sides_changed = True
+        self._num_departures += 1
         self._released.append(sequence.id)
 
     # ------------------------------------------------------------ what a step came to
 
     def on_done(self, done: StepDone) -> None:
         """Book every row of the step; hand out the tokens that are not void."""
-        in_flight = self._take_in_flight(done.step)
-        if in_flight is None:
+        step = self._in_flight.take(done.step)
+        if step is None:
             return
+        self._last_answered = done.step
         self._committed.append(done.step)
-        drawn = dict(zip(done.sampled_rows, done.sampled_token_ids, strict=True))
-        read = dict(zip(done.read_ids, done.read_tokens, strict=True))
-        report = self._report
-        for index, (row, start, end) in enumerate(zip(in_flight.rows, done.row_starts, done.row_ends, strict=True)):
-            sequence = row.sequence
-            sequence.num_in_flight -= 1
-            if row.admission is not None:
-                report.admit(sequence.id, row.admission, row.reused, read.get(sequence.id, 0))
-            report.span(sequence.id, start, end)
-            if row.epoch == sequence.epoch and sequence.status is Status.RUNNING:
-                if row.samples:
-                    token_id = drawn[index]
-                    sequence.tokens.append(token_id)
-                    sequence.num_pending -= 1
-                    report.token(sequence.id, token_id)
-                    self._key_filled_blocks(sequence, end)
-                    reason = self._why_stop(sequence, token_id)
-                    if reason is not None:
-                        report.end(sequence.id, reason)
-                        self._end(sequence)
-                        continue
-                else:
-                    self._key_filled_blocks(sequence, end)
-            if sequence.status is Status.ENDED:
-                self._settle(sequence)
+        plan, sequences, report = step.plan, step.sequences, self._report
+        if step.firsts:
+            read = dict(zip(done.read_ids, done.read_tokens, strict=True))
+            for first in step.firsts:
+                sequence_id = plan.row_ids[first.row]
+                report.admit(sequence_id, first.admission, first.reused, read.get(sequence_id, 0))
+        report.spans(plan.row_ids, done.row_starts, done.row_ends)
+
+        rows: list[int] | range = range(len(sequences))
+        if step.num_departures != self._num_departures:
+            epochs = plan.row_epochs
+            rows = [i for i, s in enumerate(sequences) if s.epoch == epochs[i] and s.status is Status.RUNNING]
+        self._hand_out(sequences, rows, done)
+        if self.limits.enable_prefix_caching:
+            size, ends = self.limits.block_size, done.row_ends
+            for row in [row for row in rows if ends[row] % size == 0]:
+                self._key_filled_blocks(sequences[row], ends[row])
+        self._settle_ending(done.step)
+
+    def _hand_out(self, sequences: list[Sequence], rows: list[int] | range, done: StepDone) -> None:
+        """Give each current row the token that it drew; end those for which it was the last."""
+        drawing = sequences
+        token_ids = done.sampled_token_ids
+        if len(rows) != len(token_ids) or len(rows) != len(sequences):
+            drawn = dict(zip(done.sampled_rows, token_ids, strict=True))
+            current = [row for row in rows if row in drawn]
+            drawing = [sequences[row] for row in current]
+            token_ids = [drawn[row] for row in current]
+        ended: list[Sequence] = []
+        for sequence, token_id in zip(drawing, token_ids, strict=True):
+            tokens = sequence.tokens
+            tokens.append(token_id)
+            if token_id in sequence.stop_ids or len(tokens) >= sequence.max_len:
+                ended.append(sequence)
+        self._report.tokens([s.id for s in drawing], token_ids)
+        for sequence in ended:
+            stopped = sequence.tokens[-1] in sequence.stop_ids
+            self._report.end(sequence.id, FinishReason.STOP if stopped else FinishReason.LENGTH)
+            if self.limits.enable_prefix_caching:
+                self._key_filled_blocks(sequence, len(sequence.tokens) - 1)
+            self._end(sequence)
 
     def on_failed(self, failed: StepFailed) -> None:
         """The step raised: its generation is over."""
-        in_flight = self._take_in_flight(failed.step)
-        if in_flight is not None:
-            in_flight.error = failed.error
-            self._generation = max(self._generation, failed.generation + 1)
-            self._break(in_flight)
+        step = self._in_flight.take(failed.step)
+        if step is not None:
+            self._roll_back(self._in_flight.break_off(step, failed.error))
 
     def on_dropped(self, dropped: StepDropped) -> None:
         """The step was not run, because an earlier one of its generation failed."""
-        in_flight = self._take_in_flight(dropped.step)
-        if in_flight is not None:
-            in_flight.dropped = True
-            self._break(in_flight)
-
-    def _take_in_flight(self, step: int) -> StepInFlight | None:
-        """The step that is answered: answers come in order; a duplicate or unknown one is no step."""
-        if self._in_flight and self._in_flight[0].step == step:
-            return self._in_flight.popleft()
-        return None
-
-    def _why_stop(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        sampling = sequence.sampling
-        if token_id in sampling.stop_token_ids:
-            return FinishReason.STOP
-        if not sampling.ignore_eos and token_id in self.limits.eos_token_ids:
-            return FinishReason.STOP
-        if len(sequence.tokens) - sequence.num_prompt_tokens >= sampling.max_tokens:
-            return FinishReason.LENGTH
-        return None
+        step = self._in_flight.take(dropped.step)
+        if step is not None:
+            self._roll_back(self._in_flight.break_off(step, None))
 
     def _key_filled_blocks(self, sequence: Sequence, end: int) -> None:
         """Key the blocks that positions up to `end` complete, where decoding filled them."""
         size = self.limits.block_size
-        num_full = end // size
         num_known = len(sequence.keys)
-        if num_full <= num_known or not self.limits.enable_prefix_caching:
+        if end // size <= num_known:
             return
         parent = sequence.keys[-1] if sequence.keys else sequence.root_key
-        new_keys = chain_keys(parent, sequence.tokens[num_known * size : num_full * size], size)
+        new_keys = chain_keys(parent, sequence.tokens[num_known * size : end // size * size], size)
         sequence.keys += new_keys
         self._filled += [(sequence.id, num_known + i, key) for i, key in enumerate(new_keys)]
 
     # ------------------------------------------------------------ ends
 
     def _end(self, sequence: Sequence, error: str | None = None, kind: ErrorKind = ErrorKind.INTERNAL) -> None:
+        """Nothing more of it, which is running or in no queue; its Terminal follows the last step that holds it."""
         if sequence.status is Status.RUNNING:
-            self._drop_from_running(sequence)
+            self._depart(sequence)
             self._frees.append(sequence.id)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
         sequence.status = Status.ENDED
         sequence.error = error
         sequence.error_kind = kind if error is not None else None
-        self._settle(sequence)
+        if sequence.last_step > self._last_answered:
+            self._ending.setdefault(sequence.last_step, []).append(sequence)
+        else:
+            self._settle(sequence)
+
+    def _settle_ending(self, step: int) -> None:
+        for sequence in self._ending.pop(step, ()):
+            self._settle(sequence)
 
     def _settle(self, sequence: Sequence) -> None:
-        """Its Terminal, once no step in flight holds it."""
-        if sequence.num_in_flight == 0:
-            del self.sequences[sequence.id]
-            self._report.terminal(sequence.id, sequence.error, sequence.error_kind)
+        del self.sequences[sequence.id]
+        self._report.terminal(sequence.id, sequence.error, sequence.error_kind)
 
     # ------------------------------------------------------------ roll-back
 
-    def _break(self, step: StepInFlight) -> None:
-        self._broken.append(step)
-        if any(other.generation < self._generation for other in self._in_flight):
-            return  # they will be answered by StepDropped; then all go back together
-        for broken in reversed(self._broken):
-            self._failed.append(broken.step)
-            for row in reversed(broken.rows):  # those put back at the front of the queue keep their order
-                row.sequence.num_in_flight -= 1
-                if row.admission is not None:  # never booked, be it preempted meanwhile: the next takes its number
-                    row.sequence.num_admissions -= 1
-                if broken.error is not None:
-                    self._fail_row(row, broken.error)
+    def _roll_back(self, broken: list[StepInFlight]) -> None:
+        """Take back failed and dropped steps, newest first: nothing of theirs is in flight any more."""
+        if broken:
+            self._last_answered = broken[0].plan.step
+        for step in broken:
+            self._failed.append(step.plan.step)
+            for first in step.firsts:  # never booked, be it preempted meanwhile: the next admission takes its number
+                step.sequences[first.row].num_admissions -= 1
+            first_rows = {first.row for first in step.firsts}
+            for row in range(len(step.sequences)):
+                sequence = step.sequences[row]
+                if sequence.epoch != step.plan.row_epochs[row] or sequence.status is not Status.RUNNING:
+                    continue
+                if step.error is not None:
+                    self._end(sequence, step.error)
+                elif row in first_rows:
+                    self._withdraw(sequence)
                 else:
-                    self._undo_row(row)
-                if row.sequence.status is Status.ENDED and row.sequence.id in self.sequences:
-                    self._settle(row.sequence)
-        self._broken = []
+                    sequence.next_start = step.plan.row_starts[row]
+                    sequence.unsent_blocks = step.plan.row_new_blocks[row] + sequence.unsent_blocks
+                    self._sides_changed = self._some_unsent = True
+        for step in reversed(broken):
+            self._settle_ending(step.plan.step)
 
-    def _fail_row(self, row: Row, error: str) -> None:
-        sequence = row.sequence
-        if row.epoch == sequence.epoch and sequence.status is not Status.ENDED:
-            self._end(sequence, error)
-
-    def _undo_row(self, row: Row) -> None:
-        sequence = row.sequence
-        if row.epoch != sequence.epoch or sequence.status is Status.ENDED:
-            return
-        if row.admission is not None:
-            self._drop_from_running(sequence)
-            self._frees.append(sequence.id)
-            sequence.restart()
-            self._waiting.appendleft(sequence)
-            return
-        sequence.num_computed = row.start
-        sequence.num_pending -= row.samples
-        self._num_sent_blocks[sequence.id] -= row.num_new_blocks
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Its admission was never booked: back to the queue, as if it had not been."""
+        self._depart(sequence)
+        self._frees.append(sequence.id)
+        sequence.restart()
+        self._waiting.push(sequence)

@@ -1,11 +1,14 @@
 """The columns of the next `StepReport`, while the scheduler fills them.
 
-Used by `batching.py` only. What must always hold: entries go out in the order in which they were made, each once.
+Used by `batching.py` only. Columns of one step go through as they are; those of several steps are joined. What must
+always hold: entries go out in the order in which they were made, each once.
 """
 
 from __future__ import annotations
 
 from quipu.actors.messages import ErrorKind, FinishReason, Granted, StepReport
+
+Columns = tuple[list[int], ...]
 
 
 class ReportBuilder:
@@ -17,30 +20,25 @@ class ReportBuilder:
     def _clear(self) -> None:
         self.num_preempted = 0
         self._admitted: list[tuple[int, int, int, int]] = []
-        self._span_ids: list[int] = []
-        self._span_starts: list[int] = []
-        self._span_ends: list[int] = []
-        self._written: list[tuple[int, int, int]] = []
-        self._token_sequence_ids: list[int] = []
-        self._token_ids: list[int] = []
+        self._spans: list[Columns] = []
+        self._tokens: list[Columns] = []
+        self._written: list[Columns] = []
         self._ended: list[tuple[int, FinishReason]] = []
         self._terminals: list[tuple[int, str | None, ErrorKind | None]] = []
 
     @property
     def has_news(self) -> bool:
-        return bool(self._span_ids or self._terminals or self._written or self.num_preempted)
+        return bool(self._spans or self._terminals or self._written or self.num_preempted)
 
     def admit(self, sequence_id: int, number: int, reused: int, read: int) -> None:
         self._admitted.append((sequence_id, number, reused, read))
 
-    def span(self, sequence_id: int, start: int, end: int) -> None:
-        self._span_ids.append(sequence_id)
-        self._span_starts.append(start)
-        self._span_ends.append(end)
+    def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
+        self._spans.append((sequence_ids, starts, ends))
 
-    def token(self, sequence_id: int, token_id: int) -> None:
-        self._token_sequence_ids.append(sequence_id)
-        self._token_ids.append(token_id)
+    def tokens(self, sequence_ids: list[int], token_ids: list[int]) -> None:
+        if token_ids:
+            self._tokens.append((sequence_ids, token_ids))
 
     def end(self, sequence_id: int, reason: FinishReason) -> None:
         self._ended.append((sequence_id, reason))
@@ -49,25 +47,29 @@ class ReportBuilder:
         self._terminals.append((sequence_id, error, kind))
 
     def write(self, granted: Granted) -> None:
-        self._written += zip(granted.written_ids, granted.written_starts, granted.written_ends, strict=True)
+        if granted.written_ids:
+            self._written.append((granted.written_ids, granted.written_starts, granted.written_ends))
 
     def flush(
         self, *, step: int, num_running: int, num_waiting: int, num_free_blocks: int, num_cached_blocks: int
     ) -> StepReport:
+        span_ids, span_starts, span_ends = _join(self._spans, 3)
+        written_ids, written_starts, written_ends = _join(self._written, 3)
+        token_sequence_ids, token_ids = _join(self._tokens, 2)
         report = StepReport(
             step=step,
             admitted_ids=[a[0] for a in self._admitted],
             admitted_number=[a[1] for a in self._admitted],
             admitted_reused=[a[2] for a in self._admitted],
             admitted_read=[a[3] for a in self._admitted],
-            span_ids=self._span_ids,
-            span_starts=self._span_starts,
-            span_ends=self._span_ends,
-            written_ids=[w[0] for w in self._written],
-            written_starts=[w[1] for w in self._written],
-            written_ends=[w[2] for w in self._written],
-            token_sequence_ids=self._token_sequence_ids,
-            token_ids=self._token_ids,
+            span_ids=span_ids,
+            span_starts=span_starts,
+            span_ends=span_ends,
+            written_ids=written_ids,
+            written_starts=written_starts,
+            written_ends=written_ends,
+            token_sequence_ids=token_sequence_ids,
+            token_ids=token_ids,
             ended_ids=[e[0] for e in self._ended],
             ended_reasons=[e[1].value for e in self._ended],
             terminal_ids=[t[0] for t in self._terminals],
@@ -81,3 +83,10 @@ class ReportBuilder:
         )
         self._clear()
         return report
+
+
+def _join(groups: list[Columns], num_columns: int) -> Columns:
+    """Groups of columns, one after the other."""
+    if len(groups) == 1:
+        return groups[0]
+    return tuple([value for group in groups for value in group[column]] for column in range(num_columns))

@@ -1,10 +1,13 @@
 """One sequence as the scheduler knows it.
 
-`num_computed` and `num_pending` run ahead of the device: they say what will be so once every step that was sent is
-done. What is known for sure is in `tokens`.
+`next_start` runs ahead of the device: it is the first position that no step has been planned for. What is known for
+sure is in `tokens`.
 
-    tokens        p p p p p p o o | ?        p prompt, o output known, ? output in flight (num_pending of them)
-    num_computed  ------------->             positions whose KV is written or will be by a step in flight
+    tokens      p p p p p p o o          p prompt, o output known
+    next_start  - - - - - - - - - ^      a step in flight feeds position 8, with a token that the one before it draws
+
+While `next_start` is short of `prefill_end` the sequence is prefilling: its tokens are known and go out in chunks.
+From there on it decodes: one position a step, fed on the device.
 """
 
 from __future__ import annotations
@@ -28,41 +31,48 @@ class Sequence:
     id: int
     arrival: int
     """Position in the order of arrival; survives preemption."""
+    tenant: str
+    priority: int
+    """Lower is served first, where the policy looks at it."""
     tokens: list[int]
     num_prompt_tokens: int
     root_key: bytes
     keys: list[bytes]
     """Chain keys of the full blocks whose tokens are known."""
     sampling: SamplingParams
+    stop_ids: frozenset[int]
+    """Tokens that end it when drawn."""
+    max_len: int
+    """Prompt and outputs together, at most."""
     status: Status = Status.WAITING
-    num_computed: int = 0
-    num_pending: int = 0
+    next_start: int = 0
+    prefill_end: int = 0
+    """Tokens known at its admission: what has to be computed before it decodes."""
+    num_slots: int = 0
+    """Positions that its blocks hold."""
+    unsent_blocks: list[int] = attrs.field(factory=list)
+    """Blocks that it holds and the executor does not know of: the plan that named them was dropped."""
     epoch: int = 0
     """Raised by preemption and withdrawal: tokens drawn for an earlier epoch are void."""
     num_admissions: int = 0
-    num_in_flight: int = 0
-    """Steps sent and not answered that hold it."""
+    last_step: int = 0
+    """The latest step that it was planned into."""
     error: str | None = None
     error_kind: ErrorKind | None = None
 
     @property
-    def num_total(self) -> int:
-        """Tokens it has, those in flight included."""
-        return len(self.tokens) + self.num_pending
+    def is_prefilling(self) -> bool:
+        return self.next_start < self.prefill_end
 
     @property
-    def num_remaining(self) -> int:
-        """Positions that can be computed next."""
-        return len(self.tokens) + self.num_pending - self.num_computed
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether another output may be drawn."""
-        return len(self.tokens) + self.num_pending - self.num_prompt_tokens < self.sampling.max_tokens
+    def is_decoding(self) -> bool:
+        """Past its prefill, with outputs left that no step draws yet."""
+        return self.prefill_end <= self.next_start < self.max_len - 1
 
     def restart(self) -> None:
         """Forget what was computed (preempted, or its admission withdrawn); outputs that are known stay."""
         self.status = Status.WAITING
-        self.num_computed = 0
-        self.num_pending = 0
+        self.next_start = 0
+        self.num_slots = 0
+        self.unsent_blocks = []
         self.epoch += 1

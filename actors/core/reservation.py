@@ -185,7 +185,7 @@ class BlockManagerCore:
             if pool.num_free - pool.num_free_among(shared) < missing_in_all + watermark:
                 break
             start = len(shared) * size
-            count = min(num_tokens - start, budget)
+            count = min(num_tokens - start, budget, proposal.candidate_chunk_limit)
             pool.share(shared)
             table = shared + pool.take(-(-(start + count) // size) - len(shared))
             # a copy: the scheduler's list grows while the sequence decodes, and what it fills is told in `filled_keys`
