@@ -28,6 +28,16 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...]
     enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
+    scheduling_policy: str = "fcfs"
+    """`fcfs`, `priority` or `fair`."""
+    long_prefill_token_threshold: int = 0
+    """Longest chunk of one prompt in a step that others share; 0 is off."""
+    max_waiting_requests: int = 0
+    """Sequences that may wait for admission; 0 is no limit."""
+    max_waiting_tokens: int = 0
+    """Prompt tokens that may wait for admission; 0 is no limit."""
+    share_pending_prefixes: bool = True
+    """A newcomer whose next block is being computed by somebody else waits for it, two steps at most."""
     watermark: float = 0.01
     """Share of the blocks that an admission leaves free while others run."""
     log_level: str = "info"

@@ -23,6 +23,7 @@ from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, Se
 from quipu.actors.config import EngineConfig
 from quipu.actors.core.batching import Batcher, Limits
 from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.core.waiting import Policy
 from quipu.actors.executor import Executor, load_executor, run_executor
 from quipu.actors.messages import EngineReady, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
@@ -43,6 +44,7 @@ class Engine:
             config.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            share_pending_prefixes=config.share_pending_prefixes,
             watermark_blocks=math.floor(config.watermark * config.num_blocks),
         )
         self.batcher = Batcher(
@@ -55,6 +57,10 @@ class Engine:
                 eos_token_ids=frozenset(config.eos_token_ids),
                 enable_prefix_caching=config.enable_prefix_caching,
                 max_steps_in_flight=config.max_steps_in_flight,
+                policy=Policy(config.scheduling_policy),
+                long_prefill_token_threshold=config.long_prefill_token_threshold,
+                max_waiting_requests=config.max_waiting_requests,
+                max_waiting_tokens=config.max_waiting_tokens,
             )
         )
 

@@ -82,6 +82,10 @@ class Ticket(Protocol):
         """Hand the request to the tokenizer; waits while its inbox is full."""
         ...
 
+    def expire(self, after_s: float) -> None:
+        """Its deadline has passed: fail it, if it has not ended. Its mailbox gets the error."""
+        ...
+
     def leave(self) -> None:
         """Release everything: account, sequences, mailbox. Belongs on the request's scope and nowhere else."""
         ...

@@ -42,6 +42,7 @@ class ErrorKind(StrEnum):
 
     INVALID = "invalid"  # the request cannot be served as it stands (400)
     OVERLOADED = "overloaded"  # come back later (503 with Retry-After)
+    TIMEOUT = "timeout"  # its deadline has passed (504)
     INTERNAL = "internal"  # ours (500)
 
 
@@ -116,10 +117,14 @@ class Encode:
     include_stop: bool
     skip_special_tokens: bool
     domain: str
-    """The cache domain, from the authenticated tenant: part of every block key."""
+    """The cache domain, from the authenticated tenant: part of every block key, and who is served under `fair`."""
     prompt_param: str
     """The field a prompt came in, for messages: `prompt` or `messages`."""
     max_tokens_param: str
+    priority: int = 0
+    """Lower is served first under `--scheduling-policy priority`."""
+    cache_salt: str = ""
+    """Subdivides the domain: prompts share only with those of the same salt."""
 
 
 # ---------------------------------------------------------------- to the scheduler
@@ -364,7 +369,7 @@ class Prompted:
 
 @attrs.frozen
 class Refused:
-    """A request that cannot be submitted, and why."""
+    """A request that cannot be served, or not any longer, and why."""
 
     request_id: str
     error: RequestError

@@ -80,6 +80,9 @@ class RequestTicket:
     async def start(self) -> None:
         await self._registry.encoder.send(self._request)
 
+    def expire(self, after_s: float) -> None:
+        self._registry.expire(self._request.request_id, after_s)
+
     def leave(self) -> None:
         self._registry.leave(self._request.request_id)
 
@@ -134,6 +137,11 @@ class Registry:
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox))
         return RequestTicket(self, request, mailbox)
+
+    def expire(self, request_id: str, after_s: float) -> None:
+        """A request's deadline has passed."""
+        error = RequestError(ErrorKind.TIMEOUT, f"the request took longer than {after_s:g} seconds")
+        self._accountant.post(Refused(request_id, error))
 
     def leave(self, request_id: str) -> None:
         """The request's scope has ended."""

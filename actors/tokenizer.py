@@ -126,6 +126,7 @@ class TokenizerActor:
         engine = self._config.engine
         root = root_key(
             domain=request.domain,
+            salt=request.cache_salt,
             model=self._config.model_names[0],
             kv_dtype=self._config.kv_dtype,
             kv_layout="head_major",
@@ -157,6 +158,8 @@ class TokenizerActor:
                 prompt_token_ids=token_ids,
                 root_key=root,
                 block_keys=keys_of[prompt],
+                tenant=request.domain,
+                priority=request.priority,
                 sampling=attrs.evolve(request.sampling, max_tokens=budgets[prompt], seed=seed),
             )
             track = Track(

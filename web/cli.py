@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     options = AppOptions(
         always_include_usage=arguments.always_include_usage,
+        request_timeout_s=arguments.request_timeout,
     )
     server = ServerConfig(graceful_timeout_s=CLOSING_S)
     failure: str | None = None
@@ -103,6 +104,22 @@ def make_parser() -> argparse.ArgumentParser:
         default=True,
         help="reuse the KV of prompts that begin alike",
     )
+    add(
+        "--scheduling-policy",
+        choices=["fcfs", "priority", "fair"],
+        default="fcfs",
+        help="who is admitted first: by arrival, by the request's `priority`, or by what tenants have had computed",
+    )
+    add(
+        "--long-prefill-token-threshold",
+        type=_count,
+        default=0,
+        metavar="TOKENS",
+        help="longest chunk of one prompt in a step that others share; 0 is off",
+    )
+    add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
+    add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
+    add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
@@ -131,6 +148,10 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         eos_token_ids=checkpoint.eos_token_ids,
         enable_prefix_caching=arguments.enable_prefix_caching,
+        scheduling_policy=arguments.scheduling_policy,
+        long_prefill_token_threshold=arguments.long_prefill_token_threshold,
+        max_waiting_requests=arguments.max_waiting_requests,
+        max_waiting_tokens=arguments.max_waiting_tokens,
         log_level=arguments.log_level,
         fake_step_seconds=arguments.fake_step_seconds,
         fake_poison_token_id=arguments.fake_poison_token_id,
@@ -154,6 +175,11 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_num_seqs": engine.max_num_seqs,
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "enable_prefix_caching": engine.enable_prefix_caching,
+            "scheduling_policy": engine.scheduling_policy,
+            "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+            "max_waiting_requests": engine.max_waiting_requests,
+            "max_waiting_tokens": engine.max_waiting_tokens,
+            "request_timeout": arguments.request_timeout,
             "data_dir": arguments.data_dir,
         },
     )
@@ -243,6 +269,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
 
 

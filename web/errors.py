@@ -77,6 +77,8 @@ def from_request_error(error: RequestError) -> APIError:
             return invalid(error.message, error.param, error.code)
         case ErrorKind.OVERLOADED:
             return unavailable(error.message, error.code)
+        case ErrorKind.TIMEOUT:
+            return APIError(HTTPStatus.GATEWAY_TIMEOUT, error.message, "timeout_error", code=error.code)
         case ErrorKind.INTERNAL:
             return internal(error.message, error.code)
 

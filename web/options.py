@@ -19,6 +19,8 @@ class AppOptions:
     """How long a body may take to arrive."""
     max_sequences: int = 512
     """Prompts of one request times its `n`."""
+    request_timeout_s: float | None = None
+    """From receipt to the end of the answer; None is for ever."""
     heartbeat_s: float = 15.0
     """Silence after which a stream sends a comment."""
     sink_limit_bytes: int = 4 << 20

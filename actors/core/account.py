@@ -227,7 +227,8 @@ class Account:
     def outcome(self) -> Outcome:
         """How the request ends, if it ended now."""
         if self.error is not None:
-            return Outcome.FAILED if self.error.kind == "internal" else Outcome.REJECTED
+            refused = self.error.kind != "internal" and not self.admitted_prompts
+            return Outcome.REJECTED if refused else Outcome.FAILED
         if self.books and all(book.finish_reason is not None for book in self.books.values()):
             return Outcome.FINISHED
         return Outcome.CANCELLED

@@ -64,7 +64,7 @@ class StepsInFlight:
         return None
 
     def break_off(self, step: StepInFlight, error: str | None) -> list[StepInFlight]:
-        """A step has failed (`error`) or was dropped (None). What goes back now, newest first; empty while more is due."""
+        """A step has failed (`error`) or was dropped (None): what goes back now, newest first; empty while more is due."""
         step.error = error
         self._broken.append(step)
         if error is not None:

@@ -18,15 +18,28 @@ KEY_BYTES = 32
 """Length of a key (sha256)."""
 
 
-def root_key(*, domain: str, model: str, kv_dtype: str, kv_layout: str, block_size: int, group_id: int = 0) -> bytes:
+def root_key(
+    *,
+    domain: str,
+    model: str,
+    kv_dtype: str,
+    kv_layout: str,
+    block_size: int,
+    salt: str = "",
+    adapter: str = "",
+    group_id: int = 0,
+) -> bytes:
     """The key that a chain starts from.
 
     Every field is tagged and length-prefixed, so that no value can imitate another field. `domain` is who may share
-    (the tenant, never something a client names freely); `group_id` tells apart layers that keep their own tables.
+    (the tenant, never something a client names freely), and `salt` subdivides it at the client's wish; `adapter` is
+    what changes the weights; `group_id` tells apart layers that keep their own tables.
     """
     digest = hashlib.sha256(b"quipu-root-1")
     for tag, value in (
         (b"domain", domain.encode()),
+        (b"salt", salt.encode()),
+        (b"adapter", adapter.encode()),
         (b"model", model.encode()),
         (b"kv_dtype", kv_dtype.encode()),
         (b"kv_layout", kv_layout.encode()),

@@ -23,6 +23,9 @@ import attrs
 from quipu.actors.core.block_pool import COMMITTED, BlockPool
 from quipu.actors.messages import Granted, Reserve
 
+MAX_DEFERRALS = 2
+"""Steps for which a candidate waits for blocks that somebody else is computing."""
+
 
 @attrs.define(eq=False)
 class Holding:
@@ -52,13 +55,25 @@ class BlockManagerCore:
     """Block tables of all sequences over one pool."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, watermark_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        share_pending_prefixes: bool = False,
+        watermark_blocks: int = 0,
     ) -> None:
-        """`watermark_blocks` stay free at an admission while others run, so that those can grow a while."""
+        """`watermark_blocks` stay free at an admission while others run, so that those can grow a while.
+
+        `share_pending_prefixes`: a candidate whose next block this very step computes for somebody else is passed
+        over, `MAX_DEFERRALS` times at most; in the next step it is granted that block.
+        """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.holdings: dict[int, Holding] = {}
         self._enable_prefix_caching = enable_prefix_caching
+        self._share_pending_prefixes = share_pending_prefixes and enable_prefix_caching
+        self._deferrals: dict[int, int] = {}
         self._watermark_blocks = watermark_blocks
         self._publications: dict[int, list[Publication]] = {}
 
@@ -166,8 +181,26 @@ class BlockManagerCore:
                 new_blocks = []
             grant.add(sequence_id, start, count, new_blocks)
 
+    def _is_deferred(self, sequence_id: int, missing_key: bytes | None, being_written: set[bytes]) -> bool:
+        """Whether a candidate is better served by the next step, which finds what this one writes."""
+        if missing_key not in being_written or self._deferrals.get(sequence_id, 0) >= MAX_DEFERRALS:
+            self._deferrals.pop(sequence_id, None)
+            return False
+        self._deferrals[sequence_id] = self._deferrals.get(sequence_id, 0) + 1
+        return True
+
+    def _keys_being_written(self, sequence_id: int, start: int, count: int) -> list[bytes]:
+        holding = self.holdings[sequence_id]
+        return holding.keys[holding.num_published : (start + count) // self.block_size]
+
     def _admit(self, proposal: Reserve, grant: _Grant) -> None:
         pool, size = self.pool, self.block_size
+        being_written: set[bytes] = set()
+        if self._deferrals:  # forget those that are gone
+            self._deferrals = {i: n for i, n in self._deferrals.items() if i in proposal.candidate_ids}
+        if self._share_pending_prefixes and proposal.candidate_ids:
+            for row in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
+                being_written.update(self._keys_being_written(*row))
         budget = proposal.token_budget
         for sequence_id, num_tokens, num_prompt_tokens, keys in zip(
             proposal.candidate_ids,
@@ -180,6 +213,10 @@ class BlockManagerCore:
                 break
             limit = (num_tokens - 1) // size if self._enable_prefix_caching else 0
             shared = pool.match(keys, limit)
+            if being_written:
+                missing_key = keys[len(shared)] if len(shared) < limit else None
+                if self._is_deferred(sequence_id, missing_key, being_written):
+                    continue
             watermark = self._watermark_blocks if self.holdings else 0
             missing_in_all = -(-num_tokens // size) - len(shared)
             if pool.num_free - pool.num_free_among(shared) < missing_in_all + watermark:
@@ -193,6 +230,8 @@ class BlockManagerCore:
                 table, list(keys), num_prompt_tokens // size, num_published=len(shared)
             )
             budget -= count
+            if self._share_pending_prefixes:
+                being_written.update(self._keys_being_written(sequence_id, start, count))
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)

@@ -174,18 +174,18 @@ async def test_chunked_prefill_is_not_a_hit(autojump_clock: trio.abc.Clock) -> N
     assert answer.record.cache_write_tokens == 688
 
 
-async def test_same_step_siblings(autojump_clock: trio.abc.Clock) -> None:
-    """Equal prompts admitted in one step do not read each other's unwritten blocks, and one of them owns the write."""
+@pytest.mark.parametrize("sharing", [False, True])
+async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool) -> None:
+    """Equal prompts that could be admitted in one step do not read each other's unwritten blocks, and one of them owns
+    the write; with sharing the others wait a step and hit what it wrote."""
     prompt = prompt_of(50)
-    async with small_house() as client, trio.open_nursery() as nursery:
-        nursery.start_soon(
-            client.ask, prompt_of(5, 1)
-        )  # keeps two steps in flight: what arrives now is planned at once
+    async with small_house(share_pending_prefixes=sharing) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight: what comes is planned at once
         await trio.sleep(0.015)
         answer = await client.ask(prompt, prompt, prompt, max_tokens=8)
-    assert answer.record.cached_tokens == 0
+    assert answer.record.cached_tokens == (96 if sharing else 0)
     assert answer.record.cache_write_tokens == 48
-    assert answer.record.computed_tokens == 150
+    assert answer.record.computed_tokens == (54 if sharing else 150)
     for index in range(3):
         assert_text(answer, prompt, 8, index)
 

@@ -99,6 +99,7 @@ class FakeTicket:
     mailbox: Mailbox = attrs.field(factory=Mailbox)
     num_starts: int = 0
     num_leaves: int = 0
+    expired_after_s: float | None = None
 
     @property
     def request_id(self) -> str:
@@ -111,6 +112,10 @@ class FakeTicket:
             raise self._desk.start_error
         for event in self._desk.script(self.encode):
             self.mailbox.put(event)
+
+    def expire(self, after_s: float) -> None:
+        self.expired_after_s = after_s
+        self.mailbox.put(failure(ErrorKind.TIMEOUT, f"longer than {after_s:g} seconds"))
 
     def leave(self) -> None:
         self.num_leaves += 1

@@ -77,7 +77,10 @@ EITHER: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "a+"}, "guided_regex", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"min_tokens": 3}, "min_tokens", "not supported"),
-    ({"cache_salt": "s"}, "cache_salt", "not supported"),
+    ({"cache_salt": 7}, "cache_salt", "a string"),
+    ({"cache_salt": "s" * 257}, "cache_salt", "at most 256"),
+    ({"priority": "high"}, "priority", "an integer"),
+    ({"priority": 2**40}, "priority", "between"),
 ]
 ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", "required"),

@@ -24,6 +24,7 @@ STREAM = {**BODY, "stream": True}
     [
         (ErrorKind.INVALID, 400, "invalid_request_error"),
         (ErrorKind.OVERLOADED, 503, "service_unavailable"),
+        (ErrorKind.TIMEOUT, 504, "timeout_error"),
         (ErrorKind.INTERNAL, 500, "server_error"),
     ],
 )
@@ -37,6 +38,17 @@ async def test_early_error_has_its_status(body: object, kind: ErrorKind, status:
     param = "prompt" if kind is ErrorKind.INVALID else None
     assert answer["error"] == {"message": "because", "type": error_type, "param": param, "code": "why"}
     assert desk.ticket.num_leaves == 1
+
+
+async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
+    """A request that is not answered in time gets a 504; one that is does not hear of the deadline."""
+    late = FakeDesk(says())
+    exchange, answer = await Client(make_app(late, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
+    assert exchange.status == 504 and "longer than 5 seconds" in answer["error"]["message"]
+    assert trio.current_time() >= 5 and late.ticket.num_leaves == 1
+    early = FakeDesk()
+    exchange, _ = await Client(make_app(early, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
+    assert exchange.status == 200 and early.ticket.expired_after_s is None
 
 
 async def test_error_in_mid_answer() -> None:

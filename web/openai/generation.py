@@ -20,7 +20,9 @@ MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
 MAX_STOP_TOKEN_IDS = 256
+MAX_CACHE_SALT_CHARS = 256
 _SEED_SPACE = 2**64
+_MAX_PRIORITY = 2**31 - 1
 
 
 @attrs.frozen
@@ -51,6 +53,8 @@ class GenerationRequest:
     include_stop: bool
     skip_special_tokens: bool
     delivery: Delivery
+    priority: int
+    cache_salt: str
 
     @property
     def num_sequences(self) -> int:
@@ -70,6 +74,8 @@ class GenerationRequest:
             domain=domain,
             prompt_param=self.prompt_param,
             max_tokens_param=self.max_tokens_param,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -109,6 +115,8 @@ def read_generation(
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
         delivery=_read_delivery(fields),
+        priority=fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
+        cache_salt=_read_cache_salt(fields),
     )
 
 
@@ -150,6 +158,17 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in value):
         raise invalid(f"Strings in `stop` must have between 1 and {MAX_STOP_CHARS} characters.", "stop")
     return tuple(value)
+
+
+def _read_cache_salt(fields: Fields) -> str:
+    value = fields.get("cache_salt")
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise wrong_type("cache_salt", "a string")
+    if len(value) > MAX_CACHE_SALT_CHARS:
+        raise invalid(f"`cache_salt` may have at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
+    return value
 
 
 def _read_delivery(fields: Fields) -> Delivery:

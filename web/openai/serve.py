@@ -15,10 +15,11 @@ from typing import Any
 
 import attrs
 import orjson
+import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.front import DeskClosed, FrontDesk, ServingInfo
+from quipu.actors.front import DeskClosed, FrontDesk, ServingInfo, Ticket
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import Closed, FinishReason
 from quipu.web import sse
@@ -85,11 +86,19 @@ async def _generate(dialect: Dialect, desk: FrontDesk, options: AppOptions) -> R
         raise unavailable(str(closed) or "The server takes no requests now.") from None
     visit.scope.on_close(ticket.leave)
     mailbox = visit.mailbox = ticket.mailbox
+    if options.request_timeout_s is not None:
+        visit.scope.nursery.start_soon(_expire, ticket, options.request_timeout_s)
     await ticket.start()
     envelope = Envelope(dialect.id_prefix + visit.request_id, int(time.time()), wanted.model)
     if wanted.delivery.stream:
         return await _answer_streamed(dialect, wanted, envelope, mailbox, visit, options)
     return await _answer_whole(dialect, wanted, envelope, mailbox, visit)
+
+
+async def _expire(ticket: Ticket, after_s: float) -> None:
+    """End a request at its deadline; its scope cancels this when it ends before."""
+    await trio.sleep(after_s)
+    ticket.expire(after_s)
 
 
 async def _answer_whole(

@@ -45,7 +45,6 @@ def _is_text_format(value: Any) -> bool:
 _EITHER: Mapping[str, Neutral] = {
     "allowed_token_ids": _empty,
     "bad_words": _empty,
-    "cache_salt": _empty,
     "ebnf": _empty,
     "frequency_penalty": _empty,
     "guided_choice": _empty,

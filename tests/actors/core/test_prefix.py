@@ -19,6 +19,8 @@ def test_a_root_key_is_the_digest_of_its_tagged_fields() -> None:
     written = (
         b"quipu-root-1"
         b"6:domain=6:tenant"
+        b"4:salt=0:"
+        b"7:adapter=0:"
         b"5:model=4:demo"
         b"8:kv_dtype=8:bfloat16"
         b"9:kv_layout=5:paged"
