@@ -22,11 +22,13 @@ import trio
 from quipu.actors.channel import Receiver, Sender
 from quipu.actors.core.account import Account, PromptBook
 from quipu.actors.messages import (
+    CacheMiss,
     Closed,
     Completed,
     EngineDied,
     ErrorKind,
     Left,
+    MissReason,
     OpenAccount,
     Outlet,
     Prompted,
@@ -130,11 +132,18 @@ class Accountant:
     async def _on_report(self, report: StepReport) -> None:
         now = trio.current_time()
         accounts = self._by_sequence
-        for sequence_id, number, reused, read in zip(
-            report.admitted_ids, report.admitted_number, report.admitted_reused, report.admitted_read, strict=True
+        for sequence_id, number, reused, read, reason, token in zip(
+            report.admitted_ids,
+            report.admitted_number,
+            report.admitted_reused,
+            report.admitted_read,
+            report.admitted_miss_reasons,
+            report.admitted_miss_tokens,
+            strict=True,
         ):
             if (account := accounts.get(sequence_id)) is not None:
-                prompt = account.admit(sequence_id, number, reused, read)
+                miss = CacheMiss(MissReason(reason), token)
+                prompt = account.admit(sequence_id, number, reused, read, miss)
                 if prompt is not None:
                     self._count_admission(account, prompt, now)
         for sequence_id, start, end in zip(report.span_ids, report.span_starts, report.span_ends, strict=True):
@@ -171,7 +180,8 @@ class Accountant:
         metrics.prefix_cache_queries.inc(prompt.num_prompt_tokens)
         metrics.prefix_cache_hits.inc(cached)
         metrics.cached_tokens.inc(cached)
-        log.debug("prefix_cache.stats", request_id=account.request_id, **stats.fields())
+        miss = None if prompt.miss is None else f"{prompt.miss.reason} at token {prompt.miss.token}"
+        log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
         self._tell_started(account)
 
     def _tell_started(self, account: Account) -> None:

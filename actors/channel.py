@@ -24,7 +24,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import trio
 
-from quipu.actors.messages import Abort, EngineReady, StepReport, Submit
+from quipu.actors.messages import Abort, EngineReady, ResetPrefixCache, StepReport, Submit
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -127,9 +127,15 @@ class Channel(Generic[T]):
 
 # ---------------------------------------------------------------- over a socket
 
-WireMessage = Submit | Abort | EngineReady | StepReport
+WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | StepReport
 
-WIRE_TYPES: dict[int, type[WireMessage]] = {1: Submit, 2: Abort, 3: EngineReady, 4: StepReport}
+WIRE_TYPES: dict[int, type[WireMessage]] = {
+    1: Submit,
+    2: Abort,
+    3: EngineReady,
+    4: StepReport,
+    5: ResetPrefixCache,
+}
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 _HEADER = struct.Struct("<IIH")
 _LENGTH_BYTES = 4

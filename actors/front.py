@@ -106,6 +106,10 @@ class FrontDesk(Protocol):
 
     def health(self) -> Health: ...
 
+    def reset_prefix_cache(self) -> None:
+        """Have nothing found of what the prefix cache holds; requests under way are not touched."""
+        ...
+
     def render_metrics(self) -> bytes:
         """Prometheus text format."""
         ...

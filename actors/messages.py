@@ -165,7 +165,36 @@ class EngineReady:
     dtype: str
 
 
+@attrs.frozen
+class ResetPrefixCache:
+    """Nothing that has been published is found any more; what is held drains. Requests sent after it miss."""
+
+
 # ---------------------------------------------------------------- scheduler <-> KV-block manager
+
+
+class MissReason(StrEnum):
+    """Why a prompt's cached prefix ends where it does."""
+
+    NONE = "none"
+    """It does not: every block that may be reused was."""
+    DISABLED = "disabled"
+    """Prefix caching is off."""
+    TOO_SHORT = "shorter_than_a_block"
+    """No full block without the last prompt token."""
+    EVICTED = "evicted"
+    """The next block was there and has been reused for something else."""
+    OTHER_DOMAIN = "other_domain"
+    """The same tokens are there, under another tenant or salt. For operators only: a client must not learn it."""
+    DIVERGED = "diverged"
+    """The longest chain that is there goes on differently, or not at all."""
+
+
+@attrs.frozen
+class CacheMiss:
+    reason: MissReason
+    token: int
+    """Position of the first prompt token that was not found."""
 
 
 @attrs.frozen
@@ -185,6 +214,8 @@ class Reserve:
     filled_sequence_ids: list[int]
     filled_block_indexes: list[int]
     filled_keys: list[bytes]
+    filled_parent_keys: list[bytes]
+    filled_token_ids: list[list[int]]
     """Blocks that decoding completed in committed steps; their keys were not known before."""
     free_sequence_ids: list[int]
     """Sequences to release: ended, failed, or withdrawn."""
@@ -205,10 +236,16 @@ class Reserve:
     """How many of them are the prompt's: after a preemption there are outputs too."""
     candidate_keys: list[list[bytes]]
     """Chain keys of each one's full blocks."""
+    candidate_root_keys: list[bytes]
+    """What each chain starts from."""
+    candidate_token_ids: list[list[int]]
+    """Each one's tokens. Never changed by whoever sends or gets them."""
     token_budget: int
     """Positions left for candidates once every row is served."""
     candidate_chunk_limit: int = 1 << 30
     """Most positions that one candidate computes in this step."""
+    reset_prefix_cache: bool = False
+    """Before anything else: from here on nothing that was published can be found."""
 
 
 @attrs.frozen
@@ -225,6 +262,8 @@ class Granted:
     admitted_ids: list[int]
     admitted_reused: list[int]
     """Prompt tokens in cached blocks, per admitted sequence: the *reused* entry of the books."""
+    admitted_misses: list[CacheMiss]
+    """Why each one's hit ends where it does."""
     preempted_ids: list[int]
     written_ids: list[int]
     written_starts: list[int]
@@ -318,6 +357,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """1 at a sequence's first admission, counted up by preemption."""
     admitted_reused: list[int]
     admitted_read: list[int]
+    admitted_miss_reasons: list[str]
+    admitted_miss_tokens: list[int]
     # spans of positions whose KV this step wrote
     span_ids: list[int]
     span_starts: list[int]
@@ -481,6 +522,8 @@ class UsageRecord:
     restored_tokens: int
     recomputed_tokens: int
     disputed: bool
+    cache_misses: tuple[CacheMiss, ...] = ()
+    """Why the cached prefix of each admitted prompt ended where it did."""
 
 
 @attrs.frozen

@@ -31,11 +31,12 @@ from quipu.actors.messages import (
     OpenAccount,
     Refused,
     RequestError,
+    ResetPrefixCache,
     Submit,
     Track,
 )
 
-EngineMessage = Submit | Abort
+EngineMessage = Submit | Abort | ResetPrefixCache
 
 LAST_WORDS_S = 2.0
 """How long a drain waits for those that it failed to leave."""
@@ -153,6 +154,10 @@ class Registry:
         if not self._open:
             self._idle.set()
 
+    def reset_prefix_cache(self) -> None:
+        """Every request that is submitted from now on misses."""
+        self.lane.post(ResetPrefixCache())
+
     def health(self) -> Health:
         if self._draining and self._health.state is State.READY:
             return attrs.evolve(self._health, state=State.DRAINING, detail="the server is shutting down")
@@ -234,8 +239,7 @@ class Registry:
         """What goes to the engine next; from here on it holds those sequences."""
         messages = await self.lane.receive_all()
         for message in messages:
-            live = self._live.get(message.sequence_id)
-            if isinstance(message, Submit) and live is not None:
+            if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
                 live.incarnation = incarnation
         return messages
 

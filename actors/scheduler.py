@@ -14,6 +14,7 @@ from quipu.actors.messages import (
     Abort,
     Granted,
     Reserve,
+    ResetPrefixCache,
     StepDone,
     StepDropped,
     StepFailed,
@@ -23,7 +24,7 @@ from quipu.actors.messages import (
     Submit,
 )
 
-SchedulerMessage = Submit | Abort | StepResult
+SchedulerMessage = Submit | Abort | ResetPrefixCache | StepResult
 
 
 async def run_scheduler(
@@ -58,6 +59,8 @@ def hear(batcher: Batcher, message: SchedulerMessage) -> None:
             batcher.submit(message)
         case Abort():
             batcher.abort(message.sequence_id)
+        case ResetPrefixCache():
+            batcher.reset_prefix_cache()
         case StepFailed():
             batcher.on_failed(message)
         case StepDropped():

@@ -94,6 +94,8 @@ class TokenHost:
             admitted_number=[1] * len(admitted),
             admitted_reused=[0] * len(admitted),
             admitted_read=[0] * len(admitted),
+            admitted_miss_reasons=["diverged"] * len(admitted),
+            admitted_miss_tokens=[0] * len(admitted),
             span_ids=self._ids,
             span_starts=[position] * count + [0] * len(new),
             span_ends=[position + 1] * count + lengths,

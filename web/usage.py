@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.messages import Delta, Started, UsageRecord
+from quipu.actors.messages import CacheMiss, Delta, MissReason, Started, UsageRecord
 
 _NAMED_TIERS = ("device", "host", "disk", "remote")
 
@@ -49,6 +49,7 @@ def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
     usage = _openai(record.prompt_tokens, record.cached_tokens, record.cache_write_tokens, record.completion_tokens)
     if with_tiers:
         usage["prompt_tokens_details"]["cached_tokens_by_tier"] = cached_tokens_by_tier(record)
+        usage["prompt_tokens_details"]["cache_misses"] = [_miss(miss) for miss in record.cache_misses]
     return usage
 
 
@@ -61,6 +62,15 @@ def cached_tokens_by_tier(record: UsageRecord) -> dict[str, int] | None:
     # Hits of unknown tier are nobody's: they are never labelled as the device's.
     tiers["unattributed"] = record.cached_tokens - sum(tiers.values())
     return tiers
+
+
+def _miss(miss: CacheMiss) -> dict[str, Any]:
+    """Why one prompt's cached prefix ended where it did, as a client may know it.
+
+    That the same tokens are there under another tenant is for operators: told, it would say what others have sent.
+    """
+    reason = MissReason.DIVERGED if miss.reason is MissReason.OTHER_DOMAIN else miss.reason
+    return {"reason": reason.value, "token": miss.token}
 
 
 def _openai(prompt: int | None, cached: int | None, written: int | None, completion: int) -> dict[str, Any]:

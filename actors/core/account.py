@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.actors.messages import FinishReason, Outcome, RequestError, UsageRecord
+from quipu.actors.messages import CacheMiss, FinishReason, Outcome, RequestError, UsageRecord
 
 
 class Coverage:
@@ -124,6 +124,8 @@ class PromptBook:
     """What a client is told of one prompt."""
 
     num_prompt_tokens: int
+    miss: CacheMiss | None = None
+    """Why its cached prefix ended where it did; frozen like `cached`."""
     cached: int | None = None
     """None until its first choice is admitted, then frozen."""
     written: Coverage = attrs.field(factory=Coverage)
@@ -168,13 +170,16 @@ class Account:
         self.books[sequence_id] = SequenceBook(sequence_id, prompt_index, choice_index, num_prompt_tokens)
         self.prompts.setdefault(prompt_index, PromptBook(num_prompt_tokens))
 
-    def admit(self, sequence_id: int, number: int, reused: int, read: int) -> PromptBook | None:
+    def admit(
+        self, sequence_id: int, number: int, reused: int, read: int, miss: CacheMiss | None = None
+    ) -> PromptBook | None:
         """Book an admission. The prompt's book if this one decides what the client is told, else None."""
         book = self.books[sequence_id]
         book.admit(number, reused, read)
         prompt = self.prompts[book.prompt_index]
         if book.choice_index == 0 and prompt.cached is None:
             prompt.cached = reused
+            prompt.miss = miss
             return prompt
         return None
 
@@ -259,4 +264,5 @@ class Account:
             restored_tokens=sum(book.restored_first for book in books),
             recomputed_tokens=sum(book.recomputed for book in books),
             disputed=bool(self.problems()),
+            cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
         )

@@ -104,8 +104,9 @@ class Batcher:
         # to be carried by the next Reserve
         self._committed: list[int] = []
         self._failed: list[int] = []
-        self._filled: list[tuple[int, int, bytes]] = []
+        self._filled: list[tuple[int, int, bytes, bytes, list[int]]] = []  # sequence, index, key, parent, tokens
         self._frees: list[int] = []
+        self._reset = False
         # to be carried by the next plan
         self._released: list[int] = []
 
@@ -122,6 +123,7 @@ class Batcher:
             tenant=message.tenant,
             priority=message.priority,
             tokens=list(message.prompt_token_ids),
+            known_tokens=message.prompt_token_ids,
             num_prompt_tokens=num_prompt_tokens,
             root_key=message.root_key,
             keys=list(message.block_keys) if self.limits.enable_prefix_caching else [],
@@ -138,6 +140,10 @@ class Batcher:
             self._end(sequence, refusal, ErrorKind.OVERLOADED)
         else:
             self._waiting.push(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """From the next step on nothing is found that has been published until now."""
+        self._reset = True
 
     def abort(self, sequence_id: int) -> None:
         """End it where it stands. Nothing happens if it has ended, or was never here."""
@@ -171,7 +177,9 @@ class Batcher:
     @property
     def has_news(self) -> bool:
         """Something has to be told to the block manager or the web side, step or no step."""
-        return bool(self._committed or self._failed or self._filled or self._frees or self._report.has_news)
+        return bool(
+            self._committed or self._failed or self._filled or self._frees or self._reset or self._report.has_news
+        )
 
     def propose(self) -> Reserve | None:
         """The next step as far as this side can know it, or None where there is nothing to do or to tell."""
@@ -205,6 +213,8 @@ class Batcher:
             filled_sequence_ids=[f[0] for f in filled],
             filled_block_indexes=[f[1] for f in filled],
             filled_keys=[f[2] for f in filled],
+            filled_parent_keys=[f[3] for f in filled],
+            filled_token_ids=[f[4] for f in filled],
             free_sequence_ids=self._frees,
             row_ids=[s.id for s in rows],
             row_starts=[s.next_start for s in rows],
@@ -214,9 +224,13 @@ class Batcher:
             candidate_num_tokens=[len(s.tokens) for s in candidates],
             candidate_num_prompt_tokens=[s.num_prompt_tokens for s in candidates],
             candidate_keys=[s.keys for s in candidates],
+            candidate_root_keys=[s.root_key for s in candidates],
+            candidate_token_ids=[s.known_tokens for s in candidates],
             token_budget=budget,
             candidate_chunk_limit=self._longest_chunk(),
+            reset_prefix_cache=self._reset,
         )
+        self._reset = False
         self._failed, self._committed, self._filled, self._frees = [], [], [], []
         return proposal
 
@@ -289,6 +303,7 @@ class Batcher:
         decoding, growing = self._still_decoding(proposal, granted)
         step, size = granted.step, self.limits.block_size
         admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
+        misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
         num_decoding = len(decoding)
         sequences = decoding
         row_ids = [s.id for s in decoding]
@@ -313,7 +328,7 @@ class Batcher:
                     continue
                 if sequence_id in admitted:
                     self._admit(s, start)
-                    firsts.append(FirstStep(len(row_ids), s.num_admissions, start))
+                    firsts.append(FirstStep(len(row_ids), s.num_admissions, start, misses[sequence_id]))
                 if s.is_prefilling:
                     self._waiting.charge(s, count)
                 sequences.append(s)
@@ -416,7 +431,7 @@ class Batcher:
             read = dict(zip(done.read_ids, done.read_tokens, strict=True))
             for first in step.firsts:
                 sequence_id = plan.row_ids[first.row]
-                report.admit(sequence_id, first.admission, first.reused, read.get(sequence_id, 0))
+                report.admit(sequence_id, first.admission, first.reused, read.get(sequence_id, 0), first.miss)
         report.spans(plan.row_ids, done.row_starts, done.row_ends)
 
         rows: list[int] | range = range(len(sequences))
@@ -474,7 +489,10 @@ class Batcher:
         parent = sequence.keys[-1] if sequence.keys else sequence.root_key
         new_keys = chain_keys(parent, sequence.tokens[num_known * size : end // size * size], size)
         sequence.keys += new_keys
-        self._filled += [(sequence.id, num_known + i, key) for i, key in enumerate(new_keys)]
+        for index, key in enumerate(new_keys, num_known):
+            block_tokens = sequence.tokens[index * size : (index + 1) * size]
+            self._filled.append((sequence.id, index, key, parent, block_tokens))
+            parent = key
 
     # ------------------------------------------------------------ ends
 

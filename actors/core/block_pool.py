@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 NULL_BLOCK = 0
 """Never granted, never written: what padding points at."""
@@ -27,10 +28,36 @@ COMMITTED = 0
 """Value of `pending_step` for a key whose block is written (steps count from 1)."""
 
 
+class BlockObserver(Protocol):
+    """Follows the committed contents of the cache. Called synchronously; must not raise."""
+
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int]) -> None:
+        """A block's contents can be found from now on. `parent_key` is a root where the block is a chain's first."""
+        ...
+
+    def on_removed(self, key: bytes) -> None:
+        """They are gone: evicted."""
+        ...
+
+    def on_cleared(self) -> None:
+        """All of them are gone: the cache was reset."""
+        ...
+
+
 class BlockPool:
     """Reference-counted blocks with a content index. All operations are O(blocks touched)."""
 
-    __slots__ = ("_blank", "_cached", "_index", "_key_of", "_pending_step", "_references", "num_blocks", "num_evicted")
+    __slots__ = (
+        "_blank",
+        "_cached",
+        "_index",
+        "_key_of",
+        "_pending_step",
+        "_references",
+        "num_blocks",
+        "num_evicted",
+        "observers",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         """A pool of `num_blocks` physical blocks, the null block included. Raises ValueError below 2."""
@@ -38,6 +65,8 @@ class BlockPool:
             raise ValueError(f"a pool needs the null block and at least one more, got num_blocks={num_blocks}")
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self.observers: list[BlockObserver] = []
+        """Told of every committed key that is lost; the reservation tells them of those that are committed."""
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
         self._pending_step = [COMMITTED] * num_blocks
@@ -147,9 +176,23 @@ class BlockPool:
             del self._cached[block]
             self._blank.append(block)
 
+    def reset(self) -> None:
+        """Forget every key: nothing is found any more. Held blocks stay held, and are blank when they are released."""
+        for block in self._index.values():
+            self._key_of[block] = None
+            self._pending_step[block] = COMMITTED
+        self._index.clear()
+        self._blank += self._cached
+        self._cached.clear()
+        for observer in self.observers:
+            observer.on_cleared()
+
     def _forget_key(self, block: int) -> None:
         key = self._key_of[block]
         if key is not None:
+            if self._pending_step[block] == COMMITTED:
+                for observer in self.observers:
+                    observer.on_removed(key)
             del self._index[key]
             self._key_of[block] = None
             self._pending_step[block] = COMMITTED

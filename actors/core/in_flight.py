@@ -11,7 +11,7 @@ from collections import deque
 import attrs
 
 from quipu.actors.core.request import Sequence
-from quipu.actors.messages import StepPlan
+from quipu.actors.messages import CacheMiss, StepPlan
 
 
 @attrs.frozen
@@ -23,6 +23,7 @@ class FirstStep:
     """Number of the admission: 1, and one more after each preemption."""
     reused: int
     """Prompt tokens that were granted as cached."""
+    miss: CacheMiss
 
 
 @attrs.define(eq=False)
@@ -64,7 +65,7 @@ class StepsInFlight:
         return None
 
     def break_off(self, step: StepInFlight, error: str | None) -> list[StepInFlight]:
-        """A step has failed (`error`) or was dropped (None): what goes back now, newest first; empty while more is due."""
+        """A step has failed (`error`) or was dropped (None): what goes back now, newest first; perhaps nothing yet."""
         step.error = error
         self._broken.append(step)
         if error is not None:

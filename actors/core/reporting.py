@@ -6,7 +6,7 @@ always hold: entries go out in the order in which they were made, each once.
 
 from __future__ import annotations
 
-from quipu.actors.messages import ErrorKind, FinishReason, Granted, StepReport
+from quipu.actors.messages import CacheMiss, ErrorKind, FinishReason, Granted, StepReport
 
 Columns = tuple[list[int], ...]
 
@@ -19,7 +19,7 @@ class ReportBuilder:
 
     def _clear(self) -> None:
         self.num_preempted = 0
-        self._admitted: list[tuple[int, int, int, int]] = []
+        self._admitted: list[tuple[int, int, int, int, CacheMiss]] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
@@ -30,8 +30,8 @@ class ReportBuilder:
     def has_news(self) -> bool:
         return bool(self._spans or self._terminals or self._written or self.num_preempted)
 
-    def admit(self, sequence_id: int, number: int, reused: int, read: int) -> None:
-        self._admitted.append((sequence_id, number, reused, read))
+    def admit(self, sequence_id: int, number: int, reused: int, read: int, miss: CacheMiss) -> None:
+        self._admitted.append((sequence_id, number, reused, read, miss))
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -62,6 +62,8 @@ class ReportBuilder:
             admitted_number=[a[1] for a in self._admitted],
             admitted_reused=[a[2] for a in self._admitted],
             admitted_read=[a[3] for a in self._admitted],
+            admitted_miss_reasons=[a[4].reason.value for a in self._admitted],
+            admitted_miss_tokens=[a[4].token for a in self._admitted],
             span_ids=span_ids,
             span_starts=span_starts,
             span_ends=span_ends,

@@ -35,6 +35,8 @@ class Sequence:
     priority: int
     """Lower is served first, where the policy looks at it."""
     tokens: list[int]
+    known_tokens: list[int]
+    """Those of the time when it began to wait; never changed, and so fit to be sent."""
     num_prompt_tokens: int
     root_key: bytes
     keys: list[bytes]
@@ -72,6 +74,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget what was computed (preempted, or its admission withdrawn); outputs that are known stay."""
         self.status = Status.WAITING
+        self.known_tokens = list(self.tokens)
         self.next_start = 0
         self.num_slots = 0
         self.unsent_blocks = []

@@ -4,6 +4,7 @@ Called by the block manager's actor, once a step. Pure: it owns the pool and eve
 
 The order inside one walk, and why:
 
+    reset          nothing published until now is found any more
     failed steps   newest first, so that a dependant's key goes before the key it chains to
     commits        keys of steps that are done; whoever was first owns the write
     filled blocks  keys that decoding completed, known only now
@@ -18,10 +19,13 @@ another one holds; every block is in a table, free, or null.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
-from quipu.actors.core.block_pool import COMMITTED, BlockPool
-from quipu.actors.messages import Granted, Reserve
+from quipu.actors.core.block_pool import COMMITTED, BlockObserver, BlockPool
+from quipu.actors.core.misses import MissTracker
+from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
 
 MAX_DEFERRALS = 2
 """Steps for which a candidate waits for blocks that somebody else is computing."""
@@ -38,6 +42,11 @@ class Holding:
     """Blocks that the prompt alone fills: only those can be *written* in the books."""
     num_published: int
     """Blocks at the front of the table whose keys have been dealt with: cached, published, or found taken."""
+    epoch: int
+    """Resets of the cache before its admission: what it writes is published in this epoch only."""
+    root_key: bytes
+    token_ids: list[int]
+    """Its tokens at its admission."""
 
 
 @attrs.frozen
@@ -49,6 +58,9 @@ class Publication:
     block: int
     key: bytes
     of_prompt: bool
+    parent_key: bytes
+    token_ids: list[int]
+    """The block's tokens; left empty where nobody observes."""
 
 
 class BlockManagerCore:
@@ -62,11 +74,14 @@ class BlockManagerCore:
         enable_prefix_caching: bool = True,
         share_pending_prefixes: bool = False,
         watermark_blocks: int = 0,
+        explain_misses: bool = True,
+        observers: Sequence[BlockObserver] = (),
     ) -> None:
         """`watermark_blocks` stay free at an admission while others run, so that those can grow a while.
 
         `share_pending_prefixes`: a candidate whose next block this very step computes for somebody else is passed
-        over, `MAX_DEFERRALS` times at most; in the next step it is granted that block.
+        over, `MAX_DEFERRALS` times at most; in the next step it is granted that block. `observers` follow what is
+        committed, evicted and reset.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
@@ -76,9 +91,15 @@ class BlockManagerCore:
         self._deferrals: dict[int, int] = {}
         self._watermark_blocks = watermark_blocks
         self._publications: dict[int, list[Publication]] = {}
+        self._epoch = 0
+        self._misses = MissTracker(num_blocks, block_size) if explain_misses and enable_prefix_caching else None
+        self.pool.observers += [*observers, *([self._misses] if self._misses else [])]
 
     def walk(self, proposal: Reserve) -> Granted:
         """Apply everything in `proposal`, in its order."""
+        if proposal.reset_prefix_cache:
+            self._epoch += 1
+            self.pool.reset()
         for step in proposal.failed_steps:
             self._take_back(step)
         written = self._commit(proposal.committed_steps)
@@ -101,6 +122,7 @@ class BlockManagerCore:
             new_blocks=grant.new_blocks,
             admitted_ids=grant.admitted_ids,
             admitted_reused=grant.admitted_reused,
+            admitted_misses=grant.admitted_misses,
             preempted_ids=grant.preempted_ids,
             written_ids=[w[0] for w in written],
             written_starts=[w[1] for w in written],
@@ -128,7 +150,10 @@ class BlockManagerCore:
         size = self.block_size
         for step in steps:
             for publication in self._publications.pop(step, []):
-                if self.pool.commit(publication.block, publication.key, step) and publication.of_prompt:
+                if not self.pool.commit(publication.block, publication.key, step):
+                    continue
+                self._tell_stored(publication.key, publication.parent_key, publication.token_ids)
+                if publication.of_prompt:
                     start = publication.block_index * size
                     if written and written[-1][0] == publication.sequence_id and written[-1][2] == start:
                         written[-1] = (publication.sequence_id, written[-1][1], start + size)
@@ -139,13 +164,23 @@ class BlockManagerCore:
     def _publish_filled(self, proposal: Reserve) -> None:
         if not self._enable_prefix_caching:
             return
-        for sequence_id, index, key in zip(
-            proposal.filled_sequence_ids, proposal.filled_block_indexes, proposal.filled_keys, strict=True
+        for sequence_id, index, key, parent_key, token_ids in zip(
+            proposal.filled_sequence_ids,
+            proposal.filled_block_indexes,
+            proposal.filled_keys,
+            proposal.filled_parent_keys,
+            proposal.filled_token_ids,
+            strict=True,
         ):
             holding = self.holdings.get(sequence_id)
-            if holding is not None and holding.num_published == index:
-                self.pool.publish(holding.table[index], key, COMMITTED)
+            if holding is not None and holding.num_published == index and holding.epoch == self._epoch:
+                if self.pool.publish(holding.table[index], key, COMMITTED):
+                    self._tell_stored(key, parent_key, token_ids)
                 holding.num_published = index + 1
+
+    def _tell_stored(self, key: bytes, parent_key: bytes, token_ids: list[int]) -> None:
+        for observer in self.pool.observers:
+            observer.on_stored(key, parent_key, token_ids)
 
     def _release(self, sequence_id: int) -> None:
         holding = self.holdings.pop(sequence_id, None)
@@ -202,11 +237,13 @@ class BlockManagerCore:
             for row in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
                 being_written.update(self._keys_being_written(*row))
         budget = proposal.token_budget
-        for sequence_id, num_tokens, num_prompt_tokens, keys in zip(
+        for sequence_id, num_tokens, num_prompt_tokens, keys, root_key, token_ids in zip(
             proposal.candidate_ids,
             proposal.candidate_num_tokens,
             proposal.candidate_num_prompt_tokens,
             proposal.candidate_keys,
+            proposal.candidate_root_keys,
+            proposal.candidate_token_ids,
             strict=True,
         ):
             if budget <= 0:
@@ -227,7 +264,13 @@ class BlockManagerCore:
             table = shared + pool.take(-(-(start + count) // size) - len(shared))
             # a copy: the scheduler's list grows while the sequence decodes, and what it fills is told in `filled_keys`
             self.holdings[sequence_id] = Holding(
-                table, list(keys), num_prompt_tokens // size, num_published=len(shared)
+                table=table,
+                keys=list(keys),
+                num_prompt_blocks=num_prompt_tokens // size,
+                num_published=len(shared),
+                epoch=self._epoch,
+                root_key=root_key,
+                token_ids=token_ids,
             )
             budget -= count
             if self._share_pending_prefixes:
@@ -235,17 +278,35 @@ class BlockManagerCore:
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)
+            if self._misses is not None:
+                miss = self._misses.explain(root_key, keys, token_ids, len(shared), limit)
+            else:
+                miss = CacheMiss(MissReason.NONE if self._enable_prefix_caching else MissReason.DISABLED, 0)
+            grant.admitted_misses.append(miss)
 
     def _publish_step(self, step: int, grant: _Grant) -> None:
         publications = []
+        size, observed = self.block_size, bool(self.pool.observers)
         for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
             holding = self.holdings[sequence_id]
-            full = min((start + count) // self.block_size, len(holding.keys))
+            if holding.epoch != self._epoch:
+                continue
+            full = min((start + count) // size, len(holding.keys))
             for index in range(holding.num_published, full):
                 block, key = holding.table[index], holding.keys[index]
                 self.pool.publish(block, key, step)
                 # recorded also where another block owns the key: a roll-back has to come back to this index
-                publications.append(Publication(sequence_id, index, block, key, index < holding.num_prompt_blocks))
+                publications.append(
+                    Publication(
+                        sequence_id,
+                        index,
+                        block,
+                        key,
+                        index < holding.num_prompt_blocks,
+                        holding.keys[index - 1] if index else holding.root_key,
+                        holding.token_ids[index * size : (index + 1) * size] if observed else [],
+                    )
+                )
             holding.num_published = max(holding.num_published, full)
         if publications:
             self._publications[step] = publications
@@ -262,6 +323,7 @@ class _Grant:
         self.new_blocks: list[list[int]] = []
         self.admitted_ids: list[int] = []
         self.admitted_reused: list[int] = []
+        self.admitted_misses: list[CacheMiss] = []
         self.preempted_ids: list[int] = []
 
     def add(self, sequence_id: int, start: int, count: int, new_blocks: list[int]) -> None:

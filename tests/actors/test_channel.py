@@ -84,7 +84,25 @@ async def test_one_receiver() -> None:
 
 def messages() -> list[WireMessage]:
     report = StepReport(
-        *(7, [1], [1], [16], [16], [1, 2], [16, 0], [50, 9], [2], [0], [16], [1], [300], [1], ["length"]),
+        *(
+            7,
+            [1],
+            [1],
+            [16],
+            [16],
+            ["none"],
+            [16],
+            [1, 2],
+            [16, 0],
+            [50, 9],
+            [2],
+            [0],
+            [16],
+            [1],
+            [300],
+            [1],
+            ["length"],
+        ),
         *([2], ["a step failed"], ["internal"], 3, 4, 5, 6, 7),
     )
     sampling = SamplingParams(max_tokens=5, temperature=0.7, seed=2**64 - 1, stop_token_ids=(1, 2))

@@ -18,6 +18,7 @@ import trio
 from quipu.actors.front import DeskClosed, Health, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import (
+    CacheMiss,
     Closed,
     Delta,
     Encode,
@@ -50,6 +51,7 @@ def record(
     cache_write_tokens: int | None = 0,
     completion_tokens: int = 3,
     disputed: bool = False,
+    cache_misses: tuple[CacheMiss, ...] = (),
 ) -> UsageRecord:
     return UsageRecord(
         request_id="",
@@ -63,6 +65,7 @@ def record(
         restored_tokens=0,
         recomputed_tokens=0,
         disputed=disputed,
+        cache_misses=cache_misses,
     )
 
 
@@ -130,6 +133,7 @@ class FakeDesk:
     start_error: Exception | None = None
     state: State = State.READY
     tickets: list[FakeTicket] = attrs.field(factory=list)
+    num_resets: int = 0
     _num_ids: int = 0
 
     def new_request_id(self) -> str:
@@ -145,6 +149,9 @@ class FakeDesk:
 
     def health(self) -> Health:
         return Health(self.state, 1, "" if self.state is State.READY else "because the test says so")
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     def render_metrics(self) -> bytes:
         return b"# TYPE quipu:open_accounts gauge\nquipu:open_accounts 0\n"

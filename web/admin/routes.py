@@ -54,6 +54,11 @@ def install_admin(app: QuartTrio, desk: FrontDesk) -> None:
         # Settings hold paths and the like, which JSON knows only as text.
         return Response(orjson.dumps(described, default=str), content_type="application/json")
 
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        desk.reset_prefix_cache()
+        return Response(b"{}", content_type="application/json")
+
     @app.get("/version")
     async def version() -> dict[str, Any]:
         return {"version": quipu.__version__}

@@ -36,6 +36,7 @@ def reserve(
     failed: Sequence[int] = (),
     committed: Sequence[int] = (),
     filled: Sequence[tuple[int, int, bytes]] = (),
+    reset: bool = False,
     free: Sequence[int] = (),
     rows: Sequence[tuple[int, int, int]] = (),
     victims: Sequence[int] = (),
@@ -50,6 +51,8 @@ def reserve(
         filled_sequence_ids=[f[0] for f in filled],
         filled_block_indexes=[f[1] for f in filled],
         filled_keys=[f[2] for f in filled],
+        filled_parent_keys=[b""] * len(filled),
+        filled_token_ids=[[]] * len(filled),
         free_sequence_ids=list(free),
         row_ids=[r[0] for r in rows],
         row_starts=[r[1] for r in rows],
@@ -59,6 +62,9 @@ def reserve(
         candidate_num_tokens=[len(c.tokens) for c in candidates],
         candidate_num_prompt_tokens=[c.num_prompt_tokens for c in candidates],
         candidate_keys=[keys_of(c.domain, c.tokens, block_size) for c in candidates],
+        candidate_root_keys=[root_of(c.domain, block_size) for c in candidates],
+        candidate_token_ids=[list(c.tokens) for c in candidates],
+        reset_prefix_cache=reset,
         token_budget=budget,
     )
 

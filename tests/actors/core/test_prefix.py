@@ -28,7 +28,7 @@ def test_a_root_key_is_the_digest_of_its_tagged_fields() -> None:
         b"8:group_id=1:0"
     )
     assert root_key(**FIELDS) == hashlib.sha256(written).digest()
-    assert root_key(**FIELDS).hex() == "9f469eb6b87da03e7dcd03b6f359b20b59513cd07335f264bd80fca4a54984f8"
+    assert root_key(**FIELDS).hex() == "db7858534816020bba93527db62cb38ef36a5ffa3d7290a4db5db4e52486a4ab"
 
 
 def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids() -> None:

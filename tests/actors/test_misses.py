@@ -1,0 +1,133 @@
+"""Why a prompt's cached prefix ended where it did, and what a reset of the cache does, through every actor."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from houses import Answer, kill_engine, small_house, text_of
+from quipu.actors.messages import CacheMiss, MissReason, TextPrompt
+from quipu.kernels.fake import continuation
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(300, 4000), k=length)
+
+
+def miss_of(answer: Answer) -> CacheMiss:
+    (miss,) = answer.record.cache_misses
+    return miss
+
+
+async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
+    """Each reason, with the first position that was not found."""
+    prompt = prompt_of(50, 1)
+    async with small_house() as client:
+
+        async def reason(tokens: list[int], **fields: str) -> CacheMiss:
+            return miss_of(await client.ask(tokens, max_tokens=1, **fields))
+
+        assert await reason(prompt[:16]) == CacheMiss(MissReason.TOO_SHORT, 0)
+        assert await reason(prompt) == CacheMiss(MissReason.DIVERGED, 0), "nothing was there"
+        assert await reason(prompt) == CacheMiss(MissReason.NONE, 48)
+        assert await reason([*prompt[:21], 7, *prompt[22:]]) == CacheMiss(MissReason.DIVERGED, 21)
+        assert await reason(prompt + prompt_of(40, 2)) == CacheMiss(MissReason.DIVERGED, 48), "the chain ends there"
+        assert await reason([5, *prompt]) == CacheMiss(MissReason.DIVERGED, 0)
+        assert await reason(prompt, domain="somebody else") == CacheMiss(MissReason.OTHER_DOMAIN, 0)
+        assert await reason(prompt, cache_salt="mine") == CacheMiss(MissReason.OTHER_DOMAIN, 0)
+        client.assert_at_rest()
+
+
+async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
+    """A prefix that was there and has given way is told apart from one that never was."""
+    prompt = prompt_of(100, 1)
+    async with small_house(num_blocks=21, max_model_len=320, watermark=0.0) as client:
+        await client.ask(prompt, max_tokens=1)
+        for seed in range(2, 6):
+            await client.ask(prompt_of(160, seed), max_tokens=1)
+        miss = miss_of(await client.ask(prompt, max_tokens=1))
+        client.assert_at_rest()
+    assert miss.reason is MissReason.EVICTED
+    assert miss.token % 16 == 0
+
+
+async def test_disabled(autojump_clock: trio.abc.Clock) -> None:
+    """With prefix caching off the reason says so."""
+    async with small_house(enable_prefix_caching=False) as client:
+        answer = await client.ask(prompt_of(50, 1))
+    assert miss_of(answer) == CacheMiss(MissReason.DISABLED, 0)
+
+
+async def test_first_admission_s_reason(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt list has a reason for each prompt; choices share that of the first."""
+    prompt = prompt_of(50, 1)
+    async with small_house() as client:
+        await client.ask(prompt)
+        answer = await client.ask(prompt, prompt_of(40, 2), n=2)
+    assert answer.record.cache_misses == (CacheMiss(MissReason.NONE, 48), CacheMiss(MissReason.DIVERGED, 0))
+
+
+async def test_in_the_debug_log(autojump_clock: trio.abc.Clock) -> None:
+    """`prefix_cache.stats` carries the reason and no word of the prompt."""
+    with capture_logs() as lines:
+        async with small_house() as client:
+            await client.ask(TextPrompt("marker words that nobody may read"))
+    (stats,) = [line for line in lines if line["event"] == "prefix_cache.stats"]
+    assert stats["miss"] == "shorter_than_a_block at token 0" or stats["miss"].startswith("diverged")
+    assert "marker" not in str(lines)
+
+
+async def test_reset(autojump_clock: trio.abc.Clock) -> None:
+    """After a reset the same prompt misses once, and hits what was computed since."""
+    prompt = prompt_of(50, 1)
+    async with small_house() as client:
+        await client.ask(prompt)
+        client.house.desk.reset_prefix_cache()
+        cold, warm = await client.ask(prompt), await client.ask(prompt)
+        client.assert_at_rest()
+    assert (cold.record.cached_tokens, cold.record.cache_write_tokens) == (0, 48)
+    assert (warm.record.cached_tokens, warm.record.cache_write_tokens) == (48, 0)
+    for answer in (cold, warm):
+        assert answer.texts[0] == text_of(continuation(prompt, 8))
+        assert not answer.record.disputed
+
+
+@pytest.mark.parametrize("moment", [0.005, 0.015, 0.035, 0.1])
+async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -> None:
+    """Requests under way go on unharmed; those hashed before the reset and admitted after it miss; blocks drain."""
+    prompt = prompt_of(120, 1)
+    answers: list[Answer] = []
+    async with small_house(max_num_seqs=2, max_num_batched_tokens=64) as client:
+
+        async def ask() -> None:
+            answers.append(await client.ask(prompt, max_tokens=20))
+
+        await client.ask(prompt, max_tokens=1)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+            await trio.sleep(moment)
+            client.house.desk.reset_prefix_cache()
+        client.assert_at_rest()
+        after = await client.ask(prompt)
+        client.assert_at_rest()
+    for answer in answers:
+        assert answer.texts[0] == text_of(continuation(prompt, 20))
+        assert not answer.record.disputed
+    assert [answer.record.cached_tokens for answer in answers[:2]] == [112, 112], "admitted before"
+    assert answers[2].record.cached_tokens == 0, "hashed before, admitted after"
+    assert after.record.cached_tokens == 112
+
+
+async def test_reset_reaches_the_next_engine(autojump_clock: trio.abc.Clock) -> None:
+    """A reset while the engine restarts is no error, and changes nothing for an empty cache."""
+    async with small_house(restart_backoff_s=1.0) as client:
+        kill_engine(client)
+        await client.ask(prompt_of(20, 1))
+        client.house.desk.reset_prefix_cache()
+        answer = await client.ask(prompt_of(20, 1))
+        assert answer.error is None
+        client.assert_at_rest()
