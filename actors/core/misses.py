@@ -79,7 +79,7 @@ class MissTracker:
         start = num_matched * size
         if limit <= 0:
             return CacheMiss(MissReason.TOO_SHORT, 0)
-        if num_matched >= limit:
+        if num_matched >= min(limit, len(keys)):
             return CacheMiss(MissReason.NONE, start)
         missing = keys[num_matched]
         if missing in self._evicted:
@@ -88,10 +88,8 @@ class MissTracker:
         if num_matched == 0 and wanted in self._contents:
             return CacheMiss(MissReason.OTHER_DOMAIN, 0)
         parent = keys[num_matched - 1] if num_matched else root_key
-        branches = reversed(self._branches.get(parent, {}))
-        shared = max(
-            (_common(self._stored[key].token_ids, wanted) for key in islice(branches, MAX_BRANCHES)), default=0
-        )
+        branches = islice(reversed(self._branches.get(parent, {})), MAX_BRANCHES)
+        shared = max((_common(self._stored[key].token_ids, wanted) for key in branches), default=0)
         return CacheMiss(MissReason.DIVERGED, start + shared)
 
 
