@@ -1,0 +1,46 @@
+"""Trap: a client leaves in mid-stream, and the entry of its request stays for ever.
+
+Here the release hangs on the request's scope, which ends when the client leaves, whatever the handler and the body's
+generator were doing.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from tests.traps.wire import COMPLETIONS, STREAMED, body, prompt_of, samples, settle
+from tests.web.fakes import Client as HttpClient
+
+from houses import small_house
+from quipu.web.app import make_app
+
+
+@pytest.mark.parametrize("moment", ["before the first event", "before the body begins", "in the body"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_nothing_stays(autojump_clock: trio.abc.Clock, moment: str, stream: bool) -> None:
+    """Within two steps of its client's leaving, a request of 900 tokens has no account, block or sequence left."""
+    async with small_house() as client:
+        app = make_app(client.house.desk)
+        if moment == "before the body begins":
+
+            @app.after_request
+            async def hold(response: object) -> object:
+                await trio.sleep(1)  # the handler has returned, the generator has not begun
+                return response
+
+        request = body(prompt_of(40), max_tokens=900, **(STREAMED if stream else {}))
+        async with HttpClient(app).open("POST", COMPLETIONS, request) as exchange:
+            if moment == "before the first event":
+                await trio.testing.wait_all_tasks_blocked()
+            else:
+                await trio.sleep(0.055)
+                if moment == "in the body" and stream:
+                    await exchange.wait_started()
+                    await exchange.read_some()
+            assert samples(client)["open_accounts"] == client.house.desk.num_open_requests == 1
+            exchange.leave()
+            left_at = trio.current_time()
+            await settle(client)
+            assert trio.current_time() - left_at < 0.035
+        assert samples(client)["open_accounts"] == 0

@@ -1,0 +1,32 @@
+"""Trap: a prompt that is cached to its last token leaves nothing to compute, or is reported as cached but for one.
+
+The last position has to be computed: the first output is drawn from it. Elsewhere such a request crashed or hung, or
+said `prompt - 1`, which no block ends at, and wrote into a block that others were reading. Here the last full block is
+computed again: `cached <= floor((prompt - 1) / block_size) * block_size`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.traps.wire import prompt_of, settle
+
+from houses import BLOCK, small_house, text_of
+from quipu.kernels.fake import continuation
+
+
+@pytest.mark.parametrize(("length", "cached"), [(BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (50, 48)])
+async def test_same_prompt_again(autojump_clock: trio.abc.Clock, length: int, cached: int) -> None:
+    """At least one token is computed, the count ends with a block, and the text is right; also the third time."""
+    prompt = prompt_of(length)
+    async with small_house() as client:
+        first = await client.ask(prompt)
+        again = [await client.ask(prompt) for _ in range(2)]
+        await settle(client)
+    assert first.record.cached_tokens == 0
+    for answer in again:
+        assert answer.error is None
+        assert answer.record.cached_tokens == cached
+        assert answer.record.computed_tokens == length - cached >= 1
+        assert answer.texts[0] == text_of(continuation(prompt, 8))
+        assert not answer.record.disputed

@@ -1,0 +1,64 @@
+"""Trap: the fields of a block's key are joined without tags, and a salt that a client chooses imitates another field.
+
+Elsewhere a salt with the name of an adapter gave a hit on that adapter's blocks: wrong KV, and somebody else's. Here
+every field is tagged and length-prefixed.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import trio
+from tests.traps.wire import prompt_of, settle
+
+from houses import small_house
+from quipu.actors.core.prefix import root_key
+
+TEXT = "tenant:7:model=demo-lora"
+
+
+def test_no_split_of_a_text_is_another() -> None:
+    """The same characters, cut differently into the fields of a key, never make the same key."""
+    keys = set()
+    cuts = list(combinations(range(len(TEXT) + 1), 3))
+    for first, second, third in cuts:
+        domain, model, kv_dtype, kv_layout = TEXT[:first], TEXT[first:second], TEXT[second:third], TEXT[third:]
+        keys.add(root_key(domain=domain, model=model, kv_dtype=kv_dtype, kv_layout=kv_layout, block_size=16))
+    assert len(keys) == len(cuts)
+
+
+def test_salt_with_the_name_of_an_adapter() -> None:
+    """A salt, which a client chooses, is no adapter, no domain, and no part of either."""
+    fields = {"model": "m", "kv_dtype": "k", "kv_layout": "l", "block_size": 16}
+    keys = {
+        root_key(**fields, domain="tenant", adapter="lora"),
+        root_key(**fields, domain="tenant", salt="lora"),
+        root_key(**fields, domain="tenantlora"),
+        root_key(**fields, domain="tenant", salt="lo", adapter="ra"),
+        root_key(**fields, domain="tenant", salt="7:adapter=4:lora"),
+        root_key(**fields, domain="", salt="tenant", adapter="lora"),
+    }
+    assert len(keys) == 6
+
+
+def test_numbers_are_fields_too() -> None:
+    """Nor can digits go over from one number to its neighbour."""
+    fields = {"domain": "d", "model": "m", "kv_dtype": "k"}
+    keys = {
+        root_key(**fields, kv_layout="l", block_size=16, group_id=1),
+        root_key(**fields, kv_layout="l", block_size=1, group_id=61),
+        root_key(**fields, kv_layout="l1", block_size=6, group_id=1),
+        root_key(**fields, kv_layout="l1", block_size=61, group_id=0),
+    }
+    assert len(keys) == 4
+
+
+async def test_domain_with_the_look_of_another_field(autojump_clock: trio.abc.Clock) -> None:
+    """A tenant whose name spells out what comes after a name in the key hits nothing of the tenant imitated."""
+    prompt = prompt_of(50)
+    async with small_house() as client:
+        await client.ask(prompt, domain="tenant")
+        for domain in ("", "tenantdemo", "tenant5:model=4:demo", "6:domain=6:tenant", "tenant\0"):
+            assert (await client.ask(prompt, domain=domain)).record.cached_tokens == 0, domain
+        assert (await client.ask(prompt, domain="tenant")).record.cached_tokens == 48
+        await settle(client)

@@ -1,0 +1,27 @@
+"""Trap: the counters take a prompt once for each of its n choices, so operators see n times what clients are billed.
+
+Here a prompt is counted once a request; what was done n times (tokens drawn) is counted n times, elsewhere.
+"""
+
+from __future__ import annotations
+
+import trio
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
+
+from houses import small_house
+
+
+async def test_prompt_counted_once(autojump_clock: trio.abc.Clock) -> None:
+    """Four choices of a cold prompt, then of a known one: 100 prompt tokens, 48 hits, 64 completion tokens."""
+    prompt = prompt_of(50)
+    async with small_house() as client:
+        http = over_http(client)
+        usages = [(await http.post(COMPLETIONS, body(prompt, n=4, temperature=1)))[1]["usage"] for _ in range(2)]
+        await settle(client)
+        after, stats = samples(client), client.house.accountant.stats
+    assert after["prompt_tokens_total"] == after["prefix_cache_queries_total"] == 100
+    assert after["prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert after["prefix_cache_hits_total"] == after['cached_tokens_total{tier="device"}'] == 48
+    assert after["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages) == 64
+    assert after['requests_total{outcome="finished"}'] == after["request_cached_tokens_count"] == 2
+    assert (stats.total_requests, stats.hit_requests, stats.total_prompt_tokens) == (2, 1, 100)

@@ -1,0 +1,31 @@
+"""Trap: a hidden request warms the cache before n > 1 choices are drawn, and their prompt is reported as cached.
+
+Elsewhere `n: 2` made every cold prompt look like a hit of nearly 100 %. Here nothing runs that the client did not ask
+for, and the count is that of the first choice's admission.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
+
+from houses import small_house
+
+
+@pytest.mark.parametrize("num_choices", [1, 2, 4])
+async def test_cold_prompt_is_cold(autojump_clock: trio.abc.Clock, num_choices: int) -> None:
+    """The same prompt with any number of choices: first nothing is cached and all is written, then the reverse."""
+    prompt = prompt_of(50)
+    async with small_house() as client:
+        http = over_http(client)
+        details = []
+        for _ in range(2):
+            _, answer = await http.post(COMPLETIONS, body(prompt, n=num_choices, temperature=1))
+            assert len(answer["choices"]) == num_choices
+            details.append(answer["usage"]["prompt_tokens_details"])
+        await settle(client)
+        after = samples(client)
+    assert [(d["cached_tokens"], d["cache_write_tokens"]) for d in details] == [(0, 48), (48, 0)]
+    assert after["prefix_cache_hits_total"] == 48
+    assert after["generation_tokens_total"] == 2 * 8 * num_choices

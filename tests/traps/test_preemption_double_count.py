@@ -1,0 +1,29 @@
+"""Trap: what a preempted request finds when it is admitted again is added to its hits.
+
+Elsewhere a server under memory pressure reported 122,884 cached tokens of a prompt of 59,946. Here the number is that
+of the first admission.
+"""
+
+from __future__ import annotations
+
+import trio
+from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
+
+from houses import small_house, text_of
+from quipu.kernels.fake import continuation
+
+
+async def test_second_admission_adds_no_hits(autojump_clock: trio.abc.Clock) -> None:
+    """Two requests are preempted and find their own blocks again; clients and counters are told of the first match."""
+    async with small_house(**TIGHT) as client:
+        result = await crowd(client)
+        await settle(client)
+        after = samples(client)
+    for answer, prompt in zip(result.answers, result.prompts, strict=True):
+        assert answer.record.prompt_tokens == len(prompt)
+        assert answer.record.cached_tokens == len(SHARED)
+        assert answer.texts[0] == text_of(continuation(prompt, result.num_tokens))
+    assert any(answer.record.recomputed_tokens > len(SHARED) for answer in result.answers), "none came back"
+    assert after["prefix_cache_hits_total"] == 3 * len(SHARED)
+    assert after['cached_tokens_total{tier="device"}'] == 3 * len(SHARED)
+    assert after["request_cached_tokens_sum"] == 3 * len(SHARED)

@@ -1,0 +1,26 @@
+"""Trap: freeing the blocks of a preempted request sets its cached count to 0, so the hit that it had is not reported.
+
+Here the number is frozen at the first admission, and whatever is freed afterwards does not change it.
+"""
+
+from __future__ import annotations
+
+import trio
+from tests.traps.wire import SHARED, TIGHT, crowd, settle
+
+from houses import small_house
+
+
+async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:
+    """Those that computed positions twice report the blocks that they were granted at first, as does the one spared."""
+    async with small_house(**TIGHT) as client:
+        result = await crowd(client)
+        await settle(client)
+    preempted = [answer for answer in result.answers if answer.record.recomputed_tokens > 0]
+    assert 0 < len(preempted) < len(result.answers)
+    for answer in result.answers:
+        assert answer.record.cached_tokens == len(SHARED)
+        assert answer.record.cached_by_tier is not None
+        assert sum(answer.record.cached_by_tier.values()) == len(SHARED)
+        assert answer.started[-1].cached_tokens == len(SHARED), "a stream says what the record says"
+        assert not answer.record.disputed

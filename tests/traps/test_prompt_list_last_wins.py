@@ -1,0 +1,34 @@
+"""Trap: of many prompts in one call, prompt tokens are summed but cached ones are those of the last, or the first.
+
+Here both are sums over the prompts, whichever of them hit, whole and streamed alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
+
+from houses import small_house
+
+COLD, SHORT, LONG = prompt_of(20, 1), prompt_of(40, 2), prompt_of(50, 3)
+CACHED = 32 + 48
+
+
+@pytest.mark.parametrize("order", [(SHORT, LONG, COLD), (COLD, SHORT, LONG), (LONG, COLD, SHORT)])
+async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]) -> None:
+    """Three prompts, two of them known, in every place of the list."""
+    async with small_house() as client:
+        await client.ask(SHORT, LONG)
+        http = over_http(client)
+        _, whole = await http.post(COMPLETIONS, body(list(order)))
+        _, chunks = await http.stream(COMPLETIONS, body([[*p, 7] for p in order], **STREAMED))
+        await settle(client)
+    usages: list[dict[str, Any]] = [whole["usage"], chunks[-2]["usage"]]
+    assert [usage["prompt_tokens"] for usage in usages] == [110, 113]
+    # by the time of the stream the cold prompt's only full block is known, too
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [CACHED, CACHED + 16]
+    assert [usage["prompt_tokens_details"]["cache_write_tokens"] for usage in usages] == [16, 0]
+    assert [usage["completion_tokens"] for usage in usages] == [24, 24]

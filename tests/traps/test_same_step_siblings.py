@@ -1,0 +1,38 @@
+"""Trap: two equal prompts are admitted in one step, and the second is granted blocks that the first has yet to write.
+
+It reads what is not there, or both count the same write. Here a key can be found from the step after the one that
+writes it, and whoever commits it first owns the write.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.traps.wire import prompt_of, samples, settle
+
+from houses import small_house, text_of
+from quipu.kernels.fake import continuation
+
+PROMPT = prompt_of(50)
+
+
+@pytest.mark.parametrize(("sharing", "cached", "computed"), [(False, 0, 150), (True, 96, 54)])
+async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bool, cached: int, computed: int) -> None:
+    """Three in one step compute all they need; where two of them wait a step they read what the first has written.
+
+    Either way the write is one request's, and counted once; the texts are right; no account is disputed.
+    """
+    async with small_house(share_pending_prefixes=sharing) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps the engine busy: the three are planned together
+            await trio.sleep(0.015)
+            answer = await client.ask(PROMPT, PROMPT, PROMPT)
+        again = await client.ask(PROMPT)
+        await settle(client)
+        after = samples(client)
+    assert answer.record.cached_tokens == cached
+    assert answer.record.computed_tokens == computed
+    assert answer.record.cache_write_tokens == 48
+    assert set(answer.texts.values()) == {text_of(continuation(PROMPT, 8))}
+    assert again.record.cached_tokens == 48
+    assert after["usage_disputed_total"] == 0

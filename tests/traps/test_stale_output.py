@@ -1,0 +1,61 @@
+"""Trap: tokens that were drawn for an earlier incarnation of a preempted request arrive after its preemption.
+
+Elsewhere they were handed out, and drawn again when it came back. Here an epoch voids them; the pass that drew them
+ran all the same, and is booked; and a result that comes twice is no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
+
+from houses import Client, small_house, text_of
+from quipu.actors.messages import StepPlan
+from quipu.kernels.fake import continuation
+
+
+@pytest.mark.parametrize("num_blocks", [13, 14, 15])
+@pytest.mark.parametrize("max_steps_in_flight", [2, 4])
+async def test_steps_in_flight_at_a_preemption(
+    autojump_clock: trio.abc.Clock, max_steps_in_flight: int, num_blocks: int
+) -> None:
+    """However many steps still hold a request that is preempted: each token once, in order, and every pass booked."""
+    async with small_house(**{**TIGHT, "num_blocks": num_blocks}, max_steps_in_flight=max_steps_in_flight) as client:
+        result = await crowd(client)
+        await settle(client)
+        after = samples(client)
+    for answer, prompt in zip(result.answers, result.prompts, strict=True):
+        assert answer.texts[0] == text_of(continuation(prompt, result.num_tokens))
+        assert answer.record.completion_tokens == result.num_tokens
+        assert not answer.record.disputed
+    assert after["recomputed_tokens_total"] == sum(answer.record.recomputed_tokens for answer in result.answers)
+    assert after["generation_tokens_total"] == 3 * result.num_tokens + 1
+
+
+async def test_result_that_comes_twice(autojump_clock: trio.abc.Clock) -> None:
+    """The second one books nothing and hands nothing out."""
+    prompt = prompt_of(50)
+    async with small_house() as client:
+        repeat_results(client)
+        answer = await client.ask(prompt)
+        await trio.sleep(1)
+        await settle(client)
+    assert answer.texts[0] == text_of(continuation(prompt, 8))
+    assert (answer.record.completion_tokens, answer.record.computed_tokens) == (8, 50)
+    assert answer.record.recomputed_tokens == 0
+    assert not answer.record.disputed
+
+
+def repeat_results(client: Client) -> None:
+    inbox, executor = client.engine.inbox, client.engine.executor
+    run: Callable[[StepPlan], object] = executor.run
+
+    def run_twice(plan: StepPlan) -> object:
+        result = run(plan)
+        inbox.post(result)  # the actor posts it again
+        return result
+
+    executor.run = run_twice  # type: ignore[method-assign, assignment]

@@ -1,0 +1,53 @@
+"""Trap: cached tokens are split by tier once, while the total grows afterwards, so the parts come to less than it.
+
+Here the parts always come to the total: what the split does not name is `unattributed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
+from tests.web.fakes import Client as HttpClient
+from tests.web.fakes import FakeDesk, hello, record, says
+
+from houses import small_house
+from quipu.actors.messages import Closed
+from quipu.web.app import make_app
+
+ASKED = {"return_cached_tokens_details": True}
+
+
+async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
+    """Two prompts of one call are admitted in different steps: both are in the total, and in its parts."""
+    prompts = [prompt_of(50, 1), prompt_of(70, 2)]
+    async with small_house(max_num_seqs=1) as client:
+        await client.ask(*prompts)
+        http = over_http(client)
+        _, whole = await http.post(COMPLETIONS, body(prompts, **ASKED))
+        _, chunks = await http.stream(COMPLETIONS, body(prompts, **ASKED, **STREAMED))
+        await settle(client)
+    for usage in (whole["usage"], chunks[-2]["usage"]):
+        details = usage["prompt_tokens_details"]
+        assert details["cached_tokens"] == 48 + 64
+        assert details["cached_tokens_by_tier"] == {
+            "device": 112,
+            "host": 0,
+            "disk": 0,
+            "remote": 0,
+            "unattributed": 0,
+        }
+
+
+@pytest.mark.parametrize("split", [{}, {"device": 16}, {"host": 16, "remote": 16}, {"device": 48}, {"tape": 48}])
+async def test_split_that_lags_behind(split: dict[str, int]) -> None:
+    """Whatever part of 48 tokens a record names a tier for, the parts on the wire come to 48, none below 0."""
+    closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
+    _, answer = await HttpClient(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(
+        COMPLETIONS, {"model": "tiny", "prompt": "x", **ASKED}
+    )
+    tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
+    assert sum(tiers.values()) == answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    assert min(tiers.values()) >= 0

@@ -1,0 +1,98 @@
+"""What the traps share: the real application over a real house, its counters, and a house that has to preempt."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+import trio
+import trio.testing
+from tests.web.fakes import Client as HttpClient
+
+from houses import BLOCK, Answer, Client
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Token ids that no other seed begins with."""
+    return random.Random(seed).choices(range(300, 4000), k=length)
+
+
+def body(prompt: Any, **fields: Any) -> dict[str, Any]:
+    """A greedy completion."""
+    return {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+
+
+def over_http(client: Client) -> HttpClient:
+    """The real application in front of `client`'s house, of the same tenant."""
+    return HttpClient(make_app(client.house.desk, AppOptions(domain="tenant")))
+
+
+def samples(client: Client) -> dict[str, float]:
+    """What /metrics says, by name and labels, the model's name left out: `prompt_tokens_total`."""
+    found = {}
+    for line in client.house.desk.render_metrics().decode().splitlines():
+        if line.startswith("quipu:"):
+            name, value = line.removeprefix("quipu:").rsplit(" ", 1)
+            name = name.replace('model_name="demo"', "").replace("{,", "{").replace("{}", "")
+            found[name] = float(value)
+    return found
+
+
+async def settle(client: Client) -> None:
+    """Let everything that was set going come to its end; then nothing may be left."""
+    with trio.fail_after(60):
+        while client.house.accountant.num_open_accounts or client.house.desk.num_live_sequences:
+            await trio.sleep(0.01)
+    await trio.testing.wait_all_tasks_blocked()
+    client.assert_at_rest()
+
+
+TIGHT = {"num_blocks": 13, "max_model_len": 12 * BLOCK, "watermark": 0.0}
+"""A house for `crowd`: 12 usable blocks."""
+SHARED = prompt_of(2 * BLOCK, seed=99)
+"""How every prompt of `crowd` begins."""
+
+
+@attrs.frozen
+class Crowd:
+    prompts: list[list[int]]
+    answers: list[Answer]
+    num_tokens: int
+    counters: list[dict[str, float]]
+    """What /metrics said before, at every hundredth of a second, and after."""
+
+
+async def crowd(client: Client) -> Crowd:
+    """Three requests that begin with two cached blocks and outgrow a `TIGHT` house together: two are preempted.
+
+    When they come back one finds six blocks cached, more than its prompt fills, for its own outputs are among them;
+    the other finds two, as at first, and computes the rest of its prompt again.
+    """
+    await client.ask([*SHARED, 300], max_tokens=1)
+    prompts = [SHARED + prompt_of(6 + 5 * index, seed=index) for index in range(3)]
+    answers: dict[int, Answer] = {}
+    counters = [samples(client)]
+
+    async def one(index: int) -> None:
+        await trio.sleep(index / 1000)
+        answers[index] = await client.ask(prompts[index], max_tokens=70)
+
+    async def watch() -> None:
+        while len(answers) < len(prompts):
+            counters.append(samples(client))
+            await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        for index in range(3):
+            nursery.start_soon(one, index)
+    counters.append(samples(client))
+    assert counters[-1]["num_preemptions_total"] > 0, "the house was meant to be too small"
+    return Crowd(prompts, [answers[index] for index in range(3)], 70, counters)
