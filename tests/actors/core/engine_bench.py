@@ -64,7 +64,9 @@ class SentPlan:
 
 
 class EngineBench:
-    def __init__(self, limits: Limits, *, watermark: int = 0, dials: Dials | None = None) -> None:
+    def __init__(
+        self, limits: Limits, *, watermark: int = 0, sharing: bool = False, dials: Dials | None = None
+    ) -> None:
         self.limits = limits
         self.dials = dials or Dials()
         self.batcher = Batcher(limits)
@@ -72,6 +74,7 @@ class EngineBench:
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
+            share_pending_prefixes=sharing,
             watermark_blocks=watermark,
         )
         backend = FakeBackend(
@@ -123,6 +126,7 @@ class EngineBench:
         num_choices: int = 1,
         ignore_eos: bool = False,
         stop_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
     ) -> list[Life]:
         """One request of `num_choices` sequences; `seed` None is greedy."""
         account = Account(f"r{self._next_id}", "test", 0.0)
@@ -143,9 +147,14 @@ class EngineBench:
             self.lives[life.id] = life
             lives.append(life)
             keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
-            self.batcher.submit(Submit(life.id, list(prompt), root_of(domain, size), keys, sampling))
+            root = root_of(domain, size)
+            self.batcher.submit(Submit(life.id, list(prompt), root, keys, sampling, domain, priority))
         self.pump()
         return lives
+
+    def reset_prefix_cache(self) -> None:
+        self.batcher.reset_prefix_cache()
+        self.pump()
 
     def abort(self, life: Life) -> None:
         if not life.terminal and life.reason is None:

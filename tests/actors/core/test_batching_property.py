@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quipu.actors.core.batching import Limits
+from quipu.actors.core.waiting import Policy
 from quipu.kernels.fake import Dials
 
 POISON = 9
@@ -33,6 +34,9 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         watermark=st.integers(0, 2),
         eos_after=st.sampled_from([None, None, None, 0, 5]),
+        policy=st.sampled_from(list(Policy)),
+        threshold=st.sampled_from([0, 0, 1, 4]),
+        sharing=st.booleans(),
         first=st.lists(PROMPTS, min_size=1, max_size=5),
         max_tokens=st.integers(1, 20),
     )
@@ -46,6 +50,9 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         watermark: int,
         eos_after: int | None,
+        policy: Policy,
+        threshold: int,
+        sharing: bool,
         first: list[list[int]],
         max_tokens: int,
     ) -> None:
@@ -59,10 +66,12 @@ class EngineMachine(RuleBasedStateMachine):
             eos_token_ids=frozenset([EOS]),
             enable_prefix_caching=caching,
             max_steps_in_flight=in_flight,
+            policy=policy,
+            long_prefill_token_threshold=threshold,
         )
         # few different tokens, so that prompts can repeat what was drawn
         dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
-        self.bench = EngineBench(limits, watermark=watermark, dials=dials)
+        self.bench = EngineBench(limits, watermark=watermark, sharing=sharing, dials=dials)
         for prompt in first:
             self.bench.submit(self.fit(prompt, max_tokens), max_tokens)
 
@@ -80,9 +89,19 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.sampled_from([None, None, 1, 2**63]),
         domain=st.sampled_from("aaab"),
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+        priority=st.integers(-2, 2),
     )
-    def submit(self, prompt: list[int], max_tokens: int, seed: int | None, domain: str, num_choices: int) -> None:
-        self.bench.submit(self.fit(prompt, max_tokens), max_tokens, seed=seed, domain=domain, num_choices=num_choices)
+    def submit(
+        self, prompt: list[int], max_tokens: int, seed: int | None, domain: str, num_choices: int, priority: int
+    ) -> None:
+        self.bench.submit(
+            self.fit(prompt, max_tokens),
+            max_tokens,
+            seed=seed,
+            domain=domain,
+            num_choices=num_choices,
+            priority=priority,
+        )
 
     @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
     def submit_next_turn(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
@@ -106,6 +125,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.bench.abort(data.draw(st.sampled_from(self.live()), "sequence"))
+
+    @rule()
+    def reset(self) -> None:
+        """Nothing that was published is found any more; whoever runs goes on."""
+        self.bench.reset_prefix_cache()
 
     @rule()
     def abort_what_has_ended(self) -> None:
