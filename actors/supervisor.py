@@ -53,9 +53,14 @@ class EngineLink:
         self.incarnation = incarnation
         self._registry = registry
         self._accountant = accountant
+        self._ready = trio.Event()
 
     async def take(self) -> list[EngineMessage]:
-        """What the engine gets next; waits until there is something."""
+        """What the engine gets next; waits until it is ready and there is something.
+
+        Until it is ready it holds nothing: what waits survives an engine that dies while it loads.
+        """
+        await self._ready.wait()
         return await self._registry.take_for(self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
@@ -67,6 +72,7 @@ class EngineLink:
                 case EngineReady():
                     log.info("engine.ready", **attrs.asdict(message))
                     self._registry.set_health(Health(State.READY, self.incarnation, ""))
+                    self._ready.set()
 
     def lost(self, reason: str) -> None:
         """The engine cannot be reached any more; what became of it is found out next."""

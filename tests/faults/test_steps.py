@@ -11,6 +11,7 @@ import trio.testing
 from houses import Answer, kill_engine, small_house, text_of
 from quipu.actors.front import State
 from quipu.actors.messages import ErrorKind, Outcome, StepPlan, TextPrompt
+from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
 
 
@@ -176,10 +177,34 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
     assert during.texts[0] == text_of(continuation(prompt, 8))
 
 
+async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -> None:
+    """Requests that wait for an engine are not lost with one that never became ready."""
+    prompt = prompt_of(50, 1)
+    async with small_house() as client:
+        host = client.house.host
+        run, num_stillborn = host.run, 0
+
+        async def die_twice(link: EngineLink) -> Death:
+            nonlocal num_stillborn
+            if num_stillborn < 2:
+                num_stillborn += 1
+                with trio.move_on_after(0.5):
+                    await link.take()
+                return Death("no memory")
+            return await run(link)
+
+        host.run = die_twice  # type: ignore[method-assign]
+        kill_engine(client)
+        await client.ask(prompt)
+        answer = await client.ask(prompt)
+        assert num_stillborn == 2
+        assert answer.error is None
+        assert answer.texts[0] == text_of(continuation(prompt, 8))
+        client.assert_at_rest()
+
+
 async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
     """An engine that dies again and again ends the server, and health said so before."""
-    from quipu.actors.supervisor import EngineGivenUp
-
     with pytest.raises(ExceptionGroup) as caught:
         async with small_house(max_restarts=2) as client:
             for _ in range(3):
