@@ -19,7 +19,7 @@ from quipu.web.app import make_app
 @pytest.mark.parametrize("moment", ["before the first event", "before the body begins", "in the body"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_nothing_stays(autojump_clock: trio.abc.Clock, moment: str, stream: bool) -> None:
-    """Within two steps of its client's leaving, a request of 900 tokens has no account, block or sequence left."""
+    """Within two steps of its client's leaving, a request of 300 tokens has no account, block or sequence left."""
     async with small_house() as client:
         app = make_app(client.house.desk)
         if moment == "before the body begins":
@@ -29,7 +29,7 @@ async def test_nothing_stays(autojump_clock: trio.abc.Clock, moment: str, stream
                 await trio.sleep(1)  # the handler has returned, the generator has not begun
                 return response
 
-        request = body(prompt_of(40), max_tokens=900, **(STREAMED if stream else {}))
+        request = body(prompt_of(40), max_tokens=300, **(STREAMED if stream else {}))
         async with HttpClient(app).open("POST", COMPLETIONS, request) as exchange:
             if moment == "before the first event":
                 await trio.testing.wait_all_tasks_blocked()

@@ -17,7 +17,7 @@ from quipu.actors.messages import StepPlan
 from quipu.kernels.fake import continuation
 
 
-@pytest.mark.parametrize("num_blocks", [13, 14, 15])
+@pytest.mark.parametrize("num_blocks", [11, 12, 13])
 @pytest.mark.parametrize("max_steps_in_flight", [2, 4])
 async def test_steps_in_flight_at_a_preemption(
     autojump_clock: trio.abc.Clock, max_steps_in_flight: int, num_blocks: int

@@ -20,7 +20,7 @@ async def test_two_clients_with_one_id(autojump_clock: trio.abc.Clock) -> None:
     async with small_house() as client:
         http, mine = over_http(client), {"X-Request-Id": "mine"}
         async with http.open("POST", COMPLETIONS, body(PROMPTS[0], max_tokens=30), mine) as stays:
-            async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=900, **STREAMED), mine) as leaves:
+            async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=300, **STREAMED), mine) as leaves:
                 await leaves.wait_started()
                 assert leaves.headers["x-request-id"] == "mine"
                 assert client.house.accountant.num_open_accounts == 2
@@ -40,7 +40,7 @@ async def test_client_that_names_another_s_request(autojump_clock: trio.abc.Cloc
         async with http.open("POST", COMPLETIONS, body(PROMPTS[0], max_tokens=30, **STREAMED)) as victim:
             await victim.wait_started()
             stolen = {"X-Request-Id": victim.headers["x-quipu-request-id"]}
-            async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=900), stolen) as leaves:
+            async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=300), stolen) as leaves:
                 await trio.sleep(0.035)
                 assert client.house.desk.num_open_requests == 2
                 leaves.leave()

@@ -1,0 +1,171 @@
+"""Plant each known fault in a copy of the repository, and see its trap catch it: `make mutants`.
+
+`tests/mutants/SLUG.patch` plants one fault in the product's code; `tests/traps/test_SLUG.py` must fail with it, and
+pass without it. Prints one line a mutant; exits with 1 where a mutant survives, a patch does not apply, or one of the
+two files is missing. Arguments name the slugs to run; without any, all.
+
+To make a patch: plant the fault, `git diff -U1 > tests/mutants/SLUG.patch`, take the fault back.
+
+The working tree is never touched: each mutant has a copy in a temporary folder, and a plugin of pytest makes sure that
+the tests there have imported that copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("actors", "kernels", "web", "src", "tests", "pyproject.toml", "constraints.txt", "CHANGELOG.md")
+NUM_AT_ONCE = 2
+TEST_TIMEOUT_S = 20
+RUN_TIMEOUT_S = 120
+PASSED, FAILED = 0, 1
+"""Exit codes of pytest; all others mean that it could not run the tests."""
+
+GUARD = '''
+"""Makes sure that the tests import this copy, and that a failure is one of a test's own body."""
+import sys
+from pathlib import Path
+
+COPY = Path(__file__).resolve().parent
+failures = []
+
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        failures.append(report.when)
+
+
+def pytest_sessionfinish(session):
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "quipu"]
+    files = [Path(module.__file__ or next(iter(module.__path__))).resolve() for module in modules]
+    if not files or not all(file.is_relative_to(COPY) for file in files):
+        session.exitstatus = 70
+    elif failures and "call" not in failures:
+        session.exitstatus = 71
+'''
+TROUBLE = {70: "the tests did not import the copy", 71: "no test failed in its own body, only around it"}
+
+
+@attrs.frozen
+class Verdict:
+    slug: str
+    caught: bool
+    seconds: float
+    words: str
+    """What pytest says, or why it could not say anything."""
+
+    @property
+    def line(self) -> str:
+        return f"{'caught' if self.caught else 'NOT CAUGHT':10} {self.seconds:5.1f} s  {self.slug:28} {self.words}"
+
+
+@contextmanager
+def copy_of_repository() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="quipu-mutant-") as folder:
+        copy = Path(folder).resolve()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                # links stay links: src/quipu leads to the code of this copy
+                shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, copy / name)
+        (copy / "mutant_guard.py").write_text(GUARD)
+        yield copy
+
+
+def run_traps(copy: Path, slugs: list[str]) -> tuple[int, str]:
+    """Run the traps of `slugs` in a copy: pytest's exit code and its output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_guard", f"--timeout={TEST_TIMEOUT_S}"]
+    command += [f"tests/traps/test_{slug}.py" for slug in slugs]
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    result = subprocess.run(
+        command,
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    return result.returncode, result.stdout.decode("utf-8", "replace")
+
+
+def summary(output: str) -> str:
+    """What pytest counted: `2 failed, 1 passed`."""
+    counts = re.findall(r"^(?:\d+ \w+(?:, )?)+(?= in )", output, re.MULTILINE)
+    return counts[-1] if counts else output.strip().rpartition("\n")[2]
+
+
+def try_mutant(slug: str) -> Verdict:
+    started = time.perf_counter()
+
+    def verdict(caught: bool, words: str) -> Verdict:
+        return Verdict(slug, caught, time.perf_counter() - started, words)
+
+    with copy_of_repository() as copy:
+        applied = subprocess.run(
+            ["git", "apply", str(ROOT / f"tests/mutants/{slug}.patch")],
+            cwd=copy,
+            # a temporary folder within some repository must not be taken for a part of it
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if applied.returncode != 0:
+            return verdict(False, f"the patch does not apply: {' '.join(applied.stderr.split())}")
+        try:
+            code, output = run_traps(copy, [slug])
+        except subprocess.TimeoutExpired:
+            return verdict(False, f"the tests took longer than {RUN_TIMEOUT_S} s")
+    if code == FAILED:
+        return verdict(True, summary(output))
+    return verdict(False, TROUBLE.get(code, f"pytest ended with {code}: {summary(output)}"))
+
+
+def try_unmutated(slugs: list[str]) -> str | None:
+    """Run the traps as they are; what they say if they fail."""
+    with copy_of_repository() as copy:
+        code, output = run_traps(copy, slugs)
+    return None if code == PASSED else TROUBLE.get(code, output)
+
+
+def main(arguments: list[str]) -> int:
+    started = time.perf_counter()
+    traps = {path.stem.removeprefix("test_") for path in ROOT.glob("tests/traps/test_*.py")}
+    patches = {path.stem for path in ROOT.glob("tests/mutants/*.patch")}
+    wanted = set(arguments) or traps | patches
+    incomplete = sorted(wanted - (traps & patches))
+    for slug in incomplete:
+        print(f"{slug}: no {'patch' if slug in traps else 'trap'} of this name")
+    slugs = sorted(wanted & traps & patches)
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        unmutated = pool.submit(try_unmutated, slugs)
+        verdicts = []
+        for verdict in pool.map(try_mutant, slugs):
+            verdicts.append(verdict)
+            print(verdict.line, flush=True)
+        complaint = unmutated.result()
+    if complaint is not None:
+        print(f"the traps fail without any fault planted:\n{complaint}")
+    num_caught = sum(verdict.caught for verdict in verdicts)
+    print(f"{num_caught} of {len(verdicts)} mutants caught in {time.perf_counter() - started:.0f} s")
+    return 0 if not incomplete and complaint is None and num_caught == len(verdicts) > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
