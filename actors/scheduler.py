@@ -1,9 +1,9 @@
 """The scheduler: continuous batching over a paged KV cache.
 
 Hears `Submit` and `Abort` from the web side and step results from the executor, in one inbox. For each step it asks
-the KV-block manager once (`Reserve`), sends the executor its `StepPlan` and then, only then, the web side its
-`StepReport`: the device never waits for fan-out. Every decision is in `core/batching.py`. An exception here is the
-engine's death.
+the KV-block manager once (`Reserve`), unless the step needs nothing of it, sends the executor its `StepPlan` and then,
+only then, the web side its `StepReport`: the device never waits for fan-out. Every decision is in `core/batching.py`.
+An exception here is the engine's death.
 """
 
 from __future__ import annotations
@@ -39,15 +39,20 @@ async def run_scheduler(
     while True:
         for message in await inbox.receive_all():
             hear(batcher, message)
-        while (proposal := batcher.propose()) is not None:
-            await reserve.send(proposal)
-            (grant,) = await granted.receive_all()
-            plan, report = batcher.accept(grant)
+        while (move := batcher.next_move()) is not None:
+            preempted = False
+            if isinstance(move, Reserve):
+                await reserve.send(move)
+                (grant,) = await granted.receive_all()
+                plan, report = batcher.accept(grant)
+                preempted = bool(grant.preempted_ids)
+            else:
+                plan, report = move.plan, move.report
             if plan is not None:
                 await plans.send(plan)
             if report is not None:
                 await reports.send(report)
-            if plan is None and not grant.preempted_ids:
+            if plan is None and not preempted:
                 break
 
 

@@ -138,7 +138,7 @@ class Client:
 
 
 def kill_engine(client: Client) -> None:
-    """Make an actor of the engine raise at its next step, as a broken invariant would."""
+    """Make the KV-block manager raise when it is next asked, as a broken invariant would."""
 
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")

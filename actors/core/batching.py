@@ -9,7 +9,7 @@ the step before it draws, on the device.
                  └───────────┘ preempted: recomputed from its known tokens, before those not served yet
 
 A decoding row needs the block manager only where its next position opens a block; such rows, and those that prefill,
-are in the proposal. The others are in the step unless they are preempted.
+are in the proposal. The others are in the step unless they are preempted; a step of such rows alone is no question.
 
 What must always hold:
 - a row that ran is booked when its step is done, whatever became of its sequence; a stale epoch voids only its token;
@@ -66,6 +66,29 @@ class Limits:
 
 
 @attrs.frozen
+class Draft:
+    """A step before anybody was asked."""
+
+    decoding: list[Sequence]
+    growing: list[int]
+    """Indexes in `decoding` of those whose next position opens a block."""
+    rows: list[Sequence]
+    """Who needs the block manager: those that grow, then those that prefill."""
+    counts: list[int]
+    candidates: list[Sequence]
+    budget: int
+    """Positions left for candidates."""
+
+
+@attrs.frozen
+class Move:
+    """A step, or a report, or both, that need nobody's leave."""
+
+    plan: StepPlan | None
+    report: StepReport | None
+
+
+@attrs.frozen
 class Proposal:
     """What `propose` has in mind until `accept` hears the answer."""
 
@@ -74,6 +97,7 @@ class Proposal:
     """Index in `decoding` of each sequence that needs a block, by id."""
 
 
+_NO_DRAFT = Draft([], [], [], [], [], 0)
 _NO_PROPOSAL = Proposal([], {})
 _NOTHING: list[int] = []
 """The column entry of a row that gets no block and feeds no token from here. Never changed."""
@@ -99,6 +123,7 @@ class Batcher:
         self._next_step = 1
         self._next_arrival = 0
         self._num_free_blocks = limits.num_blocks - 1
+        self._num_cached_blocks = 0
         self._report = ReportBuilder()
         self._proposal = _NO_PROPOSAL
         # to be carried by the next Reserve
@@ -175,37 +200,51 @@ class Batcher:
     # ------------------------------------------------------------ a step: propose, accept
 
     @property
-    def has_news(self) -> bool:
-        """Something has to be told to the block manager or the web side, step or no step."""
-        return bool(
-            self._committed or self._failed or self._filled or self._frees or self._reset or self._report.has_news
-        )
+    def _must_ask(self) -> bool:
+        """The block manager has to be told something, step or no step."""
+        return bool(self._committed or self._failed or self._filled or self._frees or self._reset)
+
+    def next_move(self) -> Reserve | Move | None:
+        """What to do now: ask the block manager, send what needs nobody's leave, or nothing."""
+        draft = self._make_draft()
+        if self._must_ask or draft.rows or draft.candidates:
+            return self._propose(draft)
+        if not draft.decoding and not self._report.has_news:
+            return None
+        plan = self._make_plan(Proposal(draft.decoding, {}), None) if draft.decoding else None
+        return Move(plan, self._make_report())
 
     def propose(self) -> Reserve | None:
-        """The next step as far as this side can know it, or None where there is nothing to do or to tell."""
-        decoding: list[Sequence] = []
-        growing: list[Sequence] = []
-        rows: list[Sequence] = []
-        counts: list[int] = []
-        candidates: list[Sequence] = []
+        """The next step as a question to the block manager, or None where there is nothing to do or to tell."""
+        draft = self._make_draft()
+        if draft.decoding or draft.rows or draft.candidates or self._must_ask or self._report.has_news:
+            return self._propose(draft)
+        return None
+
+    def _make_draft(self) -> Draft:
+        """The next step as far as this side can know it."""
+        if len(self._in_flight) >= self.limits.max_steps_in_flight or self._in_flight.is_broken:
+            return _NO_DRAFT
+        if self._sides_changed:
+            self._choose_sides()
         budget = self.limits.max_num_batched_tokens
-        self._proposal = _NO_PROPOSAL
-        if len(self._in_flight) < self.limits.max_steps_in_flight and not self._in_flight.is_broken:
-            if self._sides_changed:
-                self._choose_sides()
-            decoding = self._decoding if len(self._decoding) <= budget else self._decoding[:budget]
-            budget -= len(decoding)
-            at = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
-            growing = [decoding[index] for index in at]
-            self._proposal = Proposal(decoding, {decoding[index].id: index for index in at})
-            rows, counts, budget = self._choose_chunks(budget)
-            room = min(self.limits.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
-            candidates = self._waiting.first(room)
-        if not decoding and not rows and not candidates and not self.has_news:
-            return None
+        decoding = self._decoding if len(self._decoding) <= budget else self._decoding[:budget]
+        budget -= len(decoding)
+        growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
+        rows = [decoding[index] for index in growing]
+        counts = [1] * len(growing)
+        if self._prefilling:
+            chunks, chunk_counts, budget = self._choose_chunks(budget)
+            rows += chunks
+            counts += chunk_counts
+        room = min(self.limits.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
+        candidates = self._waiting.first(room) if len(self._waiting) else []
+        return Draft(decoding, growing, rows, counts, candidates, budget)
+
+    def _propose(self, draft: Draft) -> Reserve:
+        decoding, rows, counts, candidates = draft.decoding, draft.rows, draft.counts, draft.candidates
+        self._proposal = Proposal(decoding, {decoding[index].id: index for index in draft.growing})
         filled = self._filled
-        if growing:
-            rows, counts = growing + rows, [1] * len(growing) + counts
         proposal = Reserve(
             step=self._next_step,
             failed_steps=self._failed,
@@ -226,12 +265,11 @@ class Batcher:
             candidate_keys=[s.keys for s in candidates],
             candidate_root_keys=[s.root_key for s in candidates],
             candidate_token_ids=[s.known_tokens for s in candidates],
-            token_budget=budget,
+            token_budget=draft.budget,
             candidate_chunk_limit=self._longest_chunk(),
             reset_prefix_cache=self._reset,
         )
-        self._reset = False
-        self._failed, self._committed, self._filled, self._frees = [], [], [], []
+        self._failed, self._committed, self._filled, self._frees, self._reset = [], [], [], [], False
         return proposal
 
     def accept(self, granted: Granted) -> tuple[StepPlan | None, StepReport | None]:
@@ -240,18 +278,21 @@ class Batcher:
         for sequence_id in granted.preempted_ids:
             self._preempt(self.sequences[sequence_id])
         self._num_free_blocks = granted.num_free_blocks
+        self._num_cached_blocks = granted.num_cached_blocks
         plan = self._make_plan(proposal, granted) if proposal.decoding or granted.sequence_ids else None
         self._report.write(granted)
-        report = None
-        if self._report.has_news:
-            report = self._report.flush(
-                step=granted.step,
-                num_running=len(self._running),
-                num_waiting=len(self._waiting),
-                num_free_blocks=granted.num_free_blocks,
-                num_cached_blocks=granted.num_cached_blocks,
-            )
-        return plan, report
+        return plan, self._make_report()
+
+    def _make_report(self) -> StepReport | None:
+        if not self._report.has_news:
+            return None
+        return self._report.flush(
+            step=self._next_step - 1,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_free_blocks=self._num_free_blocks,
+            num_cached_blocks=self._num_cached_blocks,
+        )
 
     def _choose_sides(self) -> None:
         """Sort the running sequences into those that prefill and those that decode."""
@@ -299,11 +340,13 @@ class Batcher:
             return []
         return [s.id for s in sorted(self._running.values(), key=self._waiting.rank, reverse=True)]
 
-    def _make_plan(self, proposal: Proposal, granted: Granted) -> StepPlan | None:
-        decoding, growing = self._still_decoding(proposal, granted)
-        step, size = granted.step, self.limits.block_size
-        admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
-        misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
+    def _make_plan(self, proposal: Proposal, granted: Granted | None) -> StepPlan | None:
+        """The step that was proposed, as far as it was granted; None: it needed nothing of the KV cache."""
+        decoding = proposal.decoding
+        growing: dict[int, int] = {}
+        step, size = self._next_step, self.limits.block_size
+        if granted is not None:
+            decoding, growing = self._still_decoding(proposal, granted)
         num_decoding = len(decoding)
         sequences = decoding
         row_ids = [s.id for s in decoding]
@@ -316,8 +359,10 @@ class Batcher:
             s.next_start += 1
             s.last_step = step
         firsts: list[FirstStep] = []
-        if granted.sequence_ids:
+        if granted is not None and granted.sequence_ids:
             sequences = list(decoding)
+            admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
+            misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
             for sequence_id, start, count, blocks in zip(
                 granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
             ):
@@ -371,7 +416,8 @@ class Batcher:
             row_token_ids=row_token_ids,
             row_samples=row_samples,
         )
-        self._in_flight.send(StepInFlight(plan, sequences, firsts, self._num_departures))
+        publishes = len(sequences) > num_decoding
+        self._in_flight.send(StepInFlight(plan, sequences, firsts, self._num_departures, publishes))
         return plan
 
     def _still_decoding(self, proposal: Proposal, granted: Granted) -> tuple[list[Sequence], dict[int, int]]:
@@ -425,7 +471,8 @@ class Batcher:
         if step is None:
             return
         self._last_answered = done.step
-        self._committed.append(done.step)
+        if step.publishes:
+            self._committed.append(done.step)
         plan, sequences, report = step.plan, step.sequences, self._report
         if step.firsts:
             read = dict(zip(done.read_ids, done.read_tokens, strict=True))

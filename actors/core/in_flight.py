@@ -36,6 +36,8 @@ class StepInFlight:
     firsts: list[FirstStep]
     num_departures: int
     """Departures from the running set before it was sent: if there were none since, every row is still current."""
+    publishes: bool
+    """The block manager published keys for it, which are committed or taken back when it is answered."""
     error: str | None = None
 
 

@@ -155,7 +155,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
             kill_engine(client)
-            await trio.sleep(0.02)
+            await trio.sleep(0.2)  # within sixteen steps a block fills
             health = client.house.desk.health()
             assert health.state is State.RESTARTING
             assert not health.is_healthy and not health.is_ready

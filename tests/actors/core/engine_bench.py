@@ -211,20 +211,24 @@ class EngineBench:
 
     def pump(self) -> None:
         batcher = self.batcher
-        while (proposal := batcher.propose()) is not None:
+        while (move := batcher.next_move()) is not None:
             self._walk += 1
-            proposal = self._deny(proposal)
-            granted = self.manager.walk(proposal)
-            self.manager.check()
-            self._check_grant(granted)
-            plan, report = batcher.accept(granted)
+            preempted, reused = False, {}
+            if isinstance(move, Reserve):
+                granted = self.manager.walk(self._deny(move))
+                self.manager.check()
+                self._check_grant(granted)
+                plan, report = batcher.accept(granted)
+                preempted, reused = bool(granted.preempted_ids), dict(reused_of(granted))
+            else:
+                plan, report = move.plan, move.report
             if plan is not None:
                 self._check_plan(plan)
                 self.plans.append(plan)
-                self._sent.append(SentPlan(plan, self._walk, dict(reused_of(granted))))
+                self._sent.append(SentPlan(plan, self._walk, reused))
             if report is not None:
                 self._hear_report(report)
-            if plan is None and not granted.preempted_ids:
+            if plan is None and not preempted:
                 break
 
     def _deny(self, proposal: Reserve) -> Reserve:

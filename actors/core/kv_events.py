@@ -1,0 +1,150 @@
+"""What the prefix cache holds, told to the outside as it changes: the events, their wire form, their numbers.
+
+An `EventLog` follows the committed contents of the cache (it is an observer of the block pool) and hands out what one
+walk changed. A `BatchQueue` numbers the encoded batches, holds those that are not sent yet, and keeps the latest for
+subscribers that missed some. Both belong to `actors/kv_events.py`, which owns the sockets.
+
+The wire form is vLLM's (`vllm/distributed/kv_events.py`, as of 0.32), so that whatever indexes its caches indexes ours:
+a batch is an array, an event a map tagged by `type`, a block hash our 32-byte key.
+
+What must always hold: whoever applies every batch in order holds exactly the committed keys; a number is never given
+twice; nothing here grows without bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+import msgspec
+
+MEDIUM_DEVICE = "GPU"
+"""vLLM's name for the tier that the executor reads from, whatever device that is."""
+
+SEQUENCE_BYTES = 8
+END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
+"""Instead of a number: all that was kept has been sent."""
+
+GROUP = 0
+"""All layers share one block table."""
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
+    """Blocks that can be found from now on, each following the one before it in its chain."""
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    """What the first of them follows; None where it is a chain's first. It may be gone, or never have been told."""
+    token_ids: list[int]
+    """`block_size` for each of them, in order."""
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    group_idx: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
+    """Blocks that are found no more: evicted."""
+
+    block_hashes: list[bytes]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
+    """Nothing is found any more: the cache was reset, or is that of a new engine."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one walk changed."""
+
+    ts: float
+    """Seconds since the epoch."""
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
+class EventLog:
+    """Collects what changes until it is taken. Begins with the cache being empty."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._events: list[Event] = [AllBlocksCleared()]
+
+    def take(self) -> list[Event]:
+        """Everything since it was last asked, oldest first."""
+        events, self._events = self._events, []
+        return events
+
+    # ------------------------------------------------------------ observer of the pool
+
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockStored) and block_index > 0 and last.block_hashes[-1] == parent_key:
+            last.block_hashes.append(key)
+            last.token_ids += token_ids
+            return
+        self._events.append(
+            BlockStored(
+                block_hashes=[key],
+                parent_block_hash=parent_key if block_index > 0 else None,
+                token_ids=list(token_ids),
+                block_size=self._block_size,
+                lora_id=None,
+                medium=MEDIUM_DEVICE,
+                lora_name=None,
+                group_idx=GROUP,
+            )
+        )
+
+    def on_removed(self, key: bytes) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockRemoved):
+            last.block_hashes.append(key)
+        else:
+            self._events.append(BlockRemoved(block_hashes=[key], medium=MEDIUM_DEVICE, group_idx=GROUP))
+
+    def on_cleared(self) -> None:
+        self._events = [AllBlocksCleared()]
+
+
+@attrs.frozen
+class NumberedBatch:
+    sequence: int
+    payload: bytes
+
+    @property
+    def sequence_bytes(self) -> bytes:
+        return self.sequence.to_bytes(SEQUENCE_BYTES, "big")
+
+
+class BatchQueue:
+    """Numbers batches from 0. At most `max_queue_size` wait to be sent, and the last `buffer_steps` are kept."""
+
+    def __init__(self, *, buffer_steps: int, max_queue_size: int) -> None:
+        self._next = 0
+        self._unsent: deque[NumberedBatch] = deque(maxlen=max_queue_size)
+        self._kept: deque[NumberedBatch] = deque(maxlen=buffer_steps)
+        self.num_dropped = 0
+        """Batches that nobody sent in time. They are kept like the others."""
+
+    def append(self, payload: bytes) -> None:
+        """The next batch. Where too many wait, the oldest is not sent: its number will be missing."""
+        batch = NumberedBatch(self._next, payload)
+        self._next += 1
+        self.num_dropped += len(self._unsent) == self._unsent.maxlen
+        self._unsent.append(batch)
+        self._kept.append(batch)
+
+    def take_unsent(self) -> list[NumberedBatch]:
+        unsent = list(self._unsent)
+        self._unsent.clear()
+        return unsent
+
+    def kept_from(self, sequence: int) -> list[NumberedBatch]:
+        """Those still kept with this number or a higher one. The first has a higher one where some are lost."""
+        return [batch for batch in self._kept if batch.sequence >= sequence]
