@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import attrs
 
-from quipu.actors.core.batching import Batcher, Limits
+from quipu.actors.core.batching import Batcher
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.messages import Reserve, SamplingParams, StepDone, StepPlan, StepReport, Submit
 

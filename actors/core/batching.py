@@ -22,10 +22,13 @@ from __future__ import annotations
 import attrs
 
 from quipu.actors.core.in_flight import FirstStep, StepInFlight, StepsInFlight
+from quipu.actors.core.intake import make_sequence, why_never, why_not_now
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.core.reporting import ReportBuilder
 from quipu.actors.core.request import Sequence, Status
-from quipu.actors.core.waiting import Policy, WaitingQueue
+from quipu.actors.core.running import NO_DRAFT, Draft, RunningSet
+from quipu.actors.core.waiting import WaitingQueue
 from quipu.actors.messages import (
     ErrorKind,
     FinishReason,
@@ -38,46 +41,6 @@ from quipu.actors.messages import (
     StepReport,
     Submit,
 )
-
-MAX_CANDIDATES = 64
-"""Waiting sequences proposed in one step; more could not all be admitted within one token budget anyway."""
-
-
-@attrs.frozen
-class Limits:
-    """Sizes of the engine. `max_num_batched_tokens` is the token budget of one step."""
-
-    block_size: int
-    num_blocks: int
-    """The null block included."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    eos_token_ids: frozenset[int] = frozenset()
-    enable_prefix_caching: bool = True
-    max_steps_in_flight: int = 2
-    policy: Policy = Policy.FCFS
-    long_prefill_token_threshold: int = 0
-    """Longest chunk of one prompt in a step that others share; 0 is off."""
-    max_waiting_requests: int = 0
-    """Sequences that may wait; further ones are refused. 0 is no limit."""
-    max_waiting_tokens: int = 0
-    """Prompt tokens that may wait."""
-
-
-@attrs.frozen
-class Draft:
-    """A step before anybody was asked."""
-
-    decoding: list[Sequence]
-    growing: list[int]
-    """Indexes in `decoding` of those whose next position opens a block."""
-    rows: list[Sequence]
-    """Who needs the block manager: those that grow, then those that prefill."""
-    counts: list[int]
-    candidates: list[Sequence]
-    budget: int
-    """Positions left for candidates."""
 
 
 @attrs.frozen
@@ -97,7 +60,6 @@ class Proposal:
     """Index in `decoding` of each sequence that needs a block, by id."""
 
 
-_NO_DRAFT = Draft([], [], [], [], [], 0)
 _NO_PROPOSAL = Proposal([], {})
 _NOTHING: list[int] = []
 """The column entry of a row that gets no block and feeds no token from here. Never changed."""
@@ -110,13 +72,8 @@ class Batcher:
         self.limits = limits
         self.sequences: dict[int, Sequence] = {}
         self._waiting = WaitingQueue(limits.policy)
-        self._running: dict[int, Sequence] = {}
-        self._decoding: list[Sequence] = []  # these two are made anew whenever somebody comes, goes or changes sides
-        self._prefilling: list[Sequence] = []
-        self._sides_changed = False
-        self._num_steps_of_decoding = 0  # until the first of them has all its outputs planned
+        self._running = RunningSet(limits, self._waiting)
         self._some_unsent = False
-        self._num_departures = 0
         self._in_flight = StepsInFlight()
         self._ending: dict[int, list[Sequence]] = {}  # ended, by the last step that holds them
         self._last_answered = 0
@@ -139,29 +96,13 @@ class Batcher:
 
     def submit(self, message: Submit) -> None:
         """A new sequence, at its place in the queue; or its end, where it cannot wait or can never fit."""
-        sampling = message.sampling
-        ends = frozenset() if sampling.ignore_eos else self.limits.eos_token_ids
-        num_prompt_tokens = len(message.prompt_token_ids)
-        sequence = Sequence(
-            id=message.sequence_id,
-            arrival=self._next_arrival,
-            tenant=message.tenant,
-            priority=message.priority,
-            tokens=list(message.prompt_token_ids),
-            known_tokens=message.prompt_token_ids,
-            num_prompt_tokens=num_prompt_tokens,
-            root_key=message.root_key,
-            keys=list(message.block_keys) if self.limits.enable_prefix_caching else [],
-            sampling=sampling,
-            stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
-            max_len=num_prompt_tokens + sampling.max_tokens,
-        )
+        sequence = make_sequence(message, self._next_arrival, self.limits)
         self._next_arrival += 1
         self.sequences[sequence.id] = sequence
-        refusal = self._why_never(sequence)
+        refusal = why_never(sequence, self.limits)
         if refusal is not None:
             self._end(sequence, refusal, ErrorKind.INVALID)
-        elif (refusal := self._why_not_now(sequence)) is not None:
+        elif (refusal := why_not_now(sequence, self._waiting, self.limits)) is not None:
             self._end(sequence, refusal, ErrorKind.OVERLOADED)
         else:
             self._waiting.push(sequence)
@@ -177,25 +118,6 @@ class Batcher:
             if sequence.status is Status.WAITING:
                 self._waiting.remove(sequence)
             self._end(sequence)
-
-    def _why_never(self, sequence: Sequence) -> str | None:
-        limits = self.limits
-        if sequence.num_prompt_tokens == 0:
-            return "the prompt is empty"
-        if sequence.max_len > limits.max_model_len:
-            return f"prompt and max_tokens come to {sequence.max_len} tokens, the context holds {limits.max_model_len}"
-        capacity = (limits.num_blocks - 1) * limits.block_size
-        if sequence.max_len > capacity:
-            return f"prompt and max_tokens come to {sequence.max_len} tokens, the KV cache holds {capacity}"
-        return None
-
-    def _why_not_now(self, sequence: Sequence) -> str | None:
-        limits, waiting = self.limits, self._waiting
-        if limits.max_waiting_requests and len(waiting) >= limits.max_waiting_requests:
-            return f"{len(waiting)} requests are waiting already"
-        if limits.max_waiting_tokens and waiting.num_tokens + len(sequence.tokens) > limits.max_waiting_tokens:
-            return f"{waiting.num_tokens} prompt tokens are waiting already"
-        return None
 
     # ------------------------------------------------------------ a step: propose, accept
 
@@ -224,22 +146,8 @@ class Batcher:
     def _make_draft(self) -> Draft:
         """The next step as far as this side can know it."""
         if len(self._in_flight) >= self.limits.max_steps_in_flight or self._in_flight.is_broken:
-            return _NO_DRAFT
-        if self._sides_changed:
-            self._choose_sides()
-        budget = self.limits.max_num_batched_tokens
-        decoding = self._decoding if len(self._decoding) <= budget else self._decoding[:budget]
-        budget -= len(decoding)
-        growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
-        rows = [decoding[index] for index in growing]
-        counts = [1] * len(growing)
-        if self._prefilling:
-            chunks, chunk_counts, budget = self._choose_chunks(budget)
-            rows += chunks
-            counts += chunk_counts
-        room = min(self.limits.max_num_seqs - len(self._running), budget, MAX_CANDIDATES)
-        candidates = self._waiting.first(room) if len(self._waiting) else []
-        return Draft(decoding, growing, rows, counts, candidates, budget)
+            return NO_DRAFT
+        return self._running.draft()
 
     def _propose(self, draft: Draft) -> Reserve:
         decoding, rows, counts, candidates = draft.decoding, draft.rows, draft.counts, draft.candidates
@@ -258,7 +166,7 @@ class Batcher:
             row_ids=[s.id for s in rows],
             row_starts=[s.next_start for s in rows],
             row_counts=counts,
-            victim_ids=self._choose_victims(rows, counts),
+            victim_ids=self._running.victims(draft, self._num_free_blocks),
             candidate_ids=[s.id for s in candidates],
             candidate_num_tokens=[len(s.tokens) for s in candidates],
             candidate_num_prompt_tokens=[s.num_prompt_tokens for s in candidates],
@@ -266,7 +174,7 @@ class Batcher:
             candidate_root_keys=[s.root_key for s in candidates],
             candidate_token_ids=[s.known_tokens for s in candidates],
             token_budget=draft.budget,
-            candidate_chunk_limit=self._longest_chunk(),
+            candidate_chunk_limit=self._running.longest_chunk(),
             reset_prefix_cache=self._reset,
         )
         self._failed, self._committed, self._filled, self._frees, self._reset = [], [], [], [], False
@@ -293,52 +201,6 @@ class Batcher:
             num_free_blocks=self._num_free_blocks,
             num_cached_blocks=self._num_cached_blocks,
         )
-
-    def _choose_sides(self) -> None:
-        """Sort the running sequences into those that prefill and those that decode."""
-        running = sorted(self._running.values(), key=self._waiting.rank)
-        self._decoding = [s for s in running if s.is_decoding]
-        self._prefilling = [s for s in running if s.is_prefilling]
-        self._num_steps_of_decoding = min((s.max_len - 1 - s.next_start for s in self._decoding), default=0)
-        self._sides_changed = False
-
-    def _choose_chunks(self, budget: int) -> tuple[list[Sequence], list[int], int]:
-        """The prefilling rows of the next step, their chunks, and what is left of the budget."""
-        rows: list[Sequence] = []
-        counts: list[int] = []
-        left_of = self._share_out(budget)
-        for sequence in self._prefilling:
-            if budget <= 0:
-                break
-            left = left_of.get(sequence.tenant, budget)
-            count = min(sequence.prefill_end - sequence.next_start, budget, left, self._longest_chunk())
-            if count > 0:
-                left_of[sequence.tenant] = left - count
-                budget -= count
-                rows.append(sequence)
-                counts.append(count)
-        return rows, counts, budget
-
-    def _share_out(self, budget: int) -> dict[str, int]:
-        """Under `fair`, what each tenant may prefill in a step that others wait for; empty: no limit."""
-        if self.limits.policy is not Policy.FAIR or not self._prefilling:
-            return {}
-        tenants = {s.tenant for s in self._prefilling}.union(self._waiting.tenants())
-        return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
-
-    def _longest_chunk(self) -> int:
-        """Most positions of one prompt in a step; there is no limit for one that is alone."""
-        threshold = self.limits.long_prefill_token_threshold
-        alone = len(self._running) + len(self._waiting) == 1
-        return self.limits.max_num_batched_tokens if alone or not threshold else threshold
-
-    def _choose_victims(self, rows: list[Sequence], counts: list[int]) -> list[int]:
-        """Whom to preempt, worst rank first; nobody is named where the free blocks are enough for certain."""
-        size = self.limits.block_size
-        missing = sum(max(0, -(-(s.next_start + n - s.num_slots) // size)) for s, n in zip(rows, counts, strict=True))
-        if missing <= self._num_free_blocks:
-            return []
-        return [s.id for s in sorted(self._running.values(), key=self._waiting.rank, reverse=True)]
 
     def _make_plan(self, proposal: Proposal, granted: Granted | None) -> StepPlan | None:
         """The step that was proposed, as far as it was granted; None: it needed nothing of the KV cache."""
@@ -385,16 +247,16 @@ class Batcher:
                 row_samples.append(start + count == s.prefill_end)
                 s.next_start = start + count
                 s.last_step = step
-                self._sides_changed |= s.next_start == s.prefill_end
+                if s.next_start == s.prefill_end:
+                    self._running.note_crossing()
         if not sequences:
             return None
         if self._some_unsent:
             for index, s in enumerate(decoding):
                 if s.unsent_blocks:
                     row_new_blocks[index] = self._blocks_to_send(s, _NOTHING)
-            self._some_unsent = any(s.unsent_blocks for s in self._running.values())
-        self._num_steps_of_decoding -= 1
-        self._sides_changed |= self._num_steps_of_decoding <= 0
+            self._some_unsent = any(s.unsent_blocks for s in self._running)
+        self._running.note_step()
         self._next_step = step + 1
         released, self._released = self._released, []
         first_sequences = [sequences[first.row] for first in firsts]
@@ -417,7 +279,7 @@ class Batcher:
             row_samples=row_samples,
         )
         publishes = len(sequences) > num_decoding
-        self._in_flight.send(StepInFlight(plan, sequences, firsts, self._num_departures, publishes))
+        self._in_flight.send(StepInFlight(plan, sequences, firsts, self._running.num_departures, publishes))
         return plan
 
     def _still_decoding(self, proposal: Proposal, granted: Granted) -> tuple[list[Sequence], dict[int, int]]:
@@ -443,8 +305,7 @@ class Batcher:
 
     def _admit(self, sequence: Sequence, cached: int) -> None:
         self._waiting.remove(sequence)
-        self._running[sequence.id] = sequence
-        self._sides_changed = True
+        self._running.add(sequence)
         sequence.status = Status.RUNNING
         sequence.next_start = cached
         sequence.prefill_end = len(sequence.tokens)
@@ -458,9 +319,7 @@ class Batcher:
 
     def _depart(self, sequence: Sequence) -> None:
         """It runs no more; its blocks are somebody else's affair."""
-        del self._running[sequence.id]
-        self._sides_changed = True
-        self._num_departures += 1
+        self._running.depart(sequence)
         self._released.append(sequence.id)
 
     # ------------------------------------------------------------ what a step came to
@@ -482,7 +341,7 @@ class Batcher:
         report.spans(plan.row_ids, done.row_starts, done.row_ends)
 
         rows: list[int] | range = range(len(sequences))
-        if step.num_departures != self._num_departures:
+        if step.num_departures != self._running.num_departures:
             epochs = plan.row_epochs
             rows = [i for i, s in enumerate(sequences) if s.epoch == epochs[i] and s.status is Status.RUNNING]
         self._hand_out(sequences, rows, done)
@@ -586,7 +445,8 @@ class Batcher:
                 else:
                     sequence.next_start = step.plan.row_starts[row]
                     sequence.unsent_blocks = step.plan.row_new_blocks[row] + sequence.unsent_blocks
-                    self._sides_changed = self._some_unsent = True
+                    self._some_unsent = True
+                    self._running.note_crossing()
         for step in reversed(broken):
             self._settle_ending(step.plan.step)
 

@@ -31,8 +31,8 @@ COMMITTED = 0
 class BlockObserver(Protocol):
     """Follows the committed contents of the cache. Called synchronously; must not raise."""
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int]) -> None:
-        """A block's contents can be found from now on. `parent_key` is a root where the block is a chain's first."""
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
+        """A block's contents can be found from now on. `parent_key` is a root where `block_index` is 0."""
         ...
 
     def on_removed(self, key: bytes) -> None:
@@ -198,6 +198,10 @@ class BlockPool:
             self._pending_step[block] = COMMITTED
 
     # ------------------------------------------------------------ for tests and idle checks
+
+    def committed_keys(self) -> set[bytes]:
+        """Everything that observers have been told of and that is still there."""
+        return {key for key, block in self._index.items() if self._pending_step[block] == COMMITTED}
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless every invariant of this module holds, given the tables of all holders."""

@@ -41,7 +41,7 @@ class MissTracker:
 
     # ------------------------------------------------------------ observer of the pool
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int]) -> None:
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
         block = StoredBlock(parent_key, tuple(token_ids))
         self._stored[key] = block
         self._branches.setdefault(parent_key, {})[key] = None

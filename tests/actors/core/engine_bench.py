@@ -14,7 +14,8 @@ import attrs
 from proposals import keys_of, reused_of, root_of
 
 from quipu.actors.core.account import Account
-from quipu.actors.core.batching import Batcher, Limits
+from quipu.actors.core.batching import Batcher
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.executor import Executor
 from quipu.actors.messages import (

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quipu.actors.core.batching import Limits
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.waiting import Policy
 from quipu.kernels.fake import Dials
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from engine_bench import EngineBench
 
-from quipu.actors.core.batching import Limits
+from quipu.actors.core.limits import Limits
 from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepPlan
 
 PROMPT = list(range(100, 110))
