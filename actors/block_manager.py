@@ -2,18 +2,29 @@
 
 Talks to the scheduler only: one `Reserve` in, one `Granted` out, a step. Every decision is in `core/reservation.py`.
 Its grant of a cached prefix is the *reused* entry of the books. An exception here is the engine's death: block tables
-that cannot be trusted must not serve anybody.
+that cannot be trusted must not serve anybody. Where KV events are published, one batch a walk tells what it changed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from quipu.actors.channel import Receiver, Sender
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.messages import Granted, Reserve
 
 
-async def run_block_manager(core: BlockManagerCore, inbox: Receiver[Reserve], granted: Sender[Granted]) -> None:
-    """Answer proposals until cancelled."""
+async def run_block_manager(
+    core: BlockManagerCore,
+    inbox: Receiver[Reserve],
+    granted: Sender[Granted],
+    flush_events: Callable[[], None] | None = None,
+) -> None:
+    """Answer proposals until cancelled. `flush_events` is called at the start, and when a grant is on its way."""
+    if flush_events is not None:
+        flush_events()
     while True:
         for proposal in await inbox.receive_all():
             await granted.send(core.walk(proposal))
+            if flush_events is not None:
+                flush_events()

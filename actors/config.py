@@ -10,6 +10,25 @@ import attrs
 
 
 @attrs.frozen
+class KvEventsConfig:
+    """Where the contents of the prefix cache are published, and how much is kept for whom."""
+
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """ZeroMQ address of the PUB socket."""
+    binds: bool = True
+    """Whether that is an address of ours, or a subscriber's to connect to."""
+    replay_endpoint: str | None = None
+    """Address that the ROUTER socket binds, which sends missed batches again; None is no replay."""
+    topic: str = ""
+    buffer_steps: int = 10_000
+    """Batches kept for replay."""
+    hwm: int = 100_000
+    """Batches that may wait for one subscriber; beyond it misses some."""
+    max_queue_size: int = 100_000
+    """Batches that may wait for the thread that sends them."""
+
+
+@attrs.frozen
 class EngineConfig:
     """Everything the engine side needs; crosses the process border as JSON."""
 
@@ -45,6 +64,8 @@ class EngineConfig:
     """With the fake executor: how long a step takes."""
     fake_poison_token_id: int | None = None
     """With the fake executor: a step that is fed this token raises."""
+    kv_events: KvEventsConfig | None = None
+    """None: nothing is published, and nothing collected."""
 
 
 @attrs.frozen

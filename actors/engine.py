@@ -8,26 +8,35 @@ file descriptor FD and the config as JSON. Only this module imports the executor
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
+import orjson
+import structlog
 import trio
 
 from quipu.actors.block_manager import run_block_manager
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
 from quipu.actors.config import EngineConfig
-from quipu.actors.core.batching import Batcher, Limits
+from quipu.actors.core.batching import Batcher
+from quipu.actors.core.kv_events import EventLog, KvEventsError
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.core.waiting import Policy
 from quipu.actors.executor import Executor, load_executor, run_executor
 from quipu.actors.messages import EngineReady, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
 from quipu.actors.supervisor import REFUSED_EXIT_CODE, Death, EngineLink
+
+if TYPE_CHECKING:
+    from quipu.actors.kv_events import EventPublisher
 
 PLAN_SLOTS = 4
 """Plans, proposals, grants or reports that may wait between two of the three: more than are ever in flight."""
@@ -37,8 +46,16 @@ class Engine:
     """The three actors' state and channels; `inbox` is where submits and aborts go in."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        """Raises KvEventsError where these are configured and their sockets cannot be opened."""
         self.config = config
         self.executor = executor
+        self.events: EventPublisher | None = None
+        events: EventLog | None = None
+        if config.kv_events is not None:
+            from quipu.actors.kv_events import EventPublisher  # loads ZeroMQ
+
+            events = EventLog(config.block_size)
+            self.events = EventPublisher(config.kv_events, events)
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
         self.block_manager = BlockManagerCore(
             config.num_blocks,
@@ -46,6 +63,7 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             share_pending_prefixes=config.share_pending_prefixes,
             watermark_blocks=math.floor(config.watermark * config.num_blocks),
+            observers=[] if events is None else [events],
         )
         self.batcher = Batcher(
             Limits(
@@ -70,9 +88,15 @@ class Engine:
         granted: Channel[Granted] = Channel(PLAN_SLOTS)
         plans: Channel[StepPlan] = Channel(PLAN_SLOTS)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_block_manager, self.block_manager, reserve, granted)
+            flush_events = self.events.flush if self.events is not None else None
+            nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
             nursery.start_soon(run_executor, self.executor, plans, self.inbox)
+
+    def close_events(self) -> None:
+        """Let go of the sockets of KV events, if there are any. Call it once the actors have ended."""
+        if self.events is not None:
+            self.events.close()
 
     def ready(self, incarnation: int) -> EngineReady:
         capabilities = self.executor.backend.capabilities
@@ -115,6 +139,7 @@ class LoopHost:
             return_value = Death(f"{type(_leaf(group)).__name__}: {_leaf(group)}")
         finally:
             self.engine = None
+            engine.close_events()
             engine.executor.backend.close()
         return return_value
 
@@ -149,10 +174,14 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, incarnation, config_json = argv
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
+    _configure_log(config.log_level)
     try:
         engine = Engine(config, load_executor(config))
     except ValueError as error:
         print(f"quipu: this checkpoint cannot be served: {error}", file=sys.stderr, flush=True)
+        return REFUSED_EXIT_CODE
+    except KvEventsError as error:
+        print(f"quipu: KV events: {error}", file=sys.stderr, flush=True)
         return REFUSED_EXIT_CODE
     gc.collect()
     gc.freeze()
@@ -167,7 +196,24 @@ def main(argv: list[str]) -> int:
         trio.run(run)
     except* PeerGone:
         pass
+    finally:
+        engine.close_events()
     return 0
+
+
+def _configure_log(level: str) -> None:
+    """One JSON object a line on stderr, as the web process writes where that is no terminal."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(orjson.dumps),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        cache_logger_on_first_use=True,
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import structlog
 import zmq
 
 from quipu.actors.config import KvEventsConfig
-from quipu.actors.core.kv_events import END_OF_REPLAY, SEQUENCE_BYTES, BatchQueue, EventBatch, EventLog
+from quipu.actors.core.kv_events import END_OF_REPLAY, SEQUENCE_BYTES, BatchQueue, EventBatch, EventLog, KvEventsError
 
 log = structlog.get_logger("quipu.kv_events")
 
@@ -31,10 +31,6 @@ CLOSING_S = 0.5
 """How long the end waits for subscribers to take the last batches."""
 MAX_REQUEST_BYTES = 64
 """A peer that sends the replay socket a longer frame is disconnected: a request has 8 bytes."""
-
-
-class KvEventsError(Exception):
-    """A socket cannot be opened as configured; the message says which, and why."""
 
 
 class EventPublisher:
@@ -149,4 +145,4 @@ def _open(socket: zmq.Socket[bytes], endpoint: str, *, binds: bool) -> str:
         (socket.bind if binds else socket.connect)(endpoint)
     except zmq.ZMQError as error:
         raise KvEventsError(f"cannot {'bind' if binds else 'connect to'} {endpoint}: {error.strerror}") from None
-    return str(socket.last_endpoint.decode().rstrip("\0")) if binds else endpoint
+    return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0") if binds else endpoint

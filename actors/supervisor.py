@@ -32,7 +32,7 @@ from quipu.actors.registry import EngineMessage, Registry
 log = structlog.get_logger()
 
 REFUSED_EXIT_CODE = 78
-"""How an engine process says that it cannot serve this checkpoint, now or later (EX_CONFIG)."""
+"""How an engine process says that it cannot serve as it is configured, now or later (EX_CONFIG)."""
 
 
 class EngineGivenUp(Exception):
@@ -195,7 +195,7 @@ class ProcessHost:
 
 def _explain(returncode: int | None) -> Death:
     if returncode == REFUSED_EXIT_CODE:
-        return Death("it cannot serve this checkpoint; its log says why", hopeless=True)
+        return Death("it cannot serve as it is configured; its log says why", hopeless=True)
     if returncode is not None and returncode < 0:
         return Death(f"killed by {signal.Signals(-returncode).name}")
     return Death(f"its process ended with exit code {returncode}")

@@ -27,6 +27,7 @@ from quipu.actors.supervisor import EngineGivenUp
 from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.app import make_app
+from quipu.web.kv_events import parse_kv_events
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
 
@@ -42,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `quipu` command; returns the exit code."""
     arguments = make_parser().parse_args(argv)
     logs.configure(arguments.log_level)
+    if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
+        print("quipu: --kv-events-config needs prefix caching: without it nothing can be found", file=sys.stderr)
+        return EXIT_USAGE
     try:
         config, info = resolve_config(arguments)
     except CheckpointError as error:
@@ -119,6 +123,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
     add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
+    add(
+        "--kv-events-config",
+        type=parse_kv_events,
+        metavar="JSON",
+        help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
+    )
     add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
@@ -155,6 +165,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         log_level=arguments.log_level,
         fake_step_seconds=arguments.fake_step_seconds,
         fake_poison_token_id=arguments.fake_poison_token_id,
+        kv_events=arguments.kv_events_config,
     )
     config = HouseConfig(engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype)
     info = ServingInfo(
@@ -180,6 +191,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_waiting_requests": engine.max_waiting_requests,
             "max_waiting_tokens": engine.max_waiting_tokens,
             "request_timeout": arguments.request_timeout,
+            "kv_events_endpoint": engine.kv_events.endpoint if engine.kv_events else None,
             "data_dir": arguments.data_dir,
         },
     )

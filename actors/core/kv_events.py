@@ -29,6 +29,10 @@ GROUP = 0
 """All layers share one block table."""
 
 
+class KvEventsError(Exception):
+    """A socket of KV events cannot be opened as configured; the message says which, and why."""
+
+
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
     """Blocks that can be found from now on, each following the one before it in its chain."""
 

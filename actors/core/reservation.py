@@ -152,7 +152,9 @@ class BlockManagerCore:
             for publication in self._publications.pop(step, []):
                 if not self.pool.commit(publication.block, publication.key, step):
                     continue
-                self._tell_stored(publication.key, publication.parent_key, publication.token_ids)
+                self._tell_stored(
+                    publication.key, publication.parent_key, publication.token_ids, publication.block_index
+                )
                 if publication.of_prompt:
                     start = publication.block_index * size
                     if written and written[-1][0] == publication.sequence_id and written[-1][2] == start:
@@ -175,12 +177,12 @@ class BlockManagerCore:
             holding = self.holdings.get(sequence_id)
             if holding is not None and holding.num_published == index and holding.epoch == self._epoch:
                 if self.pool.publish(holding.table[index], key, COMMITTED):
-                    self._tell_stored(key, parent_key, token_ids)
+                    self._tell_stored(key, parent_key, token_ids, index)
                 holding.num_published = index + 1
 
-    def _tell_stored(self, key: bytes, parent_key: bytes, token_ids: list[int]) -> None:
+    def _tell_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
         for observer in self.pool.observers:
-            observer.on_stored(key, parent_key, token_ids)
+            observer.on_stored(key, parent_key, token_ids, block_index)
 
     def _release(self, sequence_id: int) -> None:
         holding = self.holdings.pop(sequence_id, None)

@@ -1,0 +1,80 @@
+"""`--kv-events-config`: vLLM's flag, with vLLM's field names, resolved into a `KvEventsConfig`.
+
+A field that is misspelt or cannot be meant is refused by name: nothing is published by halves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from typing import Annotated, Literal
+
+import msgspec
+
+from quipu.actors.config import KvEventsConfig
+
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31 - 1)]
+"""ZeroMQ keeps its limits in a C int."""
+
+
+class Flag(msgspec.Struct, forbid_unknown_fields=True):
+    """The flag as it is written. What is not said here is as in `KvEventsConfig`."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None
+    endpoint: str = KvEventsConfig().endpoint
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_steps: Count = KvEventsConfig().buffer_steps
+    hwm: Count = KvEventsConfig().hwm
+    max_queue_size: Count = KvEventsConfig().max_queue_size
+    bind: bool | None = None
+    """Ours: whether `endpoint` is bound, where that cannot be told from the address."""
+
+
+def parse_kv_events(text: str) -> KvEventsConfig | None:
+    """The flag's value; None where it says that nothing is to be published. Raises ArgumentTypeError."""
+    try:
+        flag = msgspec.json.decode(text, type=Flag)
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    for name, endpoint in (("endpoint", flag.endpoint), ("replay_endpoint", flag.replay_endpoint)):
+        if endpoint is not None:
+            _check_endpoint(name, endpoint)
+    if flag.endpoint == flag.replay_endpoint and not flag.endpoint.endswith(":*"):
+        raise argparse.ArgumentTypeError(f"`endpoint` and `replay_endpoint` are the same: {flag.endpoint}")
+    if not flag.enable_kv_cache_events or flag.publisher == "null":
+        return None
+    return KvEventsConfig(
+        endpoint=flag.endpoint,
+        binds=_is_ours(flag.endpoint) if flag.bind is None else flag.bind,
+        replay_endpoint=flag.replay_endpoint,
+        topic=flag.topic,
+        buffer_steps=flag.buffer_steps,
+        hwm=flag.hwm,
+        max_queue_size=flag.max_queue_size,
+    )
+
+
+def _check_endpoint(name: str, endpoint: str) -> None:
+    scheme, _, address = endpoint.partition("://")
+    if scheme not in ("tcp", "ipc") or not address:
+        raise argparse.ArgumentTypeError(f"`{name}` must be tcp://HOST:PORT or ipc://PATH, not {endpoint!r}")
+    host, _, port = address.rpartition(":")
+    if scheme == "tcp" and not (host and (port == "*" or (port.isdecimal() and int(port) < 65536))):
+        raise argparse.ArgumentTypeError(f"`{name}` needs a host and a port, tcp://HOST:PORT, not {endpoint!r}")
+
+
+def _is_ours(endpoint: str) -> bool:
+    """Whether an address is one to bind: a wildcard, a file, or this very machine; anything else is a subscriber's.
+
+    vLLM's rule, but for the loopback addresses, which it connects to.
+    """
+    if endpoint.startswith("ipc://") or "*" in endpoint or "::" in endpoint:
+        return True
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
