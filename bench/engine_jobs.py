@@ -1,0 +1,225 @@
+"""What `engine_core` measures, on quipu's side. `peers/vllm_engine.py` has jobs of the same names for the peer.
+
+A job takes numbers and returns numbers, times in microseconds; it makes an engine of its own. What is timed is nothing
+but calls of quipu: requests, prompts and results of steps are made outside the timers.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import trio
+
+from bench.simulated import Job, SimulatedEngine
+from bench.trace_replay import Setting, read_trace, replay
+from quipu.actors.block_manager import run_block_manager
+from quipu.actors.channel import Channel
+from quipu.actors.core.batching import Limits
+from quipu.actors.core.prefix import chain_keys
+from quipu.actors.messages import Granted, Reserve, StepPlan, StepReport
+from quipu.actors.scheduler import SchedulerMessage, run_scheduler
+
+VOCABULARY = 128_000
+MAX_LEN = 131_072
+NUM_BATCHED_TOKENS = 8192
+NUM_STEPS_TO_SETTLE = 20
+ROOT = bytes(32)
+
+Numbers = dict[str, float]
+rng = random.Random(1)
+
+
+def draw_tokens(count: int) -> list[int]:
+    return rng.choices(range(VOCABULARY), k=count)
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """The garbage collector as it is in the engine's process: what is there at the start is not looked at again."""
+    gc.collect()
+    gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> SimulatedEngine:
+    """An engine with so many sequences that all decode; one in `block_size` of them opens a block in each step."""
+    engine = SimulatedEngine(
+        Limits(
+            block_size=block_size,
+            num_blocks=num_blocks + 1,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=NUM_BATCHED_TOKENS,
+            max_model_len=MAX_LEN,
+        ),
+        draw=draw_tokens,
+    )
+    for index in range(num_seqs):
+        token_ids = draw_tokens(block_size + index % block_size)
+        keys = chain_keys(ROOT, token_ids, block_size)
+        # as long as the context and the pool allow, so that nobody ends while there is somebody who measures
+        max_tokens = min(MAX_LEN, num_blocks * block_size) - len(token_ids)
+        engine.submit(Job(index, token_ids, len(token_ids), keys, max_tokens, ROOT))
+    engine.pump()
+    while engine.most_running < num_seqs:
+        engine.finish_step()
+        engine.pump()
+    for _ in range(NUM_STEPS_TO_SETTLE):
+        engine.finish_step()
+        engine.pump()
+    return engine
+
+
+def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
+    """Hearing of a step, and planning one: `on_done`, `propose`, `walk`, `accept`."""
+    engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
+    with quiet_collector():
+        engine.step_times.clear()
+        for _ in range(num_steps):
+            engine.finish_step()
+            engine.pump()
+    times = engine.step_times
+    if len(times) != num_steps or engine.num_preemptions or len(engine.plans[-1].row_ids) != num_seqs:
+        raise RuntimeError("a step did something but decode")
+    return {
+        "step_us": statistics.median(t.scheduler_ns + t.manager_ns for t in times) / 1000,
+        "manager_us": statistics.median(t.manager_ns for t in times) / 1000,
+    }
+
+
+def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -> Numbers:
+    """What a long prompt costs the block manager, per full block: nothing of it cached, all of it, all of it in use."""
+    token_ids = draw_tokens(num_tokens + 1)  # at least one token is computed
+    num_full = num_tokens // block_size
+    times: dict[str, list[int]] = {name: [] for name in ("hash", "cold", "idle", "held", "release")}
+    engine = SimulatedEngine(
+        Limits(
+            block_size=block_size,
+            num_blocks=num_blocks + 1,
+            max_num_seqs=2,
+            max_num_batched_tokens=2 * len(token_ids),
+            max_model_len=MAX_LEN,
+            max_steps_in_flight=1,
+        ),
+        draw=draw_tokens,
+    )
+    ids = iter(range(1_000_000))
+
+    def submit(tokens: list[int], keys: list[bytes], max_tokens: int = 1) -> None:
+        engine.submit(Job(next(ids), tokens, len(tokens), keys, max_tokens, ROOT))
+
+    def in_manager(act: Callable[[], None]) -> int:
+        """Nanoseconds in the block manager while `act` and what follows of it are done."""
+        before = engine.manager_ns
+        act()
+        engine.pump()
+        return engine.manager_ns - before
+
+    def fill(tokens: list[int], keys: list[bytes]) -> tuple[int, int]:
+        took = in_manager(lambda: submit(tokens, keys))
+        return took, in_manager(engine.finish_step)
+
+    keys = chain_keys(ROOT, token_ids, block_size)
+    fill(token_ids, keys)
+    with quiet_collector():
+        for _ in range(repeats):
+            others = draw_tokens(num_tokens + 1)
+            began = time.perf_counter_ns()
+            other_keys = chain_keys(ROOT, others, block_size)
+            times["hash"].append(time.perf_counter_ns() - began)
+            times["cold"].append(sum(fill(others, other_keys)))
+            took, released = fill(token_ids, keys)
+            times["idle"].append(took)
+            times["release"].append(released)
+        submit(token_ids, keys, max_tokens=1000)
+        engine.pump()
+        for _ in range(repeats):
+            submit(token_ids, keys)
+            times["held"].append(in_manager(engine.finish_step))
+            engine.finish_step()
+            engine.pump()
+    if any(reused not in (0, num_full * block_size) for reused in engine.reused.values()):
+        raise RuntimeError("a prompt was found in part")
+    if sum(reused > 0 for reused in engine.reused.values()) != 2 * repeats + 1:
+        raise RuntimeError("a cached prompt was not found")
+    return {f"{name}_us": statistics.median(ns) / 1000 / num_full for name, ns in times.items()}
+
+
+def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
+    """A whole trace, one request after the other; its time in the block manager, per request."""
+    found = replay(read_trace(Path(path)), Setting(num_blocks, block_size, sequential=True, decode_outputs=False))
+    return {
+        "request_us": found["manager_seconds"] * 1e6 / found["requests"],
+        "manager_seconds": found["manager_seconds"],
+        "hit_blocks": found["hit_blocks"],
+    }
+
+
+# ---------------------------------------------------------------- quipu alone: the actors, over channels
+
+
+def actors(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
+    """The same step as in `step`, in the actors' loop: scheduler and block manager over channels.
+
+    The executor answers at once; what its answers take to make is subtracted.
+    """
+    engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
+    with quiet_collector():
+        return {"step_us": trio.run(_run_actors, engine, num_steps)}
+
+
+@attrs.define
+class _Lap:
+    """Of the executor that does nothing: when it began, and how long it has been at it."""
+
+    began_ns: int = 0
+    num_steps: int = 0
+    answering_ns: int = 0
+
+
+async def _run_actors(engine: SimulatedEngine, num_steps: int) -> float:
+    inbox: Channel[SchedulerMessage] = Channel(4)
+    reserve: Channel[Reserve] = Channel(4)
+    granted: Channel[Granted] = Channel(4)
+    plans: Channel[StepPlan] = Channel(4)
+    reports: Channel[StepReport] = Channel(4)
+    lap = _Lap()
+
+    async def execute() -> None:
+        while lap.num_steps < num_steps + NUM_STEPS_TO_SETTLE:
+            for plan in await plans.receive_all():
+                began = time.perf_counter_ns()
+                done = engine.answer(plan)
+                lap.num_steps += 1
+                if lap.num_steps == NUM_STEPS_TO_SETTLE:
+                    lap.began_ns, lap.answering_ns = time.perf_counter_ns(), 0
+                else:
+                    lap.answering_ns += time.perf_counter_ns() - began
+                inbox.post(done)
+
+    async def read_reports() -> None:
+        while True:
+            await reports.receive_all()
+
+    for plan in engine.plans:
+        plans.post(plan)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_block_manager, engine.manager, reserve, granted)
+        nursery.start_soon(run_scheduler, engine.batcher, inbox, reserve, granted, plans, reports)
+        nursery.start_soon(read_reports)
+        await execute()
+        took = time.perf_counter_ns() - lap.began_ns - lap.answering_ns
+        nursery.cancel_scope.cancel()
+    return took / 1000 / (lap.num_steps - NUM_STEPS_TO_SETTLE)
