@@ -90,7 +90,7 @@ def copy_of_repository() -> Iterator[Path]:
 def run_traps(copy: Path, slugs: list[str]) -> tuple[int, str]:
     """Run the traps of `slugs` in a copy: pytest's exit code and its output."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_guard", f"--timeout={TEST_TIMEOUT_S}"]
-    command += [f"tests/traps/test_{slug}.py" for slug in slugs]
+    command += ["--tb=line", "--show-capture=no", *(f"tests/traps/test_{slug}.py" for slug in slugs)]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     result = subprocess.run(
         command,
