@@ -1,0 +1,78 @@
+"""What operators set and clients ask of the engine, over HTTP: resets, salts, miss reasons, limits and deadlines."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.e2e.servers import Server, eventually, serving
+
+PROMPT = list(range(300, 350))
+
+
+def details(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]["prompt_tokens_details"]
+
+
+def test_reset_and_salt(fake: Server) -> None:
+    """A reset makes the next request miss; a salt shares with itself only; the reason is there for those who ask."""
+    prompt = [400, *PROMPT]
+    assert details(fake.complete(prompt))["cached_tokens"] == 0
+    assert details(fake.complete(prompt))["cached_tokens"] == 48
+    assert fake.post("/reset_prefix_cache").status_code == 200
+    cold = details(fake.complete(prompt, return_cached_tokens_details=True))
+    assert (cold["cached_tokens"], cold["cache_misses"]) == (0, [{"reason": "diverged", "token": 0}])
+    salted = details(fake.complete(prompt, cache_salt="mine", return_cached_tokens_details=True))
+    assert salted["cached_tokens"] == 0
+    assert salted["cache_misses"] == [{"reason": "diverged", "token": 0}], "not that the tokens are there for others"
+    assert details(fake.complete(prompt, cache_salt="mine"))["cached_tokens"] == 48
+    other = details(fake.complete([*prompt[:20], 7, *prompt[21:]], return_cached_tokens_details=True))
+    assert (other["cached_tokens"], other["cache_misses"]) == (16, [{"reason": "diverged", "token": 20}])
+
+
+def test_no_prefix_caching(tmp_path: Path) -> None:
+    """`--no-enable-prefix-caching` works and reports 0."""
+    folder = tmp_path / "cold"
+    folder.mkdir()
+    with serving(folder, "--executor", "fake", "--no-enable-prefix-caching") as server:
+        for _ in range(2):
+            found = details(server.complete(PROMPT, return_cached_tokens_details=True))
+            assert (found["cached_tokens"], found["cache_write_tokens"]) == (0, 0)
+            assert found["cache_misses"] == [{"reason": "disabled", "token": 0}]
+
+
+def test_limits_and_deadline(tmp_path: Path) -> None:
+    """One runs until its deadline (504), one waits until its own, a third is told to come back (503, Retry-After)."""
+    folder = tmp_path / "limits"
+    folder.mkdir()
+    flags = ["--executor", "fake", "--fake-step-seconds", "0.02", "--max-num-seqs", "1", "--max-waiting-requests", "1"]
+    flags += ["--request-timeout", "2", "--scheduling-policy", "priority"]
+    with serving(folder, *flags) as server, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(server.complete, PROMPT, 5000)
+        eventually(lambda: server.metrics()["num_requests_running"] == 1, "one runs")
+        waiting = pool.submit(server.complete, PROMPT, 5000, priority=-1)
+        eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "one waits")
+        refused = server.complete(PROMPT, priority=-5)
+        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+        assert "waiting" in refused.json()["error"]["message"]
+        for late in (running, waiting):
+            answer = late.result()
+            assert answer.status_code == 504
+            assert answer.json()["error"]["type"] == "timeout_error"
+        metrics = server.wait_at_rest()
+        assert metrics['requests_total{outcome="rejected"}'] >= 1
+        assert details(server.complete(PROMPT))["cached_tokens"] == 48
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_policies_serve(tmp_path: Path, policy: str) -> None:
+    """Each policy starts, says so in /server_info, and serves."""
+    folder = tmp_path / policy
+    folder.mkdir()
+    with serving(folder, "--executor", "fake", "--scheduling-policy", policy) as server:
+        assert server.get("/server_info").json()["settings"]["scheduling_policy"] == policy
+        assert server.complete(PROMPT).status_code == 200
