@@ -1,0 +1,58 @@
+"""Trap: a reset of the cache fails because blocks are held, or frees blocks that are in use.
+
+Elsewhere a reset was refused while anybody ran, or gave running requests' blocks away. Here it always works: requests
+that come after it miss, also those hashed before; those that run go on over their blocks, which come back blank.
+"""
+
+from __future__ import annotations
+
+import trio
+from tests.traps.wire import prompt_of, settle
+
+from houses import Answer, small_house, text_of
+from quipu.kernels.fake import continuation
+
+
+async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:
+    """Two run and two wait; after the reset the runners' texts are right and the waiting ones hit nothing old."""
+    prompt = prompt_of(120)
+    answers: list[Answer] = []
+    async with small_house(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:
+
+        async def ask() -> None:
+            answers.append(await client.ask(prompt, max_tokens=20))
+
+        await client.ask(prompt, max_tokens=1)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+            await trio.sleep(0.1)
+            assert len(client.engine.block_manager.holdings) == 2
+            client.house.desk.reset_prefix_cache()
+            await trio.sleep(0.03)
+            fresh = await client.ask([*prompt[:-1], 7], max_tokens=1)
+        await settle(client)
+        warm = await client.ask(prompt, max_tokens=1)
+        await settle(client)
+    for answer in answers:
+        assert answer.texts[0] == text_of(continuation(prompt, 20))
+        assert not answer.record.disputed
+    assert [answer.record.cached_tokens for answer in answers[:2]] == [112, 112], "admitted before the reset"
+    assert answers[2].record.cached_tokens == 0, "hashed before it, admitted after it"
+    assert fresh.record.cached_tokens in (0, 112), "what was computed since the reset may be hit, nothing older"
+    assert warm.record.cached_tokens == 112
+
+
+async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.abc.Clock) -> None:
+    """A request that was admitted before the reset goes on writing, and nobody finds what it writes."""
+    prompt = prompt_of(600)
+    async with small_house(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.ask, prompt)
+        await trio.sleep(0.025)  # some of its ten chunks; the others are written after the reset
+        client.house.desk.reset_prefix_cache()
+        await trio.sleep(1)
+        beginning = await client.ask(prompt[:305], max_tokens=1)
+        assert beginning.record.cached_tokens == 0
+        answer = await client.ask(prompt, max_tokens=1)
+        assert answer.record.cached_tokens == 304, "no further than what was computed since"
+        await settle(client)

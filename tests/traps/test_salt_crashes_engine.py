@@ -1,0 +1,41 @@
+"""Trap: an odd salt kills the engine, and with it everybody's requests.
+
+Elsewhere a salt of the wrong type or length got as far as the engine's hashing and raised there. Here it is bounded
+and checked before anything is opened: a 400 that names the field, and the engine never hears of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
+
+from houses import small_house
+
+
+@pytest.mark.parametrize("salt", [7, 1.5, True, ["s"], {"a": 1}, "s" * 257, "❤" * 300])
+async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) -> None:
+    """400, `cache_salt` named, nothing opened; the next request is served."""
+    async with small_house() as client:
+        exchange, answer = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt=salt))
+        assert exchange.status == 400
+        assert answer["error"]["param"] == "cache_salt"
+        assert client.house.accountant.num_open_accounts == 0
+        exchange, _ = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt="fine"))
+        assert exchange.status == 200
+        await settle(client)
+
+
+@pytest.mark.parametrize("salt", ["", " ", "\0", "5:model=1:m", "🦙" * 256, "a\nb"])
+async def test_any_text_within_bounds_is_a_salt(autojump_clock: trio.abc.Clock, salt: str) -> None:
+    """What is allowed works, whatever its characters; an empty one is none."""
+    async with small_house() as client:
+        http = over_http(client)
+        for _ in range(2):
+            _, answer = await http.post(COMPLETIONS, body(prompt_of(50), cache_salt=salt))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+        _, answer = await http.post(COMPLETIONS, body(prompt_of(50)))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == (48 if salt == "" else 0)
+        await settle(client)
