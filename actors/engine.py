@@ -62,7 +62,7 @@ class Engine:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             share_pending_prefixes=config.share_pending_prefixes,
-            watermark_blocks=math.floor(config.watermark * config.num_blocks),
+            watermark_blocks=math.ceil(config.watermark * config.num_blocks),
             observers=[] if events is None else [events],
         )
         self.batcher = Batcher(

@@ -235,7 +235,7 @@ class Batcher:
                     continue
                 if sequence_id in admitted:
                     self._admit(s, start)
-                    firsts.append(FirstStep(len(row_ids), s.num_admissions, start, misses[sequence_id]))
+                    firsts.append(FirstStep(len(row_ids), s.num_admissions, admitted[sequence_id], misses[sequence_id]))
                 if s.is_prefilling:
                     self._waiting.charge(s, count)
                 sequences.append(s)
