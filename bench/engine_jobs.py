@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import attrs
 import trio
 
 from bench.simulated import Job, SimulatedEngine
 from bench.trace_replay import Setting, read_trace, replay
 from quipu.actors.block_manager import run_block_manager
 from quipu.actors.channel import Channel
-from quipu.actors.core.batching import Limits
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.messages import Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
@@ -30,6 +29,7 @@ VOCABULARY = 128_000
 MAX_LEN = 131_072
 NUM_BATCHED_TOKENS = 8192
 NUM_STEPS_TO_SETTLE = 20
+WHOLE_PROMPT = 1 << 30
 ROOT = bytes(32)
 
 Numbers = dict[str, float]
@@ -83,7 +83,7 @@ def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> Simul
 
 
 def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
-    """Hearing of a step, and planning one: `on_done`, `propose`, `walk`, `accept`."""
+    """Hearing of a step, and planning one: `on_done` and `next_move`, `walk` and `accept` where it asks."""
     engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
     with quiet_collector():
         engine.step_times.clear()
@@ -159,7 +159,11 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
 
 def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
     """A whole trace, one request after the other; its time in the block manager, per request."""
-    found = replay(read_trace(Path(path)), Setting(num_blocks, block_size, sequential=True, decode_outputs=False))
+    # a prompt is one chunk, as the peer allocates it
+    setting = Setting(
+        num_blocks, block_size, sequential=True, decode_outputs=False, max_num_batched_tokens=WHOLE_PROMPT
+    )
+    found = replay(read_trace(Path(path)), setting)
     return {
         "request_us": found["manager_seconds"] * 1e6 / found["requests"],
         "manager_seconds": found["manager_seconds"],
@@ -173,20 +177,11 @@ def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
 def actors(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
     """The same step as in `step`, in the actors' loop: scheduler and block manager over channels.
 
-    The executor answers at once; what its answers take to make is subtracted.
+    From the executor's answer to its next plan; the report of the step before is written meanwhile.
     """
     engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
     with quiet_collector():
         return {"step_us": trio.run(_run_actors, engine, num_steps)}
-
-
-@attrs.define
-class _Lap:
-    """Of the executor that does nothing: when it began, and how long it has been at it."""
-
-    began_ns: int = 0
-    num_steps: int = 0
-    answering_ns: int = 0
 
 
 async def _run_actors(engine: SimulatedEngine, num_steps: int) -> float:
@@ -195,31 +190,25 @@ async def _run_actors(engine: SimulatedEngine, num_steps: int) -> float:
     granted: Channel[Granted] = Channel(4)
     plans: Channel[StepPlan] = Channel(4)
     reports: Channel[StepReport] = Channel(4)
-    lap = _Lap()
+    times: list[int] = []
 
     async def execute() -> None:
-        while lap.num_steps < num_steps + NUM_STEPS_TO_SETTLE:
-            for plan in await plans.receive_all():
-                began = time.perf_counter_ns()
-                done = engine.answer(plan)
-                lap.num_steps += 1
-                if lap.num_steps == NUM_STEPS_TO_SETTLE:
-                    lap.began_ns, lap.answering_ns = time.perf_counter_ns(), 0
-                else:
-                    lap.answering_ns += time.perf_counter_ns() - began
-                inbox.post(done)
+        held = engine.plans  # answers one only when it has got the next, as a device does that is never idle
+        for _ in range(num_steps + NUM_STEPS_TO_SETTLE):
+            done = engine.answer(held.popleft())
+            began = time.perf_counter_ns()
+            inbox.post(done)
+            held += await plans.receive_all()
+            times.append(time.perf_counter_ns() - began)
 
     async def read_reports() -> None:
         while True:
             await reports.receive_all()
 
-    for plan in engine.plans:
-        plans.post(plan)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_block_manager, engine.manager, reserve, granted)
         nursery.start_soon(run_scheduler, engine.batcher, inbox, reserve, granted, plans, reports)
         nursery.start_soon(read_reports)
         await execute()
-        took = time.perf_counter_ns() - lap.began_ns - lap.answering_ns
         nursery.cancel_scope.cancel()
-    return took / 1000 / (lap.num_steps - NUM_STEPS_TO_SETTLE)
+    return statistics.median(times[NUM_STEPS_TO_SETTLE:]) / 1000

@@ -2,9 +2,9 @@
 
 Used by `trace_replay` and `engine_core`; the one module of theirs that knows the columns of the engine's messages.
 
-    submit ─▶ pump: propose ─▶ walk ─▶ accept ─▶ plans      (timed)
-                ▲                                  │
-                └── finish_step: on_done (timed) ◀─┘ answer (not timed)
+    submit ─▶ pump: next_move ─▶ walk ─▶ accept ─▶ plans      (timed; not every move asks the block manager)
+                ▲                                    │
+                └── finish_step: on_done (timed) ◀───┘ answer (not timed)
 
 What must always hold: no decision is made here; what happens between two clock readings is quipu's own code.
 """
@@ -97,20 +97,15 @@ class SimulatedEngine:
     def pump(self) -> None:
         """Plan steps until there is nothing more to plan: what the scheduler's actor does after it has listened."""
         while True:
-            a = clock()
-            proposal = self.batcher.propose()
-            b = clock()
-            self.scheduler_ns += b - a
-            if proposal is None:
+            began = clock()
+            move = self.batcher.next_move()
+            self.scheduler_ns += clock() - began
+            if move is None:
                 return
-            if not self._cache_outputs:
-                self._cut_to_prompts(proposal)
-            c = clock()
-            granted = self.manager.walk(proposal)
-            d = clock()
-            plan, report = self.batcher.accept(granted)
-            self.scheduler_ns += clock() - d
-            self.manager_ns += d - c
+            if isinstance(move, Reserve):
+                plan, report, preempted = self._ask(move)
+            else:
+                plan, report, preempted = move.plan, move.report, False
             if report is not None:
                 self._hear(report)
             if plan is not None:
@@ -119,8 +114,20 @@ class SimulatedEngine:
                 self.step_times.append(
                     StepTime(self.scheduler_ns - before.scheduler_ns, self.manager_ns - before.manager_ns)
                 )
-            elif not granted.preempted_ids:
+            elif not preempted:
                 return
+
+    def _ask(self, proposal: Reserve) -> tuple[StepPlan | None, StepReport | None, bool]:
+        """A plan, a report, and whether somebody was preempted for it."""
+        if not self._cache_outputs:
+            self._cut_to_prompts(proposal)
+        a = clock()
+        granted = self.manager.walk(proposal)
+        b = clock()
+        plan, report = self.batcher.accept(granted)
+        self.scheduler_ns += clock() - b
+        self.manager_ns += b - a
+        return plan, report, bool(granted.preempted_ids)
 
     def finish_step(self) -> None:
         """The oldest plan has run."""

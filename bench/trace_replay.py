@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 
 from bench.simulated import Job, SimulatedEngine, StepTime
-from quipu.actors.core.batching import Limits
+from quipu.actors.core.limits import Limits
 
 KEY_BYTES = 32
 MAX_TOKEN_ID = 1 << 31
