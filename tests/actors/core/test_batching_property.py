@@ -25,6 +25,8 @@ PROMPTS = st.builds(
 class EngineMachine(RuleBasedStateMachine):
     """Arrivals, aborts, failures and late results in any order, over pools that are too small."""
 
+    bench_type = EngineBench
+
     @initialize(
         size=st.integers(1, 4),
         usable=st.integers(3, 16),
@@ -71,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         # few different tokens, so that prompts can repeat what was drawn
         dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
-        self.bench = EngineBench(limits, watermark=watermark, sharing=sharing, dials=dials)
+        self.bench = self.bench_type(limits, watermark=watermark, sharing=sharing, dials=dials)
         for prompt in first:
             self.bench.submit(self.fit(prompt, max_tokens), max_tokens)
 

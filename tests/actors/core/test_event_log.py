@@ -1,0 +1,196 @@
+"""KV events without sockets: whoever applies them has the committed contents of the cache, whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import msgspec
+from engine_bench import EngineBench
+from hypothesis import settings
+from proposals import Candidate, keys_of, reserve, root_of
+from test_batching_property import EngineMachine
+
+from kv_mirror import Mirror
+from quipu.actors.core.batching import Limits
+from quipu.actors.core.kv_events import BatchQueue, Event, EventBatch, EventLog
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.messages import Granted, Reserve
+from quipu.kernels.fake import Dials
+
+SIZE = 2
+
+
+def on_the_wire(events: list[Event]) -> list[dict[str, Any]]:
+    ts, decoded, rank = msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(1.5, events, 0)))
+    assert (ts, rank) == (1.5, 0)
+    return decoded  # type: ignore[no-any-return]
+
+
+class MirroredManager(BlockManagerCore):
+    """A block manager whose events are applied, and compared with what it holds, after every walk."""
+
+    def __init__(self, *args: Any, roots: tuple[bytes, ...], **kwargs: Any) -> None:
+        self.events = EventLog(args[1])
+        super().__init__(*args, observers=[self.events], **kwargs)
+        self.mirror = Mirror(args[1])
+        self.roots = roots
+        self.last: list[dict[str, Any]] = []
+
+    def walk(self, proposal: Reserve) -> Granted:
+        granted = super().walk(proposal)
+        self.last = on_the_wire(self.events.take())
+        self.mirror.apply(self.last)
+        self.mirror.check(self.roots)
+        assert set(self.mirror.blocks) == self.pool.committed_keys(), "the events and the index differ"
+        return granted
+
+
+class MirroredBench(EngineBench):
+    def __init__(
+        self, limits: Limits, *, watermark: int = 0, sharing: bool = False, dials: Dials | None = None
+    ) -> None:
+        super().__init__(limits, watermark=watermark, sharing=sharing, dials=dials)
+        self.manager: MirroredManager = MirroredManager(
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            share_pending_prefixes=sharing,
+            watermark_blocks=watermark,
+            roots=tuple(root_of(domain, limits.block_size) for domain in "ab"),
+        )
+
+
+class MirroredMachine(EngineMachine):
+    """Everything that can happen to an engine, resets and failures included, with somebody listening."""
+
+    bench_type = MirroredBench
+
+
+TestMirror = MirroredMachine.TestCase
+TestMirror.settings = settings(max_examples=max(80, settings.default.max_examples))
+
+
+# ---------------------------------------------------------------- one walk after another
+
+
+@attrs.define
+class Cache:
+    """A block manager driven by hand."""
+
+    manager: MirroredManager
+    step: int = 0
+
+    def walk(self, **proposal: Any) -> list[dict[str, Any]]:
+        """The events of one walk."""
+        self.step += 1
+        self.manager.walk(reserve(self.step, SIZE, **proposal))
+        return self.manager.last
+
+    def compute(self, sequence_id: int, tokens: list[int]) -> list[dict[str, Any]]:
+        """A prompt comes, is computed in one step, and goes; the events of its end."""
+        self.walk(candidates=[Candidate(sequence_id, tokens, len(tokens))])
+        return self.walk(committed=[self.step], free=[sequence_id])
+
+
+def cache_of(num_blocks: int = 12) -> Cache:
+    return Cache(MirroredManager(num_blocks, SIZE, roots=(root_of("a", SIZE), root_of("b", SIZE))))
+
+
+def test_first_of_all() -> None:
+    """The first batch says that the cache is empty; a walk that changes nothing says nothing."""
+    cache = cache_of()
+    assert cache.walk() == [{"type": "AllBlocksCleared"}]
+    assert cache.walk() == []
+
+
+def test_one_event_for_a_chain() -> None:
+    """Blocks of one chain are one event, with no parent where it begins; only what is committed is told."""
+    cache = cache_of()
+    tokens = [1, 2, 3, 4, 5]
+    keys = keys_of("a", tokens, SIZE)
+    assert cache.walk(candidates=[Candidate(1, tokens, 5)]) == [{"type": "AllBlocksCleared"}], "pending is not told"
+    assert cache.walk(committed=[1]) == [
+        {
+            "type": "BlockStored",
+            "block_hashes": keys,
+            "parent_block_hash": None,
+            "token_ids": tokens[:4],
+            "block_size": SIZE,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "group_idx": 0,
+        }
+    ]
+    (stored,) = cache.compute(2, [*tokens[:4], 7, 8, 9])
+    assert stored["parent_block_hash"] == keys[-1]
+    assert stored["token_ids"] == [7, 8]
+
+
+def test_chains_stay_apart() -> None:
+    """Prompts of one step are an event each, even where one's root hash could be taken for a parent."""
+    cache = cache_of()
+    cache.walk(candidates=[Candidate(1, [1, 2, 3], 3, "a"), Candidate(2, [1, 2, 3], 3, "b")])
+    assert [event["parent_block_hash"] for event in cache.walk(committed=[1])] == [None, None]
+
+
+def test_removed() -> None:
+    """What one walk evicts is one event, tail first, as it was reused."""
+    cache = cache_of(num_blocks=6)
+    keys = keys_of("a", [1, 2, 3, 4, 5, 6], SIZE)
+    cache.compute(1, [1, 2, 3, 4, 5, 6])
+    (removed,) = cache.walk(candidates=[Candidate(2, [9] * 9, 9)])
+    assert removed == {"type": "BlockRemoved", "block_hashes": keys[::-1], "medium": "GPU", "group_idx": 0}
+
+
+def test_failed_step() -> None:
+    """A block whose step failed was never there: neither stored nor removed."""
+    cache = cache_of()
+    cache.walk(candidates=[Candidate(1, [1, 2, 3], 3)])
+    assert cache.walk(failed=[1], free=[1]) == []
+    assert cache.walk(candidates=[Candidate(2, [9] * 9, 9)]) == []
+
+
+def test_reset() -> None:
+    """A reset is one event; steps under way tell nothing of what they wrote for the old cache."""
+    cache = cache_of()
+    cache.compute(1, [1, 2, 3])
+    cache.walk(candidates=[Candidate(2, [4, 5, 6], 3)])
+    assert cache.walk(reset=True, committed=[cache.step]) == [{"type": "AllBlocksCleared"}]
+    assert cache.walk(free=[2]) == []
+
+
+def test_orphan_keeps_its_parent() -> None:
+    """A block whose parent was never told names it all the same: null is for a chain's first only."""
+    log = EventLog(SIZE)
+    log.take()
+    log.on_stored(b"child", b"never told", [3, 4], 1)
+    (stored,) = on_the_wire(log.take())
+    assert stored["parent_block_hash"] == b"never told"
+
+
+def test_merging_leaves_the_callers_lists_alone() -> None:
+    """Token ids are copied: others keep the lists that they told."""
+    log = EventLog(SIZE)
+    first, second = [1, 2], [3, 4]
+    log.on_stored(b"k1", b"root", first, 0)
+    log.on_stored(b"k2", b"k1", second, 1)
+    assert (first, second) == ([1, 2], [3, 4])
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_queue_drops_the_oldest() -> None:
+    """Beyond its size the oldest are not sent; they are kept, and numbers stay with their batches."""
+    queue = BatchQueue(buffer_steps=4, max_queue_size=2)
+    for number in range(5):
+        queue.append(bytes([number]))
+    assert queue.num_dropped == 3
+    assert [(b.sequence, b.payload) for b in queue.take_unsent()] == [(3, b"\3"), (4, b"\4")]
+    assert queue.take_unsent() == []
+    assert [b.sequence for b in queue.kept_from(0)] == [1, 2, 3, 4]
+    assert [b.sequence for b in queue.kept_from(3)] == [3, 4]
+    assert queue.kept_from(5) == []
+    assert queue.kept_from(4)[0].sequence_bytes == b"\0\0\0\0\0\0\0\4"

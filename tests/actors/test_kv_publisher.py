@@ -1,0 +1,215 @@
+"""KV events over real sockets on this machine: gaps, floods, restarts, and what is no request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from houses import house_config
+from kv_mirror import END, Subscriber
+from quipu.actors.config import KvEventsConfig
+from quipu.actors.core.kv_events import EventLog, KvEventsError
+from quipu.actors.core.prefix import chain_keys
+from quipu.actors.engine import Engine
+from quipu.actors.executor import load_executor
+from quipu.actors.kv_events import EventPublisher
+
+SIZE = 4
+ROOT = b"r" * 32
+
+
+class Cache:
+    """What a block manager would tell: one chain that grows by a block a walk."""
+
+    def __init__(self, publisher_type: type[EventPublisher] = EventPublisher, **changes: object) -> None:
+        self.log = EventLog(SIZE)
+        fields = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", **changes}
+        self.publisher = publisher_type(KvEventsConfig(**fields), self.log)  # type: ignore[arg-type]
+        self.keys = [ROOT]
+        self.tokens: list[int] = []
+
+    def grow(self, count: int = 1) -> None:
+        for _ in range(count):
+            tokens = [len(self.tokens)] * SIZE
+            (key,) = chain_keys(self.keys[-1], tokens, SIZE)
+            self.log.on_stored(key, self.keys[-1], tokens, len(self.keys) - 1)
+            self.tokens += tokens
+            self.keys.append(key)
+            self.publisher.flush()
+
+    def lose_last(self) -> None:
+        self.log.on_removed(self.keys.pop())
+        del self.tokens[-SIZE:]
+        self.publisher.flush()
+
+
+@contextmanager
+def watching(cache: Cache, topic: str = "") -> Iterator[Subscriber]:
+    publisher = cache.publisher
+    assert publisher.replay_endpoint is not None
+    subscriber = Subscriber(publisher.endpoint, publisher.replay_endpoint, SIZE, topic)
+    try:
+        yield subscriber
+    finally:
+        subscriber.close()
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    cache = Cache()
+    yield cache
+    cache.publisher.close()
+
+
+def assert_same(cache: Cache, subscriber: Subscriber) -> None:
+    subscriber.mirror.check([ROOT])
+    assert set(subscriber.mirror.blocks) == set(cache.keys[1:])
+    assert subscriber.mirror.prefix_of(cache.tokens) == len(cache.tokens)
+
+
+def test_late_subscriber(cache: Cache) -> None:
+    """One that comes late misses the beginning, sees by the number that it has, and is sent it again."""
+    cache.publisher.flush()
+    cache.grow(5)
+    cache.lose_last()
+    with watching(cache) as subscriber:
+        subscriber.receive_while(lambda: subscriber.next_number == 0, cache.grow)
+        assert subscriber.gaps[0][0] == 0 and subscriber.gaps[0][1] >= 7
+        subscriber.receive_while(lambda: set(subscriber.mirror.blocks) != set(cache.keys[1:]))
+        assert_same(cache, subscriber)
+        assert subscriber.num_restarts == 0
+
+
+class Stalled(EventPublisher):
+    """Its thread sends nothing until it may."""
+
+    may_send = threading.Event()
+
+    def _send_unsent(self) -> None:
+        self.may_send.wait()
+        super()._send_unsent()
+
+
+def test_overflow() -> None:
+    """A thread that does not keep up loses live batches, never a replayed one; it is said once, and nobody waits."""
+    Stalled.may_send.set()
+    with capture_logs() as lines:
+        cache = Cache(Stalled, max_queue_size=3)
+        with watching(cache) as subscriber:
+            subscriber.receive_while(lambda: subscriber.next_number == 0, cache.grow)
+            subscriber.receive_while(lambda: set(subscriber.mirror.blocks) != set(cache.keys[1:]))
+            gaps = len(subscriber.gaps)
+            Stalled.may_send.clear()
+            cache.grow(50)
+            Stalled.may_send.set()
+            subscriber.receive_while(lambda: set(subscriber.mirror.blocks) != set(cache.keys[1:]))
+            assert len(subscriber.gaps) == gaps + 1
+            assert_same(cache, subscriber)
+        cache.publisher.close()
+    assert [line["event"] for line in lines].count("kv_events.overflow") == 1
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """A replay begins with the oldest batch that is kept: a higher number than asked for says that some are lost."""
+    cache = Cache(buffer_steps=3)
+    cache.grow(10)
+    with watching(cache) as subscriber:
+        assert [batch.number for batch in subscriber.replay(0)] == [7, 8, 9]
+        assert [batch.number for batch in subscriber.replay(9)] == [9]
+        assert subscriber.replay(10) == []
+    cache.publisher.close()
+
+
+def test_long_replay(cache: Cache) -> None:
+    """A replay longer than ZeroMQ's own default limit of 1000 messages arrives whole."""
+    cache.publisher.flush()
+    cache.grow(3000)
+    with watching(cache) as subscriber:
+        assert [batch.number for batch in subscriber.replay(0)] == list(range(3001))
+
+
+def test_topic() -> None:
+    """Batches carry the topic, live and replayed; other topics are not sent."""
+    cache = Cache(topic="kv@here@demo")
+    with watching(cache, topic="kv@") as subscriber, watching(cache, topic="other") as stranger:
+        subscriber.receive_while(lambda: subscriber.next_number == 0, cache.grow)
+        assert {batch.topic for batch in subscriber.replay(0)} == {b"kv@here@demo"}
+        assert not stranger.receive(0.0)
+    cache.publisher.close()
+
+
+def test_no_requests(cache: Cache) -> None:
+    """What is no request is not answered, and harms nobody who asks properly."""
+    cache.publisher.flush()
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(cache.publisher.replay_endpoint)
+    for frames in ([b""], [b"", b"short"], [b"x", b"\0" * 8], [b"", b"\0" * 8, b""], [b"\0" * 8]):
+        dealer.send_multipart(frames)
+    dealer.send_multipart([b"", b"\0" * 8])
+    assert dealer.recv_multipart()[2] == b"\0" * 8
+    assert dealer.recv_multipart() == [b"", b"", END, b""]
+    dealer.send_multipart([b"", b"\0" * 10_000])  # disconnected; ZeroMQ connects it again
+    with watching(cache) as subscriber:
+        assert len(subscriber.replay(0)) == 1
+    context.destroy(linger=0)
+
+
+def test_next_engine(cache: Cache) -> None:
+    """The next engine can have the same address, begins at 0 with an empty cache, and a subscriber follows it."""
+    with watching(cache) as subscriber:
+        subscriber.receive_while(lambda: subscriber.next_number == 0, cache.grow)
+        cache.grow(10)
+        subscriber.receive_while(lambda: subscriber.next_number < 10)
+        cache.publisher.close()
+        cache.publisher.close()
+        following = Cache(endpoint=cache.publisher.endpoint, replay_endpoint=cache.publisher.replay_endpoint)
+        following.publisher.flush()
+        subscriber.receive_while(lambda: subscriber.num_restarts == 0, following.grow)
+        subscriber.receive_while(lambda: set(subscriber.mirror.blocks) != set(following.keys[1:]))
+        assert subscriber.replay(0)[0].events == [{"type": "AllBlocksCleared"}]
+        assert_same(following, subscriber)
+        following.publisher.close()
+
+
+@pytest.mark.parametrize(("field", "verb"), [("endpoint", "bind"), ("replay_endpoint", "bind")])
+def test_taken_address(cache: Cache, field: str, verb: str) -> None:
+    """An address that somebody else has is an error that names it, and leaves nothing open."""
+    taken = getattr(cache.publisher, field)
+    with pytest.raises(KvEventsError, match=f"cannot {verb} {taken}: Address already in use"):
+        Cache(**{field: taken})
+
+
+def test_connecting(cache: Cache) -> None:
+    """Where the address is a subscriber's, the publisher goes to it."""
+    context = zmq.Context()
+    sub = context.socket(zmq.SUB)
+    sub.subscribe("")
+    port = sub.bind_to_random_port("tcp://127.0.0.1")
+    caller = Cache(endpoint=f"tcp://127.0.0.1:{port}", binds=False, replay_endpoint=None)
+    for _ in range(400):
+        caller.grow()
+        if sub.poll(50):
+            break
+    assert len(sub.recv_multipart()) == 3
+    assert caller.publisher.replay_endpoint is None
+    caller.publisher.close()
+    context.destroy(linger=0)
+
+
+def test_off_by_default() -> None:
+    """Unless configured, an engine observes nothing, opens nothing and starts nothing."""
+    config = house_config().engine
+    assert config.kv_events is None
+    executor = load_executor(config)
+    num_threads = threading.active_count()
+    engine = Engine(config, executor)
+    assert engine.events is None
+    assert len(engine.block_manager.pool.observers) == 1, "only the tracker of misses"
+    assert threading.active_count() == num_threads
+    executor.backend.close()

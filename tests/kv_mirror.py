@@ -1,0 +1,164 @@
+"""The other side of KV events: a `Mirror` built from them alone, and a `Subscriber` that fills one over real sockets.
+
+Written against the wire form, not against our classes: payloads are decoded into plain lists and maps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import attrs
+import msgspec
+import zmq
+
+from quipu.actors.core.prefix import chain_keys
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must come; only a test that fails waits so long."""
+END = b"\xff" * 8
+
+STORED = {
+    *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
+    *("lora_id", "medium", "lora_name", "group_idx"),
+}
+REMOVED = {"type", "block_hashes", "medium", "group_idx"}
+
+
+@attrs.define
+class Mirror:
+    """The contents of somebody's prefix cache, as far as events tell. Complains about any that cannot be true."""
+
+    block_size: int
+    blocks: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = attrs.field(factory=dict)
+    """(the key before it or None, its tokens), by key."""
+
+    def apply(self, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
+            match event["type"]:
+                case "BlockStored":
+                    assert set(event) == STORED and event["block_size"] == self.block_size
+                    self._store(event["block_hashes"], event["parent_block_hash"], event["token_ids"])
+                case "BlockRemoved":
+                    assert set(event) == REMOVED and event["block_hashes"]
+                    for key in event["block_hashes"]:
+                        del self.blocks[key]
+                case "AllBlocksCleared":
+                    assert set(event) == {"type"}
+                    self.blocks.clear()
+                case unknown:
+                    raise AssertionError(f"no such event: {unknown}")
+
+    def _store(self, keys: list[bytes], parent: bytes | None, tokens: list[int]) -> None:
+        size = self.block_size
+        assert keys and len(tokens) == len(keys) * size
+        for index, key in enumerate(keys):
+            assert key not in self.blocks, "stored twice"
+            self.blocks[key] = (parent, tuple(tokens[index * size : (index + 1) * size]))
+            parent = key
+
+    def check(self, roots: Collection[bytes] | None) -> None:
+        """Every key is the hash of its parent and tokens; a chain's first has one of `roots` (if known) before it."""
+        for key, (parent, tokens) in self.blocks.items():
+            assert roots is None or parent not in roots
+            parents = roots if parent is None else [parent]
+            assert parents is None or key in [chain_keys(p, tokens, self.block_size)[0] for p in parents]
+
+    def prefix_of(self, tokens: list[int]) -> int:
+        """How many leading tokens would be found, looking from the start of any chain."""
+        found, parent = 0, None
+        children = {(parent, block): key for key, (parent, block) in self.blocks.items()}
+        while key := children.get((parent, tuple(tokens[found : found + self.block_size]))):
+            parent, found = key, found + self.block_size
+        return found
+
+
+@attrs.frozen
+class Batch:
+    topic: bytes
+    number: int
+    ts: float
+    events: list[dict[str, Any]]
+
+
+def decode(topic: bytes, number: bytes, payload: bytes) -> Batch:
+    ts, events, rank = msgspec.msgpack.decode(payload)
+    assert abs(time.time() - ts) < 600 and rank == 0 and len(number) == 8 and events
+    return Batch(topic, int.from_bytes(number, "big"), ts, events)
+
+
+class Subscriber:
+    """Follows one publisher: notices gaps by the numbers, and fills them from the replay socket."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str, block_size: int, topic: str = "") -> None:
+        self.mirror = Mirror(block_size)
+        self.next_number = 0
+        self.num_restarts = 0
+        self.gaps: list[tuple[int, int]] = []
+        """(first missing, first that came)"""
+        self._taken: dict[int, float] = {}
+        self._context = zmq.Context()
+        self._sub = self._context.socket(zmq.SUB)
+        self._sub.subscribe(topic)
+        self._sub.connect(endpoint)
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.connect(replay_endpoint)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def receive(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Take one live batch, whatever it needs to make sense. False if none came in time."""
+        if not self._sub.poll(timeout_s * 1000):
+            return False
+        self._follow(decode(*self._sub.recv_multipart()))
+        return True
+
+    def receive_while(self, wanted: Callable[[], bool], nudge: Callable[[], object] = lambda: None) -> None:
+        """Receive until something is no longer so; `nudge` makes the publisher say something, or does nothing."""
+        deadline = time.monotonic() + PATIENCE_S
+        while wanted():
+            assert time.monotonic() < deadline, "what was waited for did not come"
+            nudge()
+            self.receive(0.02)
+
+    def _follow(self, batch: Batch) -> None:
+        if batch.number != self.next_number and self._taken.get(batch.number) != batch.ts:
+            self._catch_up(batch.number)
+        self._take(batch)
+
+    def _catch_up(self, number: int) -> None:
+        """Ask for what is missing, and once more for the last that is not: if that has changed, so has the engine."""
+        kept = self.replay(max(0, self.next_number - 1))
+        if self.next_number > 0 and (not kept or self._taken.get(kept[0].number) != kept[0].ts):
+            self.num_restarts += 1
+            self.next_number = 0
+            self._taken.clear()
+            self.mirror.blocks.clear()
+            kept = self.replay(0)
+        else:
+            self.gaps.append((self.next_number, number))
+        for batch in kept:
+            self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
+        if self._taken.get(batch.number) == batch.ts:
+            return  # a replay has brought it already
+        assert batch.number == self.next_number, "a batch is lost for good"
+        self.mirror.apply(batch.events)
+        self._taken[batch.number] = batch.ts
+        self.next_number += 1
+
+    def replay(self, start: int) -> list[Batch]:
+        """All that is kept from a number on."""
+        self._dealer.send_multipart((b"", start.to_bytes(8, "big")))
+        batches = []
+        while True:
+            assert self._dealer.poll(PATIENCE_S * 1000), "no answer to a replay request"
+            empty, topic, number, payload = self._dealer.recv_multipart()
+            assert empty == b""
+            if number == END:
+                assert topic == payload == b""
+                return batches
+            batches.append(decode(topic, number, payload))
