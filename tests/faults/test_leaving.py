@@ -209,6 +209,8 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
     chance = random.Random(3)
     answered = 0
     async with small_house(num_blocks=40, max_model_len=300, watermark=0.0) as client:
+        await trio.testing.wait_all_tasks_blocked()
+        num_tasks = trio.lowlevel.current_statistics().tasks_living
 
         async def visit(index: int) -> None:
             nonlocal answered
@@ -224,6 +226,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
             for index in range(200):
                 nursery.start_soon(visit, index)
         await settle(client)
+        assert trio.lowlevel.current_statistics().tasks_living == num_tasks
         assert client.house.metrics.usage_disputed._value.get() == 0
         requests = client.house.metrics._requests
         assert requests.labels("demo", "finished")._value.get() >= answered

@@ -1,0 +1,90 @@
+"""A checkpoint of one's own: a folder in the ordinary layout, or a hub id, served and compared with transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tests.e2e.servers import serving
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from quipu.actors.checkpoint import DEMO, resolve
+
+PROMPT = list(range(300, 340))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A small Llama in several files, rope scaled, embeddings untied; and its greedy answer to PROMPT."""
+    torch.manual_seed(0)
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        rope_parameters=scaling,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.08)
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-llama"
+    model.save_pretrained(folder, max_shard_size="500KB")
+    assert (folder / "model.safetensors.index.json").exists()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    answer = model.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0]
+    return folder, answer[len(PROMPT) :].tolist()
+
+
+def test_llama_from_a_folder(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
+    """In float32 its greedy text is transformers', cold and from the cache."""
+    folder, token_ids = llama
+    expected = AutoTokenizer.from_pretrained(folder).decode(token_ids)
+    (tmp_path / "here").mkdir()
+    with serving(tmp_path / "here", str(folder), "--dtype", "float32", "--num-blocks", "200") as server:
+        for cached in (0, 32):
+            answer = server.complete(PROMPT, 20, model="tiny-llama").json()
+            assert answer["choices"][0]["text"] == expected
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+def test_dummy_weights(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
+    """`--load-format dummy` needs config.json and a tokenizer only."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(llama[0] / name, bare)
+    with serving(bare, str(bare), "--load-format", "dummy", "--num-blocks", "100") as server:
+        assert server.complete(PROMPT, 5, model="bare").status_code == 200
+        assert server.get("/server_info").json()["settings"]["load_format"] == "dummy"
+
+
+def test_hub_id_is_found_in_the_hub_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub id resolves to its snapshot; here, without a network, to one that was downloaded before."""
+    import huggingface_hub.constants
+
+    snapshot = tmp_path / "models--owner--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({}))
+    refs = tmp_path / "models--owner--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert resolve("owner/model").resolve() == snapshot.resolve()
