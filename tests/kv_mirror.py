@@ -89,7 +89,11 @@ def decode(topic: bytes, number: bytes, payload: bytes) -> Batch:
 
 
 class Subscriber:
-    """Follows one publisher: notices gaps by the numbers, and fills them from the replay socket."""
+    """Follows one publisher: notices gaps by the numbers, and fills them from the replay socket.
+
+    A new engine counts from 0 again, and may have got anywhere before its subscribers are connected to it. So whenever
+    the connection was lost, the last batch known is asked for again: another one in its place is another engine's.
+    """
 
     def __init__(self, endpoint: str, replay_endpoint: str, block_size: int, topic: str = "") -> None:
         self.mirror = Mirror(block_size)
@@ -98,14 +102,20 @@ class Subscriber:
         self.gaps: list[tuple[int, int]] = []
         """(first missing, first that came)"""
         self._taken: dict[int, float] = {}
+        """Times of the batches applied, by number."""
+        self._began = 0.0
+        """Time of the engine's first batch; one from before that is from another engine."""
+        self._was_lost = False
         self._context = zmq.Context()
         self._sub = self._context.socket(zmq.SUB)
         self._sub.subscribe(topic)
+        self._monitor = self._sub.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._sub.connect(endpoint)
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.connect(replay_endpoint)
 
     def close(self) -> None:
+        self._sub.disable_monitor()
         self._context.destroy(linger=0)
 
     def receive(self, timeout_s: float = PATIENCE_S) -> bool:
@@ -124,7 +134,11 @@ class Subscriber:
             self.receive(0.02)
 
     def _follow(self, batch: Batch) -> None:
-        if batch.number != self.next_number and self._taken.get(batch.number) != batch.ts:
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._was_lost = True
+        if self._was_lost or (batch.number != self.next_number and self._taken.get(batch.number) != batch.ts):
+            self._was_lost = False
             self._catch_up(batch.number)
         self._take(batch)
 
@@ -137,14 +151,16 @@ class Subscriber:
             self._taken.clear()
             self.mirror.blocks.clear()
             kept = self.replay(0)
-        else:
+        elif number > self.next_number:
             self.gaps.append((self.next_number, number))
         for batch in kept:
             self._take(batch)
 
     def _take(self, batch: Batch) -> None:
-        if self._taken.get(batch.number) == batch.ts:
-            return  # a replay has brought it already
+        if self._taken.get(batch.number) == batch.ts or batch.ts < self._began:
+            return  # a replay has brought it already, or it came from an engine that is gone
+        if batch.number == 0:
+            self._began = batch.ts
         assert batch.number == self.next_number, "a batch is lost for good"
         self.mirror.apply(batch.events)
         self._taken[batch.number] = batch.ts

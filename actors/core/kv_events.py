@@ -88,7 +88,7 @@ class EventLog:
 
     def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlockStored) and block_index > 0 and last.block_hashes[-1] == parent_key:
+        if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_key:
             last.block_hashes.append(key)
             last.token_ids += token_ids
             return
