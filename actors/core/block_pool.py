@@ -31,8 +31,11 @@ COMMITTED = 0
 class BlockObserver(Protocol):
     """Follows the committed contents of the cache. Called synchronously; must not raise."""
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
-        """A block's contents can be found from now on. `parent_key` is a root where `block_index` is 0."""
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], start: int, block_index: int) -> None:
+        """A block's contents can be found from now on: the tokens from `start` on, a block's size of them.
+
+        `parent_key` is a root where `block_index` is 0. `token_ids` is never changed; it may be kept.
+        """
         ...
 
     def on_removed(self, key: bytes) -> None:

@@ -86,7 +86,8 @@ class EventLog:
 
     # ------------------------------------------------------------ observer of the pool
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], start: int, block_index: int) -> None:
+        token_ids = token_ids[start : start + self._block_size]
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_key:
             last.block_hashes.append(key)
@@ -96,7 +97,7 @@ class EventLog:
             BlockStored(
                 block_hashes=[key],
                 parent_block_hash=parent_key if block_index > 0 else None,
-                token_ids=list(token_ids),
+                token_ids=token_ids,
                 block_size=self._block_size,
                 lora_id=None,
                 medium=MEDIUM_DEVICE,

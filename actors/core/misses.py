@@ -12,18 +12,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from itertools import islice
 
-import attrs
-
 from quipu.actors.messages import CacheMiss, MissReason
 
 MAX_BRANCHES = 32
 """Continuations of one block that a prompt is compared with, newest first."""
 
 
-@attrs.frozen
-class StoredBlock:
-    parent_key: bytes
-    token_ids: tuple[int, ...]
+Stored = tuple[bytes, list[int], int, int]
+"""Parent key, tokens of its chain, where in them the block begins, and its number in the chain."""
 
 
 class MissTracker:
@@ -31,34 +27,42 @@ class MissTracker:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._stored: dict[bytes, StoredBlock] = {}
-        self._branches: dict[bytes, dict[bytes, None]] = {}
-        """Keys by the key that they follow."""
-        self._contents: Counter[tuple[int, ...]] = Counter()
-        """How many stored blocks hold these tokens, whatever came before them and whoever may see them."""
+        self._stored: dict[bytes, Stored] = {}
+        self._branches: dict[bytes, dict[bytes, None] | bytes] = {}
+        """Keys by the key that they follow: one, as nearly always, or several."""
+        self._beginnings: Counter[tuple[int, ...]] = Counter()
+        """How many chains begin with these tokens, whoever may see them."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._max_evicted = 4 * num_blocks
 
     # ------------------------------------------------------------ observer of the pool
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
-        block = StoredBlock(parent_key, tuple(token_ids))
-        self._stored[key] = block
-        self._branches.setdefault(parent_key, {})[key] = None
-        self._contents[block.token_ids] += 1
-        self._evicted.pop(key, None)
+    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], start: int, block_index: int) -> None:
+        self._stored[key] = (parent_key, token_ids, start, block_index)
+        branches = self._branches.setdefault(parent_key, key)
+        if branches is not key:
+            if isinstance(branches, bytes):
+                branches = self._branches[parent_key] = {branches: None}
+            branches[key] = None
+        if block_index == 0:
+            self._beginnings[self._tokens_of(key)] += 1
+        if self._evicted:
+            self._evicted.pop(key, None)
 
     def on_removed(self, key: bytes) -> None:
-        block = self._stored.pop(key, None)
-        if block is None:
+        if key not in self._stored:
             return
-        branches = self._branches[block.parent_key]
-        del branches[key]
-        if not branches:
-            del self._branches[block.parent_key]
-        self._contents[block.token_ids] -= 1
-        if not self._contents[block.token_ids]:
-            del self._contents[block.token_ids]
+        if self._stored[key][3] == 0:
+            beginning = self._tokens_of(key)
+            self._beginnings[beginning] -= 1
+            if not self._beginnings[beginning]:
+                del self._beginnings[beginning]
+        parent_key = self._stored.pop(key)[0]
+        branches = self._branches[parent_key]
+        if not isinstance(branches, bytes):
+            del branches[key]
+        if isinstance(branches, bytes) or not branches:
+            del self._branches[parent_key]
         self._evicted[key] = None
         if len(self._evicted) > self._max_evicted:
             self._evicted.popitem(last=False)
@@ -66,7 +70,7 @@ class MissTracker:
     def on_cleared(self) -> None:
         self._stored.clear()
         self._branches.clear()
-        self._contents.clear()
+        self._beginnings.clear()
         self._evicted.clear()
 
     # ------------------------------------------------------------ the question
@@ -85,12 +89,16 @@ class MissTracker:
         if missing in self._evicted:
             return CacheMiss(MissReason.EVICTED, start)
         wanted = tuple(token_ids[start : start + size])
-        if num_matched == 0 and wanted in self._contents:
+        if num_matched == 0 and wanted in self._beginnings:
             return CacheMiss(MissReason.OTHER_DOMAIN, 0)
-        parent = keys[num_matched - 1] if num_matched else root_key
-        branches = islice(reversed(self._branches.get(parent, {})), MAX_BRANCHES)
-        shared = max((_common(self._stored[key].token_ids, wanted) for key in branches), default=0)
+        branches = self._branches.get(keys[num_matched - 1] if num_matched else root_key, {})
+        last = (branches,) if isinstance(branches, bytes) else islice(reversed(branches), MAX_BRANCHES)
+        shared = max((_common(self._tokens_of(key), wanted) for key in last), default=0)
         return CacheMiss(MissReason.DIVERGED, start + shared)
+
+    def _tokens_of(self, key: bytes) -> tuple[int, ...]:
+        _, token_ids, start, _ = self._stored[key]
+        return tuple(token_ids[start : start + self._block_size])
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:

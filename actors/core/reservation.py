@@ -51,16 +51,13 @@ class Holding:
 
 @attrs.frozen
 class Publication:
-    """One key that a step announced, to be committed or taken back."""
+    """Keys that a step announced for one sequence, to be committed or taken back."""
 
     sequence_id: int
-    block_index: int
-    block: int
-    key: bytes
-    of_prompt: bool
-    parent_key: bytes
-    token_ids: list[int]
-    """The block's tokens; left empty where nobody observes."""
+    holding: Holding
+    first: int
+    """The blocks `first:end` of its table."""
+    end: int
 
 
 class BlockManagerCore:
@@ -138,30 +135,44 @@ class BlockManagerCore:
     # ------------------------------------------------------------ what earlier steps came to
 
     def _take_back(self, step: int) -> None:
+        unpublish = self.pool.unpublish
         for publication in reversed(self._publications.pop(step, [])):
-            self.pool.unpublish(publication.block, publication.key, step)
-            holding = self.holdings.get(publication.sequence_id)
-            if holding is not None and holding.num_published > publication.block_index:
-                holding.num_published = publication.block_index
+            holding = publication.holding
+            for index in range(publication.end - 1, publication.first - 1, -1):
+                unpublish(holding.table[index], holding.keys[index], step)
+            holding.num_published = min(holding.num_published, publication.first)
 
     def _commit(self, steps: list[int]) -> list[tuple[int, int, int]]:
         """(sequence, first position, end) of prompt blocks that each sequence was the first to commit."""
         written: list[tuple[int, int, int]] = []
-        size = self.block_size
+        size, commit, observers = self.block_size, self.pool.commit, self.pool.observers
         for step in steps:
             for publication in self._publications.pop(step, []):
-                if not self.pool.commit(publication.block, publication.key, step):
-                    continue
-                self._tell_stored(
-                    publication.key, publication.parent_key, publication.token_ids, publication.block_index
-                )
-                if publication.of_prompt:
-                    start = publication.block_index * size
-                    if written and written[-1][0] == publication.sequence_id and written[-1][2] == start:
-                        written[-1] = (publication.sequence_id, written[-1][1], start + size)
-                    else:
-                        written.append((publication.sequence_id, start, start + size))
+                holding = publication.holding
+                table, keys = holding.table, holding.keys
+                begun = None
+                for index in range(publication.first, publication.end):
+                    key = keys[index]
+                    if commit(table[index], key, step):
+                        for observer in observers:
+                            parent_key = keys[index - 1] if index else holding.root_key
+                            observer.on_stored(key, parent_key, holding.token_ids, index * size, index)
+                        if begun is None:
+                            begun = index
+                    elif begun is not None:
+                        self._note_written(written, publication, begun, index)
+                        begun = None
+                if begun is not None:
+                    self._note_written(written, publication, begun, publication.end)
         return written
+
+    def _note_written(
+        self, written: list[tuple[int, int, int]], publication: Publication, first: int, end: int
+    ) -> None:
+        """Blocks `first:end` are its; those count that the prompt alone fills."""
+        end = min(end, publication.holding.num_prompt_blocks)
+        if first < end:
+            written.append((publication.sequence_id, first * self.block_size, end * self.block_size))
 
     def _publish_filled(self, proposal: Reserve) -> None:
         if not self._enable_prefix_caching:
@@ -177,12 +188,9 @@ class BlockManagerCore:
             holding = self.holdings.get(sequence_id)
             if holding is not None and holding.num_published == index and holding.epoch == self._epoch:
                 if self.pool.publish(holding.table[index], key, COMMITTED):
-                    self._tell_stored(key, parent_key, token_ids, index)
+                    for observer in self.pool.observers:
+                        observer.on_stored(key, parent_key, token_ids, 0, index)
                 holding.num_published = index + 1
-
-    def _tell_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], block_index: int) -> None:
-        for observer in self.pool.observers:
-            observer.on_stored(key, parent_key, token_ids, block_index)
 
     def _release(self, sequence_id: int) -> None:
         holding = self.holdings.pop(sequence_id, None)
@@ -288,28 +296,18 @@ class BlockManagerCore:
 
     def _publish_step(self, step: int, grant: _Grant) -> None:
         publications = []
-        size, observed = self.block_size, bool(self.pool.observers)
+        size, publish = self.block_size, self.pool.publish
         for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
             holding = self.holdings[sequence_id]
             if holding.epoch != self._epoch:
                 continue
-            full = min((start + count) // size, len(holding.keys))
-            for index in range(holding.num_published, full):
-                block, key = holding.table[index], holding.keys[index]
-                self.pool.publish(block, key, step)
-                # recorded also where another block owns the key: a roll-back has to come back to this index
-                publications.append(
-                    Publication(
-                        sequence_id,
-                        index,
-                        block,
-                        key,
-                        index < holding.num_prompt_blocks,
-                        holding.keys[index - 1] if index else holding.root_key,
-                        holding.token_ids[index * size : (index + 1) * size] if observed else [],
-                    )
-                )
-            holding.num_published = max(holding.num_published, full)
+            first, end = holding.num_published, min((start + count) // size, len(holding.keys))
+            if first < end:
+                for index in range(first, end):
+                    publish(holding.table[index], holding.keys[index], step)
+                # recorded also where other blocks own the keys: a roll-back has to come back to the first of them
+                publications.append(Publication(sequence_id, holding, first, end))
+                holding.num_published = end
         if publications:
             self._publications[step] = publications
 

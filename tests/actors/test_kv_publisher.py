@@ -37,7 +37,7 @@ class Cache:
         for _ in range(count):
             tokens = [len(self.tokens)] * SIZE
             (key,) = chain_keys(self.keys[-1], tokens, SIZE)
-            self.log.on_stored(key, self.keys[-1], tokens, len(self.keys) - 1)
+            self.log.on_stored(key, self.keys[-1], tokens, 0, len(self.keys) - 1)
             self.tokens += tokens
             self.keys.append(key)
             self.publisher.flush()

@@ -165,7 +165,7 @@ def test_orphan_keeps_its_parent() -> None:
     """A block whose parent was never told names it all the same: null is for a chain's first only."""
     log = EventLog(SIZE)
     log.take()
-    log.on_stored(b"child", b"never told", [3, 4], 1)
+    log.on_stored(b"child", b"never told", [3, 4], 0, 1)
     (stored,) = on_the_wire(log.take())
     assert stored["parent_block_hash"] == b"never told"
 
@@ -174,8 +174,8 @@ def test_merging_leaves_the_callers_lists_alone() -> None:
     """Token ids are copied: others keep the lists that they told."""
     log = EventLog(SIZE)
     first, second = [1, 2], [3, 4]
-    log.on_stored(b"k1", b"root", first, 0)
-    log.on_stored(b"k2", b"k1", second, 1)
+    log.on_stored(b"k1", b"root", first, 0, 0)
+    log.on_stored(b"k2", b"k1", second, 0, 1)
     assert (first, second) == ([1, 2], [3, 4])
 
 
