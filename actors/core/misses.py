@@ -14,7 +14,7 @@ from itertools import islice
 
 from quipu.actors.messages import CacheMiss, MissReason
 
-MAX_BRANCHES = 32
+MAX_BRANCHES = 16
 """Continuations of one block that a prompt is compared with, newest first."""
 
 
@@ -88,22 +88,21 @@ class MissTracker:
         missing = keys[num_matched]
         if missing in self._evicted:
             return CacheMiss(MissReason.EVICTED, start)
-        wanted = tuple(token_ids[start : start + size])
-        if num_matched == 0 and wanted in self._beginnings:
+        if num_matched == 0 and tuple(token_ids[:size]) in self._beginnings:
             return CacheMiss(MissReason.OTHER_DOMAIN, 0)
         branches = self._branches.get(keys[num_matched - 1] if num_matched else root_key, {})
         last = (branches,) if isinstance(branches, bytes) else islice(reversed(branches), MAX_BRANCHES)
-        shared = max((_common(self._tokens_of(key), wanted) for key in last), default=0)
+        shared = max((self._num_common(key, token_ids, start) for key in last), default=0)
         return CacheMiss(MissReason.DIVERGED, start + shared)
+
+    def _num_common(self, key: bytes, token_ids: list[int], start: int) -> int:
+        """How many of a stored block's tokens a prompt has from `start` on."""
+        _, stored_ids, stored_start, _ = self._stored[key]
+        for offset in range(min(self._block_size, len(token_ids) - start)):
+            if stored_ids[stored_start + offset] != token_ids[start + offset]:
+                return offset
+        return self._block_size
 
     def _tokens_of(self, key: bytes) -> tuple[int, ...]:
         _, token_ids, start, _ = self._stored[key]
         return tuple(token_ids[start : start + self._block_size])
-
-
-def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Length of the common beginning."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
