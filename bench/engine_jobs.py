@@ -163,7 +163,9 @@ def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
     setting = Setting(
         num_blocks, block_size, sequential=True, decode_outputs=False, max_num_batched_tokens=WHOLE_PROMPT
     )
-    found = replay(read_trace(Path(path)), setting)
+    requests = read_trace(Path(path))
+    with quiet_collector():
+        found = replay(requests, setting)
     return {
         "request_us": found["manager_seconds"] * 1e6 / found["requests"],
         "manager_seconds": found["manager_seconds"],

@@ -11,6 +11,7 @@ What must always hold: no decision is made here; what happens between two clock 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -56,13 +57,28 @@ class SimulatedEngine:
     """Batcher and block manager, driven by hand."""
 
     def __init__(
-        self, limits: Limits, *, cache_outputs: bool = True, draw: Callable[[int], list[int]] = draw_zeros
+        self,
+        limits: Limits,
+        *,
+        share_pending_prefixes: bool = True,
+        watermark: float = 0.01,
+        cache_outputs: bool = True,
+        explain_misses: bool = True,
+        draw: Callable[[int], list[int]] = draw_zeros,
     ) -> None:
-        """`cache_outputs` False keeps every block without a key that holds a token after the prompt."""
+        """Defaults are those that are served; `watermark` is a share of the blocks.
+
+        `cache_outputs` False keeps every block without a key that holds a token after the prompt.
+        """
         self.limits = limits
         self.batcher = Batcher(limits)
         self.manager = BlockManagerCore(
-            limits.num_blocks, limits.block_size, enable_prefix_caching=limits.enable_prefix_caching
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            share_pending_prefixes=share_pending_prefixes,
+            explain_misses=explain_misses,
+            watermark_blocks=math.ceil(watermark * limits.num_blocks),
         )
         self.plans: deque[StepPlan] = deque()
         """Sent, not answered; oldest first."""
@@ -162,10 +178,9 @@ class SimulatedEngine:
             getattr(proposal, name).clear()
         for index, sequence_id in enumerate(proposal.candidate_ids):
             num_prompt_tokens = self._num_prompt_tokens[sequence_id]
-            keys = proposal.candidate_keys[index]
-            if len(keys) > num_prompt_tokens // self.limits.block_size:
-                proposal.candidate_keys[index] = keys[: num_prompt_tokens // self.limits.block_size]
-            if proposal.candidate_num_prompt_tokens[index] > num_prompt_tokens:
+            if proposal.candidate_num_tokens[index] > num_prompt_tokens:
+                num_full = num_prompt_tokens // self.limits.block_size
+                proposal.candidate_keys[index] = proposal.candidate_keys[index][:num_full]
                 proposal.candidate_num_prompt_tokens[index] = num_prompt_tokens
                 proposal.candidate_num_tokens[index] = num_prompt_tokens
 

@@ -59,6 +59,10 @@ class Setting:
     decode_outputs: bool = True
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    share_pending_prefixes: bool = True
+    """Whether a newcomer waits for a block that somebody else is computing."""
+    watermark: float = 0.01
+    """Share of the blocks that an admission leaves free while others run."""
     costs: Costs = Costs()
 
 
@@ -69,6 +73,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
         for number, line in enumerate(lines, 1):
             if limit is not None and len(requests) >= limit:
                 break
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
                 request = TracedRequest(
@@ -95,7 +101,13 @@ def make_engine(requests: list[TracedRequest], setting: Setting) -> SimulatedEng
         max_num_batched_tokens=setting.max_num_batched_tokens,
         max_model_len=max((r.num_prompt_tokens + r.num_output_tokens for r in requests), default=1),
     )
-    return SimulatedEngine(limits, cache_outputs=False)
+    return SimulatedEngine(
+        limits,
+        share_pending_prefixes=setting.share_pending_prefixes,
+        watermark=setting.watermark,
+        cache_outputs=False,
+        explain_misses=False,  # a trace has no tokens to compare
+    )
 
 
 def make_job(index: int, request: TracedRequest, setting: Setting) -> Job:
@@ -158,13 +170,10 @@ def pass_seconds(engine: SimulatedEngine, costs: Costs) -> float:
 def replay(requests: list[TracedRequest], setting: Setting) -> dict[str, Any]:
     """Replay it all and say what it came to. Raises RuntimeError if a request is never served."""
     engine = make_engine(requests, setting)
-    gc.collect()
-    gc.freeze()  # as the engine's process does once it has started
     began = time.perf_counter()
     run = replay_in_turn if setting.sequential else replay_in_time
     virtual_seconds = run(engine, requests, setting)
     seconds = time.perf_counter() - began
-    gc.unfreeze()
     if engine.num_open:
         raise RuntimeError(f"{engine.num_open} requests were never served")
     admitted = [requests[index] for index in engine.reused]
@@ -218,6 +227,10 @@ def main() -> None:
     parser.add_argument("--limit", type=positive, help="the first so many requests only")
     parser.add_argument("--max-num-seqs", type=positive, default=256, help="(default: %(default)s)")
     parser.add_argument("--max-num-batched-tokens", type=positive, default=8192, help="(default: %(default)s)")
+    parser.add_argument(
+        "--share-pending-prefixes", action=argparse.BooleanOptionalAction, default=True, help="as served"
+    )
+    parser.add_argument("--watermark", type=float, default=0.01, help="as served (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="virtual time of a pass (default: %(default)s)")
     parser.add_argument("--token-us", type=float, default=20.0, help="and of each position (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the object on one line")
@@ -230,12 +243,17 @@ def main() -> None:
         decode_outputs=outputs == "decoded",
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
+        share_pending_prefixes=arguments.share_pending_prefixes,
+        watermark=arguments.watermark,
         costs=Costs(arguments.step_ms / 1000, arguments.token_us / 1e6),
     )
     try:
         requests = read_trace(arguments.trace, arguments.limit)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    gc.collect()
+    gc.freeze()  # as the engine's process does once it has started
+    gc.set_threshold(50_000, 20, 1000)
     print(json.dumps(replay(requests, setting), indent=None if arguments.json else 2))
 
 

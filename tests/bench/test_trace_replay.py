@@ -55,10 +55,11 @@ def test_with_a_limit_hits_are_those_of_an_lru_list(rows: list[Row], capacity: i
     assert (found["hit_blocks"], found["rejected"]) == hits_with_lru(rows, BLOCK, capacity)
 
 
-@given(rows=traces(BLOCK), capacity=st.integers(4, 30), max_num_seqs=st.integers(1, 8))
-def test_with_concurrency_everybody_is_served(rows: list[Row], capacity: int, max_num_seqs: int) -> None:
+@given(rows=traces(BLOCK), capacity=st.integers(4, 30), max_num_seqs=st.integers(1, 8), share=st.booleans())
+def test_with_concurrency_everybody_is_served(rows: list[Row], capacity: int, max_num_seqs: int, share: bool) -> None:
     """All that fit are admitted, preempted or not, and nobody finds more than was ever computed."""
-    found = run(rows, capacity, sequential=False, decode_outputs=True, max_num_seqs=max_num_seqs)
+    changes = {"max_num_seqs": max_num_seqs, "share_pending_prefixes": share, "watermark": 0.1 * share}
+    found = run(rows, capacity, sequential=False, decode_outputs=True, **changes)
     fitting = [r for r in rows if r.input_length + r.output_length <= capacity * BLOCK]
     assert found["rejected"] == len(rows) - len(fitting)
     assert found["query_blocks"] == sum(r.input_length // BLOCK for r in fitting)
