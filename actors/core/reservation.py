@@ -258,7 +258,7 @@ class BlockManagerCore:
         ):
             if budget <= 0:
                 break
-            limit = (num_tokens - 1) // size if self._enable_prefix_caching else 0
+            limit = min((num_tokens - 1) // size, len(keys)) if self._enable_prefix_caching else 0
             shared = pool.match(keys, limit)
             if being_written:
                 missing_key = keys[len(shared)] if len(shared) < limit else None

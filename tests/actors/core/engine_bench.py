@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 
 import attrs
+from msgspec.structs import replace
 from proposals import keys_of, reused_of, root_of
 
 from quipu.actors.core.account import Account
@@ -236,7 +237,7 @@ class EngineBench:
         """A manager may give a sequence nothing: as if it had not been proposed."""
         denied, self.denied = self.denied, set()
         kept = [i for i, sequence_id in enumerate(proposal.row_ids) if sequence_id not in denied]
-        return attrs.evolve(
+        return replace(
             proposal,
             row_ids=[proposal.row_ids[i] for i in kept],
             row_starts=[proposal.row_starts[i] for i in kept],

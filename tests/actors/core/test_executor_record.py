@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 from engine_bench import EngineBench
+from msgspec.structs import replace
 
 from quipu.actors.core.limits import Limits
 from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepPlan
@@ -48,7 +49,7 @@ def test_swapped_blocks_are_not_confirmed() -> None:
     bench = warm_bench()
     plan = hit(bench)
     first, second, *rest = plan.row_new_blocks[0]
-    assert read_of(bench, attrs.evolve(plan, row_new_blocks=[[second, first, *rest]])) == 0
+    assert read_of(bench, replace(plan, row_new_blocks=[[second, first, *rest]])) == 0
 
 
 def test_a_block_that_was_never_written_is_not_confirmed() -> None:
@@ -59,7 +60,7 @@ def test_a_block_that_was_never_written_is_not_confirmed() -> None:
     assert (
         read_of(
             bench,
-            attrs.evolve(plan, row_new_blocks=[[first, 25, *rest], *plan.row_new_blocks[1:]], row_samples=[False]),
+            replace(plan, row_new_blocks=[[first, 25, *rest], *plan.row_new_blocks[1:]], row_samples=[False]),
         )
         == 4
     )
@@ -71,7 +72,7 @@ def test_a_partial_block_is_not_confirmed() -> None:
     plan = hit(bench)
     partial = 3  # the third block of the first table
     blocks = [*plan.row_new_blocks[0][:1], partial, *plan.row_new_blocks[0][2:]]
-    assert read_of(bench, attrs.evolve(plan, row_new_blocks=[blocks], row_samples=[False])) == 4
+    assert read_of(bench, replace(plan, row_new_blocks=[blocks], row_samples=[False])) == 4
 
 
 def test_a_block_that_was_overwritten_is_not_confirmed() -> None:
@@ -79,7 +80,7 @@ def test_a_block_that_was_overwritten_is_not_confirmed() -> None:
     bench = warm_bench(num_blocks=6)
     stale = hit(bench)
     bench.plans.clear()
-    writer = attrs.evolve(
+    writer = replace(
         stale,
         admitted_ids=[77],
         admitted_keys=[[]],
@@ -100,7 +101,7 @@ def test_a_failed_pass_leaves_no_record_of_what_it_was_to_write(partly: bool) ->
     plan = hit(bench)
     bench.dials.fail_steps = int(partly)
     bench.dials.poison_token_id = None if partly else 5
-    writer = attrs.evolve(
+    writer = replace(
         plan,
         admitted_ids=[77],
         admitted_keys=[[]],
@@ -111,7 +112,7 @@ def test_a_failed_pass_leaves_no_record_of_what_it_was_to_write(partly: bool) ->
         row_token_ids=[[5] * 11],
     )
     assert isinstance(bench.executor.run(writer), StepFailed)
-    assert read_of(bench, attrs.evolve(plan, generation=1)) == 0
+    assert read_of(bench, replace(plan, generation=1)) == 0
 
 
 def test_plans_of_a_failed_generation_are_dropped_until_it_is_raised() -> None:
@@ -123,7 +124,7 @@ def test_plans_of_a_failed_generation_are_dropped_until_it_is_raised() -> None:
     num_passes = bench.executor.backend.num_passes  # type: ignore[attr-defined]
     assert bench.executor.run(plan) == StepDropped(plan.step, 0)
     assert bench.executor.backend.num_passes == num_passes  # type: ignore[attr-defined]
-    assert isinstance(bench.executor.run(attrs.evolve(plan, generation=1)), StepDone)
+    assert isinstance(bench.executor.run(replace(plan, generation=1)), StepDone)
 
 
 def test_a_dropped_plan_still_releases() -> None:
@@ -133,9 +134,10 @@ def test_a_dropped_plan_still_releases() -> None:
     assert plan.released_ids
     executor = bench.executor
     bench.dials.fail_steps = 1
-    poison = attrs.evolve(plan, released_ids=[], admitted_ids=[], admitted_keys=[], row_ids=[1], row_counts=[1])
+    poison = replace(plan, released_ids=[], admitted_ids=[], admitted_keys=[], row_ids=[1], row_counts=[1])
     assert isinstance(
-        executor.run(attrs.evolve(poison, row_starts=[10], row_new_blocks=[[]], row_token_ids=[[1]])), StepFailed
+        executor.run(replace(poison, row_starts=[10], row_new_blocks=[[]], row_token_ids=[[1]])),
+        StepFailed,
     )
     assert isinstance(executor.run(plan), StepDropped)
-    assert isinstance(executor.run(attrs.evolve(plan, generation=1, released_ids=[])), StepDone)
+    assert isinstance(executor.run(replace(plan, generation=1, released_ids=[])), StepDone)

@@ -218,3 +218,14 @@ def test_a_cached_block_that_is_granted_is_not_counted_as_room() -> None:
     granted = manager.walk(reserve(3, SIZE, candidates=[candidate(1, [*PROMPT, 11, 12, 13])]))
     assert granted.admitted_ids == []
     assert granted.num_cached_blocks == 2
+
+
+def test_a_candidate_without_all_its_keys_is_admitted() -> None:
+    """Fewer keys than full blocks only mean fewer hits, also while somebody else's blocks are waited for."""
+    manager = BlockManagerCore(20, 4, share_pending_prefixes=True)
+    first, second = (Candidate(i, list(range(12)), 12) for i in (1, 2))
+    proposal = reserve(1, 4, candidates=[first, second])
+    proposal.candidate_keys[1] = []
+    granted = manager.walk(proposal)
+    assert granted.admitted_ids == [1, 2]
+    manager.check()
