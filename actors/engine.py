@@ -164,7 +164,9 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
         try:
             while True:
                 for message in await reader.receive_all():
-                    await engine.inbox.send(message)  # type: ignore[arg-type]  # the web side sends Submit and Abort
+                    if isinstance(message, EngineReady | StepReport):
+                        raise RuntimeError(f"a {type(message).__name__} came to the engine, which only sends them")
+                    await engine.inbox.send(message)
         except PeerGone:
             nursery.cancel_scope.cancel()  # the web process is gone: free everything by ending
 

@@ -135,7 +135,7 @@ def house_config() -> HouseConfig:
 
 async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
     if not detokenize:
-        wiring.Vocabulary = PlainVocabulary  # type: ignore[attr-defined]
+        wiring.Vocabulary = PlainVocabulary
     config = house_config()
     info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
     control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))

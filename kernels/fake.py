@@ -90,12 +90,13 @@ class FakeBackend:
     def _draw(self, batch: StepBatch, row: int) -> int:
         size, table = self._block_size, batch.block_tables[row]
         length = batch.positions[row] + batch.query_start[row + 1] - batch.query_start[row]
-        values: list[int] = []
+        slots: list[int | None] = []
         for block in table[: -(-length // size)]:
-            values += self._slots[block]  # type: ignore[arg-type]  # None is caught below
-        del values[length:]
-        if None in values:
-            raise FakeFault(f"a slot was read that no pass has written (position {values.index(None)})")  # type: ignore[arg-type]
+            slots += self._slots[block]
+        del slots[length:]
+        values = [value for value in slots if value is not None]
+        if len(values) < length:
+            raise FakeFault(f"a slot was read that no pass has written (position {slots.index(None)})")
         seed = batch.seed[row] if batch.temperature[row] > 0 else 0
         return draw(values, seed, batch.output_position[row], self.dials)
 

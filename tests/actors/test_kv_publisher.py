@@ -29,7 +29,7 @@ class Cache:
     def __init__(self, publisher_type: type[EventPublisher] = EventPublisher, **changes: object) -> None:
         self.log = EventLog(SIZE)
         fields = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", **changes}
-        self.publisher = publisher_type(KvEventsConfig(**fields), self.log)  # type: ignore[arg-type]
+        self.publisher = publisher_type(KvEventsConfig(**fields), self.log)
         self.keys = [ROOT]
         self.tokens: list[int] = []
 

@@ -22,7 +22,7 @@ async def order_of_first_tokens(client: Client, requests: list[tuple[list[int], 
     order: list[int] = []
 
     async def one(index: int, prompt: list[int], fields: dict[str, object]) -> None:
-        ticket = client.open(prompt, max_tokens=2, **fields)  # type: ignore[arg-type]
+        ticket = client.open(prompt, max_tokens=2, **fields)
         await ticket.start()
         await ticket.mailbox.peek()
         order.append(index)
@@ -43,7 +43,7 @@ async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, o
     priorities = [5, 1, -3, 1]
     async with small_house(max_num_seqs=1, scheduling_policy=policy) as client:
         requests = [(prompt_of(20, i), {"priority": priority}) for i, priority in enumerate(priorities)]
-        assert await order_of_first_tokens(client, requests) == order  # type: ignore[arg-type]
+        assert await order_of_first_tokens(client, requests) == order
         await trio.sleep(1)
         client.assert_at_rest()
 
@@ -136,9 +136,9 @@ async def test_long_prefill_threshold(autojump_clock: trio.abc.Clock) -> None:
                 )
                 nursery.start_soon(lambda client=client: client.ask(prompt_of(20, 3), max_tokens=200))
                 await trio.sleep(0.1)
-            before = client.engine.executor.backend.num_passes  # type: ignore[attr-defined]
+            before = client.engine.executor.backend.num_passes
             answer = await client.ask(prompt, max_tokens=1)
-            passes[alone] = client.engine.executor.backend.num_passes - before  # type: ignore[attr-defined]
+            passes[alone] = client.engine.executor.backend.num_passes - before
             assert answer.texts[0] == text_of(continuation(prompt, 1))
     assert passes[True] <= 4
     assert passes[False] >= 600 // 32

@@ -80,12 +80,12 @@ def test_templates_that_refuse(tmp_path: Path) -> None:
     chat = {"add_generation_prompt": True, "template_kwargs": {}}
     refusing = write_template(tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateError, match="roles must alternate"):
-        refusing.encode_chat(MESSAGES, **chat)  # type: ignore[arg-type]
+        refusing.encode_chat(MESSAGES, **chat)
     with pytest.raises(TemplateError, match="no chat template"):
-        write_template(tmp_path, None).encode_chat(MESSAGES, **chat)  # type: ignore[arg-type]
+        write_template(tmp_path, None).encode_chat(MESSAGES, **chat)
     escaping = write_template(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(TemplateError):
-        escaping.encode_chat(MESSAGES, **chat)  # type: ignore[arg-type]
+        escaping.encode_chat(MESSAGES, **chat)
     with pytest.raises(CheckpointError, match="does not compile"):
         write_template(tmp_path, "{% if %}")
 

@@ -75,7 +75,7 @@ def test_request_ids(fake: Server) -> None:
         named = fake.post("/v1/completions", body, headers={"X-Request-Id": "trace-7b/42"})
         assert named.headers["X-Request-Id"] == "trace-7b/42"
         own = named.headers["X-Quipu-Request-Id"]
-        lines = eventually(lambda own=own: request_lines(fake, own), "the request's line is written")  # type: ignore[misc]
+        lines = eventually(lambda own=own: request_lines(fake, own), "the request's line is written")
         assert [line["client_request_id"] for line in lines] == ["trace-7b/42"]
 
 

@@ -136,7 +136,7 @@ def test_prompt_that_fills_the_context(tight: Server) -> None:
         assert [cached_of(answer) for answer in answers] == [0, full_blocks(longest - 2)]
         chat = [{"role": "user", "content": text_prompt("nearly", 300)}]
         ignore_eos = {"ignore_eos": True}
-        by_default = client.chat.completions.create(model="demo", messages=chat, extra_body=ignore_eos)  # type: ignore
+        by_default = client.chat.completions.create(model="demo", messages=chat, extra_body=ignore_eos)
         assert by_default.choices[0].finish_reason == "length"
         assert usage_of(by_default)["total_tokens"] == longest
         with pytest.raises(openai.BadRequestError) as refused:

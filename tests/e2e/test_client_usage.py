@@ -56,7 +56,7 @@ def canonical_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tup
         pieces: dict[int, list[str]] = defaultdict(list)
         for chunk in client.chat.completions.create(
             model="demo",
-            messages=messages,  # type: ignore[arg-type]
+            messages=messages,
             n=8,
             max_tokens=num_tokens,
             temperature=0.7,

@@ -122,7 +122,7 @@ def test_engine_that_keeps_dying(tmp_path: Path) -> None:
         while server.process.poll() is None:
             for pid in server.children():
                 os.kill(pid, signal.SIGKILL)
-                eventually(lambda pid=pid: has_ended(pid), "the engine is dead")  # type: ignore[misc]
+                eventually(lambda pid=pid: has_ended(pid), "the engine is dead")
                 killed += 1
         assert server.process.returncode == 1
         assert len(server.events("engine.died")) == killed == 6

@@ -56,7 +56,7 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED
-        assert client.engine.executor.backend.num_passes == 0  # type: ignore[attr-defined]
+        assert client.engine.executor.backend.num_passes == 0
         assert (await client.ask(PROMPT)).record.cached_tokens == 0
 
 
@@ -75,7 +75,7 @@ async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.ab
         await trio.testing.wait_all_tasks_blocked()
         assert client.house.accountant.num_open_accounts == 1, "submitted: the account waits for its Terminal"
         await trio.sleep(10)
-        assert client.engine.executor.backend.num_passes <= 2  # type: ignore[attr-defined]
+        assert client.engine.executor.backend.num_passes <= 2
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED

@@ -193,7 +193,7 @@ async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -
                 return Death("no memory")
             return await run(link)
 
-        host.run = die_twice  # type: ignore[method-assign]
+        host.run = die_twice
         kill_engine(client)
         await client.ask(prompt)
         answer = await client.ask(prompt)
@@ -228,7 +228,7 @@ async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> Non
             inbox.post(result)  # the actor posts it again
             return result
 
-        executor.run = run_and_repeat  # type: ignore[method-assign, assignment]
+        executor.run = run_and_repeat
         answer = await client.ask(prompt)
         await trio.sleep(1)
         client.assert_at_rest()

@@ -84,7 +84,7 @@ def test_logits_that_are_no_numbers_raise(bad: float) -> None:
 )
 def test_filters(filters: dict[str, float], expected: dict[int, float]) -> None:
     """Which candidates stay, in which order, with what probability."""
-    ids, probabilities = candidates(logits_of(0.2, 0.1, 0.2, 0.4, 0.1), **{**OFF, **filters})  # type: ignore[arg-type]
+    ids, probabilities = candidates(logits_of(0.2, 0.1, 0.2, 0.4, 0.1), **{**OFF, **filters})
     assert ids.tolist() == list(expected)
     assert probabilities == pytest.approx(list(expected.values()), abs=1e-6)
 
@@ -105,7 +105,7 @@ def test_draws_follow_the_distribution(filters: dict[str, float], expected: list
     drawn = [
         sample(
             logits,
-            **{**OFF, **filters},  # type: ignore[arg-type]
+            **{**OFF, **filters},
             seed=index if over == "seeds" else 12345,
             output_position=0 if over == "seeds" else index,
         )
@@ -135,17 +135,17 @@ def test_any_parameters(
     """Candidates are sorted, never empty, sum to 1, are no worse than those cut, and the draw is one of them."""
     row = np.array(logits, dtype=np.float32)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    ids, probabilities = candidates(row, **filters)  # type: ignore[arg-type]
+    ids, probabilities = candidates(row, **filters)
     assert probabilities.sum() == pytest.approx(1)
     assert len(ids) <= (top_k or len(ids))
     best_first = sorted(range(len(row)), key=lambda token_id: (-row[token_id], token_id))
     assert ids.tolist() == best_first[: len(ids)]
-    drawn = sample(row, **filters, seed=seed, output_position=position)  # type: ignore[arg-type]
+    drawn = sample(row, **filters, seed=seed, output_position=position)
     assert drawn in ids.tolist()
 
 
 def test_minus_infinity_is_never_drawn() -> None:
     """A masked token has no probability, and the last candidate's border is not overrun."""
     logits = np.array([-np.inf, 0, -np.inf, 0], dtype=np.float32)
-    drawn = {sample(logits, **OFF, seed=seed, output_position=0) for seed in range(200)}  # type: ignore[arg-type]
+    drawn = {sample(logits, **OFF, seed=seed, output_position=0) for seed in range(200)}
     assert drawn == {1, 3}

@@ -49,7 +49,7 @@ async def test_release_runs_once(path: str, end: object) -> None:
         client = await server.connect()
         await client.get(path)
         with trio.fail_after(PATIENCE_S):
-            await end(client, probe, server)  # type: ignore[operator]  # one of the three above
+            await end(client, probe, server)  # one of the three above
             await probe.released.wait()
         await trio.testing.wait_all_tasks_blocked()
         assert probe.num_released == 1

@@ -121,9 +121,9 @@ def test_plans_of_a_failed_generation_are_dropped_until_it_is_raised() -> None:
     plan = hit(bench)
     bench.dials.fail_steps = 1
     assert isinstance(bench.executor.run(plan), StepFailed)
-    num_passes = bench.executor.backend.num_passes  # type: ignore[attr-defined]
+    num_passes = bench.executor.backend.num_passes
     assert bench.executor.run(plan) == StepDropped(plan.step, 0)
-    assert bench.executor.backend.num_passes == num_passes  # type: ignore[attr-defined]
+    assert bench.executor.backend.num_passes == num_passes
     assert isinstance(bench.executor.run(replace(plan, generation=1)), StepDone)
 
 

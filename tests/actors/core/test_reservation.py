@@ -11,7 +11,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def manager_of(num_usable: int, **settings: int | bool) -> BlockManagerCore:
-    return BlockManagerCore(num_usable + 1, SIZE, **settings)  # type: ignore[arg-type]
+    return BlockManagerCore(num_usable + 1, SIZE, **settings)
 
 
 def candidate(sequence_id: int, tokens: list[int] = PROMPT, domain: str = "a") -> Candidate:
