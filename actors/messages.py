@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import attrs
 import msgspec
 
+from quipu.actors.counts import UNKNOWN, Count, shown
+
 # ---------------------------------------------------------------- vocabulary
 
 
@@ -380,9 +382,45 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     num_free_blocks: int
     num_cached_blocks: int
     num_preempted: int
+    # said by engines that have more to say than this one; empty: nothing special
+    admitted_tiers: list[dict[str, int] | None] = []
+    """Parallel to `admitted_ids`: reused tokens by tier. None: the engine does not count them. Empty: all `device`."""
+    admitted_sides: list[str] = []
+    """Parallel to `admitted_ids`: `prefill`, or `decode` where a sequence came with its KV from another engine, which
+    is not a hit. Empty: all `prefill`."""
+    revised_ids: list[int] = []
+    revised_tiers: list[str] = []
+    revised_tokens: list[int] = []
+    """Granted tokens whose load from a lower tier failed: they are computed, not reused."""
+    estimated_ids: list[int] = []
+    estimated_tokens: list[int] = []
+    """A router's guess at what a sequence's engine reuses, for an engine that says nothing."""
+
+
+class Side(StrEnum):
+    """Which half of a disaggregated pair an admission was on."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 # ---------------------------------------------------------------- to the accountant
+
+
+@attrs.frozen
+class Caller:
+    """Who sent a request and what they call it: what a bill needs besides numbers. Checked by the web layer."""
+
+    tenant: str = "default"
+    key_id: str | None = None
+    """Of the API key that it came with; None where none is needed."""
+    model: str = ""
+    """The name that was asked for."""
+    client_request_id: str | None = None
+    """An alias for logs and echo, never a key."""
+    idempotency_key: str | None = None
+    idempotency_digest: str | None = None
+    """Digest of tenant, idempotency key and body: equal for a retry of the same work only."""
 
 
 @attrs.frozen
@@ -392,6 +430,7 @@ class OpenAccount:
     received_at: float
     """Clock of the process (`trio.current_time`)."""
     outlet: Outlet
+    caller: Caller = Caller()
 
 
 @attrs.frozen
@@ -501,26 +540,63 @@ class Delta:
     finish_reason: FinishReason | None
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class UsageRecord:
-    """The one record of a request's usage; every API's numbers are projections of it."""
+    """The one record of a request's usage; every API's numbers are projections of it. No prompt, no text.
+
+    Times are Unix seconds.
+    """
 
     request_id: str
+    client_request_id: str | None = None
+    idempotency_key: str | None = None
+    idempotency_digest: str | None = None
+    retry_of: str | None = None
+    """The request whose work this one did again, under the same idempotency key: reports count that one only."""
+    tenant: str = "default"
+    key_id: str | None = None
+    model: str = ""
+    endpoint: str = ""
+    received_at: float = 0.0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    closed_at: float = 0.0
     outcome: Outcome
-    prompt_tokens: int | None
-    """None: never tokenised, or never admitted."""
-    cached_tokens: int | None
-    """None is unknown (no admission), which is not 0."""
-    cached_by_tier: Mapping[str, int] | None
-    cache_write_tokens: int | None
-    completion_tokens: int
-    computed_tokens: int
+    finish_reason: FinishReason | None = None
+    """Of the first choice."""
+    num_choices: int = 0
+    """Sequences: prompts of a list times choices of each."""
+    prompt: Count = UNKNOWN
+    """Tokens of the admitted prompts; unknown: never tokenised, or never admitted."""
+    cached: Count = UNKNOWN
+    """Prompt tokens served from cache. Unknown (no admission) is not 0."""
+    cached_by_tier: Mapping[str, int] | None = None
+    cache_write: Count = UNKNOWN
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    computed_tokens: int = 0
     """Prompt positions first covered by a pass of this request."""
-    restored_tokens: int
-    recomputed_tokens: int
-    disputed: bool
+    restored_tokens: int = 0
+    recomputed_tokens: int = 0
+    disputed: bool = False
     cache_misses: tuple[CacheMiss, ...] = ()
     """Why the cached prefix of each admitted prompt ended where it did."""
+    incarnation: int | None = None
+    """Of the engine that admitted it first."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """As a client is told; None where nobody can say."""
+        return shown(self.prompt)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """As a client is told: a count, or a router's estimate where the engine reported nothing."""
+        return shown(self.cached)
+
+    @property
+    def cache_write_tokens(self) -> int | None:
+        return shown(self.cache_write)
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import attrs
 
+from quipu.actors.counts import UNKNOWN, Known
 from quipu.actors.messages import CacheMiss, FinishReason, Outcome, RequestError, UsageRecord
 
 
@@ -253,12 +254,12 @@ class Account:
         return UsageRecord(
             request_id=self.request_id,
             outcome=self.outcome,
-            prompt_tokens=self.num_prompt_tokens if admitted else None,
-            cached_tokens=cached,
+            prompt=Known(self.num_prompt_tokens) if admitted else UNKNOWN,
+            cached=UNKNOWN if cached is None else Known(cached),
             cached_by_tier=None
             if cached is None
             else {"device": cached, "host": 0, "disk": 0, "remote": 0, "unattributed": 0},
-            cache_write_tokens=self.num_written_tokens if admitted else None,
+            cache_write=Known(self.num_written_tokens) if admitted else UNKNOWN,
             completion_tokens=sum(book.num_completion_tokens for book in books),
             computed_tokens=sum(book.computed_first for book in books),
             restored_tokens=sum(book.restored_first for book in books),

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import trio
 
+from quipu.actors.counts import UNKNOWN, Known
 from quipu.actors.front import DeskClosed, Health, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import (
@@ -56,10 +57,10 @@ def record(
     return UsageRecord(
         request_id="",
         outcome=outcome,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
+        prompt=UNKNOWN if prompt_tokens is None else Known(prompt_tokens),
+        cached=UNKNOWN if cached_tokens is None else Known(cached_tokens),
         cached_by_tier={"device": cached_tokens or 0} if cached_by_tier is None else cached_by_tier,
-        cache_write_tokens=cache_write_tokens,
+        cache_write=UNKNOWN if cache_write_tokens is None else Known(cache_write_tokens),
         completion_tokens=completion_tokens,
         computed_tokens=0,
         restored_tokens=0,
