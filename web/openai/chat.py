@@ -14,8 +14,9 @@ import orjson
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import ChatPrompt, Delta, FinishReason
 from quipu.web.errors import invalid
-from quipu.web.openai.fields import Fields, missing, wrong_type
-from quipu.web.openai.generation import GenerationRequest, read_generation, read_model
+from quipu.web.fields import Fields, missing, wrong_type
+from quipu.web.generation import GenerationRequest, read_model
+from quipu.web.openai.generation import read_generation
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
 

@@ -1,7 +1,6 @@
-"""What both endpoints ask for: sampling, limits, stops, and how the answer is delivered.
+"""What the bodies of completions and chat have in common: sampling, limits, stops, and how the answer is delivered.
 
-`completions.py` and `chat.py` read their prompts and hand the rest of the body to `read_generation`. The outcome is
-one checked request, from which the message to the tokenizer is made; nothing below the web layer checks it again.
+`completions.py` and `chat.py` read their prompts and hand the rest of the body to `read_generation`.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from typing import Any
 import attrs
 
 from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Encode, Prompt, SamplingParams
-from quipu.web.errors import invalid, not_found
-from quipu.web.openai.fields import Fields, token_ids, wrong_type
+from quipu.actors.messages import Prompt, SamplingParams
+from quipu.web.errors import invalid
+from quipu.web.fields import Fields, token_ids, wrong_type
+from quipu.web.generation import MAX_STOP_CHARS, MAX_STOP_STRINGS, GenerationRequest
 
 MAX_CHOICES = 16
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 4096
 MAX_STOP_TOKEN_IDS = 256
 MAX_CACHE_SALT_CHARS = 256
 _SEED_SPACE = 2**64
@@ -36,55 +34,6 @@ class Delivery:
     """Every chunk carries the usage so far."""
     with_tiers: bool
     """Cached tokens are split by tier."""
-
-
-@attrs.frozen
-class GenerationRequest:
-    """A request that was found servable as far as its body tells."""
-
-    model: str
-    prompts: tuple[Prompt, ...]
-    prompt_param: str
-    num_choices: int
-    max_tokens: int | None
-    max_tokens_param: str
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
-    delivery: Delivery
-    priority: int
-    cache_salt: str
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.prompts) * self.num_choices
-
-    def encode(self, request_id: str, domain: str) -> Encode:
-        """The message that starts it."""
-        return Encode(
-            request_id=request_id,
-            prompts=self.prompts,
-            num_choices=self.num_choices,
-            max_tokens=self.max_tokens,
-            sampling=self.sampling,
-            stop=self.stop,
-            include_stop=self.include_stop,
-            skip_special_tokens=self.skip_special_tokens,
-            domain=domain,
-            prompt_param=self.prompt_param,
-            max_tokens_param=self.max_tokens_param,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-        )
-
-
-def read_model(fields: Fields, info: ServingInfo) -> str:
-    """The model asked for. Raises APIError: 404 where it is not served here."""
-    model = fields.text("model")
-    if model not in info.model_names:
-        raise not_found("The model does not exist on this server.", "model", "model_not_found")
-    return model
 
 
 def read_generation(
@@ -114,7 +63,6 @@ def read_generation(
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
-        delivery=_read_delivery(fields),
         priority=fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
         cache_salt=_read_cache_salt(fields),
     )
@@ -171,7 +119,8 @@ def _read_cache_salt(fields: Fields) -> str:
     return value
 
 
-def _read_delivery(fields: Fields) -> Delivery:
+def read_delivery(fields: Fields) -> Delivery:
+    """How the answer is wanted. Raises APIError."""
     stream = fields.flag("stream")
     options = fields.fields("stream_options")
     if fields.get("stream_options") and not stream:

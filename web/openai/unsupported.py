@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quipu.web.errors import invalid
-from quipu.web.openai.fields import Fields
+from quipu.web.fields import Fields
 
 Neutral = Callable[[Any], bool]
 """Whether a value of the field asks for nothing. Null is not passed: it means absent."""

@@ -1,0 +1,115 @@
+"""The life of one generation request over HTTP, the same for every API.
+
+Check the body, open a ticket at the front desk, hang its release on the request's scope, wait for the first event (so
+that early errors have their own status), then answer whole or as a stream. Each endpoint calls `answer` with a reader
+of its API, which makes the `Reply` that knows the API's words (`openai/serve.py`, `anthropic/serve.py`).
+
+What must always hold: between `desk.open` and `on_close(ticket.leave)` there is no checkpoint; nothing else releases
+a ticket.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import orjson
+import structlog
+import trio
+from quart import Response, request
+
+from quipu.actors.front import DeskClosed, FrontDesk, ServingInfo, Ticket
+from quipu.actors.mailbox import Mailbox
+from quipu.actors.messages import Closed, UsageRecord
+from quipu.web import sse
+from quipu.web.errors import error_of, unavailable
+from quipu.web.fields import parse_object
+from quipu.web.generation import GenerationRequest
+from quipu.web.options import AppOptions
+from quipu.web.stream import StreamWriter, Transcript
+from quipu.web.usage import Tally
+from quipu.web.visit import Visit, current_visit
+
+
+class Reply(ABC):
+    """One request that can be served, and how its answer is put in the words of its API."""
+
+    def __init__(self, wanted: GenerationRequest, *, stream: bool) -> None:
+        self.wanted = wanted
+        self.stream = stream
+
+    @abstractmethod
+    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
+        """The body of an answer that is complete."""
+
+    @abstractmethod
+    def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:
+        """What writes the stream's events into `sink`."""
+
+
+@attrs.frozen
+class Asked:
+    """What a reader is given."""
+
+    body: dict[str, Any]
+    request_id: str
+    """The server's own."""
+    info: ServingInfo
+    options: AppOptions
+
+
+Reader = Callable[[Asked], Reply]
+"""Checks a body. Raises APIError."""
+
+
+async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptions) -> Response:
+    """Serve the request that is being handled. Raises APIError."""
+    visit = current_visit()
+    visit.is_generation = True
+    body = parse_object(await request.get_data(False, False, False))
+    reply = read(Asked(body, visit.request_id, desk.info, options))
+    try:
+        ticket = desk.open(reply.wanted.encode(visit.request_id, options.domain), endpoint)
+    except DeskClosed as closed:
+        raise unavailable(str(closed) or "The server takes no requests now.") from None
+    visit.scope.on_close(ticket.leave)
+    mailbox = visit.mailbox = ticket.mailbox
+    if options.request_timeout_s is not None:
+        visit.scope.nursery.start_soon(_expire, ticket, options.request_timeout_s)
+    await ticket.start()
+    if reply.stream:
+        return await _answer_streamed(reply, mailbox, visit, options)
+    return await _answer_whole(reply, mailbox, visit)
+
+
+async def _expire(ticket: Ticket, after_s: float) -> None:
+    """End a request at its deadline; its scope cancels this when it ends before."""
+    await trio.sleep(after_s)
+    ticket.expire(after_s)
+
+
+async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Response:
+    transcript = Transcript(visit.tally)
+    mailbox.attach(transcript.consume)
+    closed = await transcript.wait_closed()
+    error = error_of(closed)
+    if error is not None:
+        raise error
+    return Response(orjson.dumps(reply.whole(transcript, closed.record)), content_type="application/json")
+
+
+async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options: AppOptions) -> Response:
+    # Until something has come, the request may still be refused with a status of its own.
+    first = await mailbox.peek()
+    if isinstance(first, Closed):
+        error = error_of(first)
+        if error is not None:
+            raise error
+    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut)
+    writer = reply.writer(sink, visit.tally, visit.log)
+    mailbox.attach(writer.consume)
+    response = Response(sse.body(sink, options.heartbeat_s), content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
+    response.timeout = None
+    return response

@@ -1,0 +1,91 @@
+"""From a request's outlet events to what its client reads: the base of every API's streams, and the whole text.
+
+A reader is attached to the request's mailbox (`mailbox.attach(reader.consume)`) and runs in the task that produced the
+event, so a token reaches the sink without waking anybody but the response body.
+
+What must always hold: `consume` never raises; after the end of a stream nothing more is pushed; the usage that a
+finished answer shows is that of the record in `Closed`, whatever was tallied on the way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started
+from quipu.web.errors import APIError, frames_of, internal
+from quipu.web.sse import Sink
+from quipu.web.usage import Tally
+
+
+@attrs.define(eq=False)
+class Transcript:
+    """Gathers a whole answer; one wake-up of the handler, at its end."""
+
+    tally: Tally
+    texts: dict[int, list[str]] = attrs.field(factory=dict)
+    """By choice."""
+    finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
+    closed: Closed | None = None
+    _done: trio.Event = attrs.field(factory=trio.Event)
+
+    def consume(self, events: list[OutletEvent]) -> None:
+        for event in events:
+            match event:
+                case Delta():
+                    self.tally.add(event)
+                    self.texts.setdefault(event.index, []).append(event.text)
+                    if event.finish_reason is not None:
+                        self.finish_reasons[event.index] = event.finish_reason
+                case Started():
+                    self.tally.start(event)
+                case Closed():
+                    self.closed = event
+                    self._done.set()
+
+    async def wait_closed(self) -> Closed:
+        """Wait for the request's last event."""
+        await self._done.wait()
+        if self.closed is None:
+            raise RuntimeError("a transcript was woken before its request was closed")
+        return self.closed
+
+    def text(self, index: int) -> str:
+        return "".join(self.texts.get(index, ()))
+
+
+class StreamWriter(ABC):
+    """Encodes a request's events, in the words of one API, into the sink of its stream."""
+
+    def __init__(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> None:
+        self._sink = sink
+        self._tally = tally
+        self._log: Any = log
+
+    def consume(self, events: list[OutletEvent]) -> None:
+        """Push what has come; called by the mailbox."""
+        if self._sink.finished:
+            return
+        try:
+            for event in events:
+                self._consume_one(event)
+        except Exception as error:
+            # The mailbox's writer serves every request: this one's fault must stay its own.
+            self._end(self._failure(internal()))
+            self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
+
+    @abstractmethod
+    def _consume_one(self, event: OutletEvent) -> None:
+        """Push what one event comes to; `_end` with the last one. Keeps the tally."""
+
+    @abstractmethod
+    def _failure(self, error: APIError) -> bytes:
+        """The last bytes of a stream whose request has failed."""
+
+    def _end(self, last: bytes) -> None:
+        self._sink.push(last)
+        self._sink.finish()
