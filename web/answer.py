@@ -71,7 +71,7 @@ async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptio
     body = parse_object(await request.get_data(False, False, False))
     reply = read(Asked(body, visit.request_id, desk.info, options))
     try:
-        ticket = desk.open(reply.wanted.encode(visit.request_id, options.domain), endpoint)
+        ticket = desk.open(reply.wanted.encode(visit.request_id, visit.principal.tenant), endpoint)
     except DeskClosed as closed:
         raise unavailable(str(closed) or "The server takes no requests now.") from None
     visit.scope.on_close(ticket.leave)

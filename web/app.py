@@ -14,7 +14,9 @@ from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk
 from quipu.web.admin.routes import install_admin
+from quipu.web.auth import install_auth
 from quipu.web.errors import frames_of, install_error_handlers
+from quipu.web.keys import KeyStore
 from quipu.web.openai.models import install_models
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
@@ -37,9 +39,10 @@ class QuipuApp(QuartTrio):
             log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
 
 
-def make_app(desk: FrontDesk, options: AppOptions | None = None) -> QuipuApp:
-    """The application that serves what `desk` offers."""
+def make_app(desk: FrontDesk, options: AppOptions | None = None, keys: KeyStore | None = None) -> QuipuApp:
+    """The application that serves what `desk` offers to whoever has one of `keys`; without them, to everybody."""
     options = options or AppOptions()
+    keys = KeyStore() if keys is None else keys
     app = QuipuApp("quipu", static_folder=None)
     app.config.update(
         # Quart's own limit would cut every stream that lasts longer than a minute.
@@ -50,8 +53,9 @@ def make_app(desk: FrontDesk, options: AppOptions | None = None) -> QuipuApp:
     # A path is taken as it was sent; no redirects.
     app.url_map.merge_slashes = False
     install_visits(app, desk)
+    install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks
     install_error_handlers(app)
     install_openai(app, desk, options)
     install_models(app, desk)
-    install_admin(app, desk)
+    install_admin(app, desk, keys)
     return app

@@ -1,8 +1,9 @@
-"""Errors as clients see them: one exception for handlers to raise, one JSON shape on the wire.
+"""Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was asked.
 
 Every way a request can fail before its status line ends here: a field that cannot be served, an error that an actor
-put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's:
-`{"error": {"message", "type", "param", "code"}}`.
+put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's,
+`{"error": {"message", "type", "param", "code"}}`, or Anthropic's where `speaks_anthropic`:
+`{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
 What must always hold: nothing that a client sent is ever written to a log, so exceptions are logged by their type and
 the frames they passed, never by their message.
@@ -15,7 +16,7 @@ from http import HTTPStatus
 
 import orjson
 import structlog
-from quart import Response, g
+from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
@@ -45,11 +46,43 @@ class APIError(Exception):
         error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
+    def anthropic_body(self, request_id: str | None) -> bytes:
+        error = {"type": anthropic_type(self.status), "message": self.message}
+        return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
     def response(self) -> Response:
-        response = Response(self.body(), status=self.status, content_type="application/json")
+        body = self.anthropic_body(_request_id()) if speaks_anthropic() else self.body()
+        response = Response(body, status=self.status, content_type="application/json")
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
         return response
+
+
+_ANTHROPIC_TYPES: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+
+
+def anthropic_type(status: int) -> str:
+    """What Anthropic's API calls an error of this status."""
+    other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    return _ANTHROPIC_TYPES.get(status, other)
+
+
+def speaks_anthropic() -> bool:
+    """Whether the client of the current request expects answers in Anthropic's shape: by its path or by its header."""
+    path = request.path
+    return path == "/v1/messages" or path.startswith("/v1/messages/") or "anthropic-version" in request.headers
+
+
+def _request_id() -> str | None:
+    return current_visit().request_id if "visit" in g else None
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
@@ -119,7 +152,8 @@ def _from_http_exception(error: HTTPException) -> APIError:
             return APIError(status, f"{name}.", "server_error")
 
 
-def _respond(error: APIError) -> Response:
+def respond(error: APIError) -> Response:
+    """The answer to the current request, noted for its closing line."""
     note_error(error.code, error.param)
     return error.response()
 
@@ -129,11 +163,11 @@ def install_error_handlers(app: QuartTrio) -> None:
 
     @app.errorhandler(APIError)
     async def on_api_error(error: APIError) -> Response:
-        return _respond(error)
+        return respond(error)
 
     @app.errorhandler(HTTPException)
     async def on_http_exception(error: HTTPException) -> Response:
-        response = _respond(_from_http_exception(error))
+        response = respond(_from_http_exception(error))
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
         if isinstance(error, RequestEntityTooLarge):
@@ -145,4 +179,4 @@ def install_error_handlers(app: QuartTrio) -> None:
     async def on_exception(error: Exception) -> Response:
         log = current_visit().log if "visit" in g else _log
         log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
-        return _respond(internal())
+        return respond(internal())

@@ -10,7 +10,7 @@ class AppOptions:
     """Every limit and time of the web layer has its name here."""
 
     domain: str = "default"
-    """Cache domain of every request, as long as there is one tenant."""
+    """The one tenant, where no keys were asked for; otherwise each key has its own."""
     always_include_usage: bool = False
     """Streams carry usage without being asked, for operators who meter at a gateway."""
     max_content_length: int = 64 << 20

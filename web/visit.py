@@ -22,6 +22,7 @@ from quipu.actors.front import FrontDesk
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import Outcome
 from quipu.web.connection import Connection
+from quipu.web.keys import Principal
 from quipu.web.scope import RequestScope, request_scope
 from quipu.web.sse import Sink
 from quipu.web.usage import Tally
@@ -53,6 +54,18 @@ class Visit:
     tally: Tally = attrs.field(factory=Tally)
     mailbox: Mailbox | None = None
     sink: Sink | None = None
+    _principal: Principal | None = None
+
+    @property
+    def principal(self) -> Principal:
+        """On whose behalf. Raises LookupError where that has not been settled: nobody is never taken for somebody."""
+        if self._principal is None:
+            raise LookupError("whose request this is has not been settled")
+        return self._principal
+
+    @principal.setter
+    def principal(self, principal: Principal) -> None:
+        self._principal = principal
 
     def cut(self) -> None:
         """End the request at once, for a client that does not read. Synchronous, and from any task."""

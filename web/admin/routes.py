@@ -15,12 +15,13 @@ from quart_trio import QuartTrio
 import quipu
 from quipu.actors.front import FrontDesk, Health
 from quipu.web.errors import RETRY_AFTER_S
+from quipu.web.keys import KeyStore
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def install_admin(app: QuartTrio, desk: FrontDesk) -> None:
-    """Register the routes."""
+def install_admin(app: QuartTrio, desk: FrontDesk, keys: KeyStore) -> None:
+    """Register the routes. Who may ask for them is decided in `web/auth.py`."""
 
     @app.get("/health")
     async def health() -> Response:
@@ -49,6 +50,7 @@ def install_admin(app: QuartTrio, desk: FrontDesk) -> None:
             "detail": state.detail,
             "incarnation": state.incarnation,
             "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size},
+            "keys": keys.describe(),
             "settings": info.settings,
         }
         # Settings hold paths and the like, which JSON knows only as text.

@@ -1,0 +1,92 @@
+"""Every route is closed, save those in `OPEN_ROUTES`: who asks is settled before anything is read or opened.
+
+A hook that runs right after the visit was made, before a byte of the body is asked for. It takes the key from
+`Authorization: Bearer` or `x-api-key`, and hangs its owner on the visit; handlers read `visit.principal`.
+
+What must always hold: a route that is not listed here needs a key, and so does a path that does not exist: a stranger
+does not learn which is which.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from quipu.web.errors import APIError, respond
+from quipu.web.keys import KeyStore, house_principal
+from quipu.web.visit import current_visit
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+"""For probes, which have no key."""
+ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
+"""They show, or touch, what all tenants share."""
+ADMIN_TREES = ("/v1/organization", "/v1/organizations")
+"""Everything below them, likewise."""
+
+
+def needs_admin(route: str) -> bool:
+    """Whether an admin key is needed. A route is a rule of the URL map, or the path where no rule fits."""
+    return route in ADMIN_ROUTES or any(route == tree or route.startswith(f"{tree}/") for tree in ADMIN_TREES)
+
+
+def install_auth(app: QuartTrio, keys: KeyStore, tenant: str) -> None:
+    """Close the routes of `app`, present and future; `tenant` is everybody's where there are no keys."""
+    everybody = house_principal(tenant)
+
+    @app.before_request
+    async def authenticate() -> Response | None:
+        visit = current_visit()
+        if keys.is_open:
+            visit.principal = everybody
+            return None
+        rule = request.url_rule
+        if rule is not None and rule.rule in OPEN_ROUTES:
+            return None
+        try:
+            principal = keys.ring.find(_presented_key())
+            if principal is None:
+                raise unauthorized("This API key is not valid.")
+            visit.principal = principal
+            visit.log = visit.log.bind(tenant=principal.tenant, key_id=principal.key_id)
+            if needs_admin(request.path if rule is None else rule.rule) and not principal.is_admin:
+                raise forbidden()
+        except APIError as error:
+            return _turn_away(error)
+        return None
+
+
+def unauthorized(message: str) -> APIError:
+    return APIError(HTTPStatus.UNAUTHORIZED, message, "invalid_request_error", code="invalid_api_key")
+
+
+def forbidden() -> APIError:
+    message = "This needs an admin key."
+    return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
+
+
+def _presented_key() -> str:
+    """The one key that the request brought. Raises APIError."""
+    presented = {value.strip() for value in request.headers.getlist("x-api-key")}
+    for value in request.headers.getlist("Authorization"):
+        scheme, _, key = value.strip().partition(" ")
+        if scheme.lower() == "bearer":
+            presented.add(key.strip())
+    presented.discard("")
+    if not presented:
+        raise unauthorized("No API key was given: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
+    if len(presented) > 1:
+        # Which of them a proxy in front has looked at cannot be told from here.
+        raise unauthorized("Different API keys were given: send one.")
+    return presented.pop()
+
+
+def _turn_away(error: APIError) -> Response:
+    response = respond(error)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if request.content_length or "Transfer-Encoding" in request.headers:
+        # The body is never read, so the connection cannot carry another request.
+        response.headers["Connection"] = "close"
+    return response

@@ -1,0 +1,124 @@
+"""The key file: one entry a key, with the key's hash and never the key.
+
+TOML (`[[keys]]` tables) or, where the file's name ends in `.json`, JSON (`{"keys": [...]}`). Read by `web/keys.py` at
+the start and on SIGHUP; `web/key_command.py` writes new entries for it.
+
+What must always hold: a file is taken whole or not at all, and what is refused is named by entry and field, never by
+its value: somebody may have put a key where its hash belongs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PREFIX = "sk-quipu-"
+ADMIN_PREFIX = "sk-quipu-admin-"
+MAX_NAME_CHARS = 128
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256_OF_NOTHING = hashlib.sha256(b"").hexdigest()
+
+
+class KeyFileError(Exception):
+    """Keys that cannot be used. Its message says which entry and which field, and is fit for a log."""
+
+
+class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One key, as the file has it."""
+
+    id: str
+    """Names the key in logs and in the ledger."""
+    name: str
+    """For people."""
+    tenant: str
+    """Who pays, and whose cache its requests share."""
+    sha256: str
+    """Of the key, in hexadecimal digits."""
+    admin: bool = False
+
+
+def hash_key(key: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def new_key(*, admin: bool) -> str:
+    """A fresh key: 256 random bits behind a prefix by which people and scanners for leaked secrets know it."""
+    return (ADMIN_PREFIX if admin else PREFIX) + secrets.token_urlsafe(32)
+
+
+def read_key_file(path: Path) -> list[KeyEntry]:
+    """Every entry of a file. Raises KeyFileError."""
+    try:
+        text = path.read_bytes().decode()
+        content: Any = msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise KeyFileError(f"{path} is not UTF-8 text") from None
+    except (msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
+        raise KeyFileError(f"{path}: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("keys"), list):
+        raise KeyFileError(f"{path}: there must be a list `keys`")
+    if unknown := sorted(content.keys() - {"keys"}):
+        raise KeyFileError(f"{path}: unknown field `{unknown[0]}` beside `keys`")
+    try:
+        return [_read_entry(raw, index) for index, raw in enumerate(content["keys"])]
+    except KeyFileError as error:
+        raise KeyFileError(f"{path}: {error}") from None
+
+
+def _read_entry(raw: Any, index: int) -> KeyEntry:
+    entry_id = raw.get("id") if isinstance(raw, dict) else None
+    where = f"keys[{index}]" + (f" ({entry_id})" if isinstance(entry_id, str) and _LABEL.fullmatch(entry_id) else "")
+    try:
+        entry = msgspec.convert(raw, KeyEntry)
+    except msgspec.ValidationError as error:
+        raise KeyFileError(f"{where}: {str(error).replace('`$.', '`')}") from None
+    entry = msgspec.structs.replace(entry, sha256=entry.sha256.lower())
+    check_entry(entry, where)
+    return entry
+
+
+def check_entry(entry: KeyEntry, where: str) -> None:
+    """Raises KeyFileError for what its types do not say."""
+    for field, value in (("id", entry.id), ("tenant", entry.tenant)):
+        if not _LABEL.fullmatch(value):
+            rule = "1 to 128 of the characters A-Z a-z 0-9 . _ : @ / -, the first a letter or a digit"
+            raise KeyFileError(f"{where}: `{field}` must be {rule}")
+    if not (0 < len(entry.name) <= MAX_NAME_CHARS and entry.name.isprintable()):
+        raise KeyFileError(f"{where}: `name` must be 1 to {MAX_NAME_CHARS} printable characters")
+    if not _SHA256.fullmatch(entry.sha256):
+        length = len(entry.sha256)
+        raise KeyFileError(f"{where}: `sha256` must be 64 hexadecimal digits; it has {length} characters")
+    if entry.sha256 == _SHA256_OF_NOTHING:
+        raise KeyFileError(f"{where}: `sha256` is the hash of nothing")
+
+
+def check_distinct(entries: Sequence[KeyEntry]) -> None:
+    """Raises KeyFileError where two entries have one id, or one key."""
+    ids: set[str] = set()
+    owners: dict[str, str] = {}
+    for entry in entries:
+        if entry.id in ids:
+            raise KeyFileError(f"`id` {entry.id} stands twice")
+        ids.add(entry.id)
+        other = owners.setdefault(entry.sha256, entry.id)
+        if other != entry.id:
+            raise KeyFileError(f"`sha256` of {entry.id} is that of {other}: one key cannot have two owners")
+
+
+def render_entry(entry: KeyEntry) -> str:
+    """An entry as TOML."""
+    # A JSON string is a TOML string, as long as nothing is escaped into surrogates.
+    fields = {name: msgspec.json.encode(value).decode() for name, value in msgspec.structs.asdict(entry).items()}
+    return "[[keys]]\n" + "".join(f"{name} = {value}\n" for name, value in fields.items())
