@@ -41,7 +41,7 @@ def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> Ge
     prompt = ChatPrompt(
         messages=_read_messages(fields),
         add_generation_prompt=fields.flag("add_generation_prompt", default=True),
-        template_kwargs=_read_template_kwargs(fields),
+        template_kwargs=read_template_kwargs(fields),
     )
     return read_generation(
         fields,
@@ -108,7 +108,8 @@ def _read_content(fields: Fields) -> str:
     return "".join(texts)
 
 
-def _read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
+def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
+    """What the client sets of the chat template's variables. Raises APIError."""
     kwargs = fields.get("chat_template_kwargs")
     if kwargs is None:
         return {}

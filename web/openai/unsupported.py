@@ -38,6 +38,14 @@ def _among(*values: object) -> Neutral:
     return lambda value: value in values
 
 
+def _never(value: Any) -> bool:
+    return False
+
+
+def _asks_no_reasoning(value: Any) -> bool:
+    return isinstance(value, dict) and all(part in (None, "none") for part in value.values())
+
+
 def _is_text_format(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
@@ -98,8 +106,36 @@ CHAT: Mapping[str, Neutral] = {
     "tool_choice": _among("none", "auto"),
     "tools": _empty,
     "verbosity": _among("medium"),
-    "web_search_options": lambda value: False,  # even an empty object asks for a search
+    "web_search_options": _never,  # even an empty object asks for a search
 }
+
+RESPONSES: Mapping[str, Neutral] = {
+    **_EITHER,
+    "add_special_tokens": _empty,
+    "background": _empty,
+    "chat_template": _empty,
+    "context_management": _empty,
+    "continue_final_message": _empty,
+    "conversation": _never,
+    "documents": _empty,
+    "echo": _empty,
+    "moderation": _never,
+    "n": _one,
+    "previous_response_id": _never,
+    "prompt": _never,
+    "reasoning": _asks_no_reasoning,
+    "reasoning_effort": _among("none"),
+    "tool_choice": _among("none", "auto"),
+    "tools": _empty,
+    "truncation": _among("disabled"),
+    "verbosity": _among("medium"),
+}
+
+RESPONSES_TEXT: Mapping[str, Neutral] = {"format": _is_text_format, "verbosity": _among("medium")}
+"""Of its field `text`."""
+
+RESPONSES_CACHE: Mapping[str, Neutral] = {"prewarm": _empty}
+"""Of its field `prompt_cache_options`; how long blocks are kept and where is for the operator to say."""
 
 
 def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral]) -> None:

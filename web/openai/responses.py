@@ -1,0 +1,128 @@
+"""`POST /v1/responses`: its body.
+
+The outcome of `read_response` is what is asked for, and what the answer repeats of it. Nothing is stored, so whatever
+refers to an earlier response is refused by name; so is whatever would change the answer and cannot be done yet
+(`unsupported.py`). Sampling, stops, priority and salt are read as on the other endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import ChatPrompt
+from quipu.web.errors import invalid
+from quipu.web.fields import Fields, wrong_type
+from quipu.web.generation import GenerationRequest, read_model
+from quipu.web.openai.chat import read_template_kwargs
+from quipu.web.openai.generation import read_delivery, read_generation
+from quipu.web.openai.responses_input import read_input
+from quipu.web.openai.unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
+
+ENDPOINT = "/v1/responses"
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+_ECHOED_TEXTS = ("prompt_cache_key", "safety_identifier", "user")
+"""Taken, repeated and without effect: an id that a client makes up is no reason to share a cache or to part one."""
+_OTHER_LIMITS = ("max_tokens", "max_completion_tokens")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+@attrs.frozen
+class ResponseRequest:
+    """A body that was found servable."""
+
+    wanted: GenerationRequest
+    stream: bool
+    with_tiers: bool
+    """Cached tokens are split by tier."""
+    echo: Mapping[str, Any]
+    """What every version of the response object says of the request."""
+
+
+def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
+    """Check a body. Raises APIError."""
+    fields = Fields(body)
+    model = read_model(fields, info)
+    _refuse(fields)
+    max_output_tokens = fields.integer("max_output_tokens", 1)
+    prompt = ChatPrompt(messages=read_input(fields), template_kwargs=read_template_kwargs(fields))
+    wanted = read_generation(
+        fields,
+        info,
+        model=model,
+        prompts=(prompt,),
+        prompt_param="input",
+        max_tokens=max_output_tokens,
+        max_tokens_param="max_output_tokens",
+        max_sequences=max_sequences,
+    )
+    fields.flag("store")  # checked; nothing is
+    delivery = read_delivery(fields)
+    return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, _read_echo(fields, wanted))
+
+
+def _refuse(fields: Fields) -> None:
+    for name in _OTHER_LIMITS:
+        if fields.get(name) is not None:
+            raise invalid(
+                f"`{name}` is not a field of this endpoint: use `max_output_tokens`.", name, "unknown_parameter"
+            )
+    refuse_unsupported(fields, RESPONSES)
+    refuse_unsupported(fields.fields("text"), RESPONSES_TEXT)
+    refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
+    include = fields.get("include")
+    if include is not None and type(include) is not list:
+        raise wrong_type("include", "a list of strings")
+    if include and _LOGPROBS in include:
+        # What else can be included belongs to items that are never made here.
+        raise invalid(f"`include`: `{_LOGPROBS}` is not supported by this server yet.", "include", "unsupported_value")
+
+
+def _read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
+    return {
+        "background": False,
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": wanted.max_tokens,
+        "max_tool_calls": fields.integer("max_tool_calls", 0),
+        "metadata": _read_metadata(fields),
+        "model": wanted.model,
+        "parallel_tool_calls": fields.flag("parallel_tool_calls", default=True),
+        "previous_response_id": None,
+        **{name: fields.text(name) if fields.get(name) is not None else None for name in _ECHOED_TEXTS},
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": _read_service_tier(fields),
+        "store": False,
+        "temperature": wanted.sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": fields.get("tool_choice") or "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": wanted.sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _read_service_tier(fields: Fields) -> str:
+    """The tier that serves, whichever was asked for: there is one."""
+    if fields.get("service_tier") is not None:
+        fields.text("service_tier")
+    return "default"
+
+
+def _read_metadata(fields: Fields) -> Mapping[str, str]:
+    value = fields.get("metadata")
+    if value is None:
+        return {}
+    if type(value) is not dict or any(type(text) is not str for text in value.values()):
+        raise wrong_type("metadata", "an object of strings")
+    if len(value) > MAX_METADATA_PAIRS:
+        raise invalid(f"`metadata` may have at most {MAX_METADATA_PAIRS} pairs.", "metadata")
+    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_VALUE_CHARS for key, text in value.items()):
+        limits = f"{MAX_METADATA_KEY_CHARS} characters, its values at most {MAX_METADATA_VALUE_CHARS}"
+        raise invalid(f"Keys of `metadata` may have at most {limits}.", "metadata")
+    return value

@@ -1,0 +1,154 @@
+"""The `input` of a response: items of a conversation, read into the messages of a chat prompt.
+
+A text is one message of the user. Of the items there are messages, what tools were asked (`function_call`), what they
+answered (`function_call_output`), and what a model thought (`reasoning`); every other type is refused by its name.
+
+Items are flat where chat messages nest: calls and thoughts that stand beside an assistant's message become part of it
+(`tool_calls`, `reasoning_content`), in the form in which chat templates look for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quipu.web.errors import APIError, invalid
+from quipu.web.fields import Fields, missing, wrong_type
+
+ROLES = ("user", "assistant", "system", "developer")
+_TEXT_PARTS = ("input_text", "output_text")
+_MAX_TYPE_CHARS = 40
+
+Messages = list[dict[str, Any]]
+
+
+def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """The messages of `instructions` and `input`. Raises APIError."""
+    messages: Messages = []
+    instructions = fields.get("instructions")
+    if instructions is not None and type(instructions) is not str:
+        raise wrong_type("instructions", "a string")
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    items = fields.get("input")
+    if items is None:
+        raise missing("input")
+    if type(items) is str:
+        messages.append({"role": "user", "content": items})
+    elif type(items) is not list:
+        raise wrong_type("input", "a string or a list of items")
+    elif not items:
+        raise invalid("`input` must not be an empty list.", "input")
+    else:
+        for index, item in enumerate(items):
+            _read_item(item, f"input[{index}]", messages)
+    return tuple(messages)
+
+
+def _read_item(item: Any, where: str, messages: Messages) -> None:
+    if type(item) is not dict:
+        raise wrong_type(where, "an object")
+    fields = Fields(item, where)
+    if fields.get("type") is None and fields.get("role") is None:
+        raise missing(f"{where}.type")
+    # A message may leave its type out.
+    item_type = "message" if fields.get("type") is None else fields.text("type")
+    read = _READERS.get(item_type)
+    if read is None:
+        raise _unsupported(f"items of type `{item_type[:_MAX_TYPE_CHARS]}` are", fields.param("type"))
+    read(fields, messages)
+
+
+def _read_message(fields: Fields, messages: Messages) -> None:
+    role = fields.text("role")
+    if role not in ROLES:
+        raise invalid(f"`{fields.param('role')}` must be one of {', '.join(ROLES)}.", fields.param("role"))
+    text = _read_text(fields, "content")
+    last = messages[-1] if messages else {}
+    if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
+        last["content"] = text  # what was thought before it belongs to it
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _read_call(fields: Fields, messages: Messages) -> None:
+    call = {
+        "id": fields.text("call_id"),
+        "type": "function",
+        "function": {"name": fields.text("name"), "arguments": _parsed(fields.text("arguments"))},
+    }
+    _last_of_assistant(messages).setdefault("tool_calls", []).append(call)
+
+
+def _parsed(arguments: str) -> Any:
+    """Arguments as the object that templates expect; what a model wrote badly stays as it wrote it."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _read_call_output(fields: Fields, messages: Messages) -> None:
+    message = {"role": "tool", "content": _read_text(fields, "output")}
+    for name, key in (("call_id", "tool_call_id"), ("name", "name")):
+        if fields.get(name) is not None:
+            message[key] = fields.text(name)
+    messages.append(message)
+
+
+def _read_reasoning(fields: Fields, messages: Messages) -> None:
+    if fields.get("encrypted_content"):
+        raise _unsupported("encrypted reasoning is", fields.param("encrypted_content"))
+    if not fields.get("content"):
+        if fields.get("summary"):
+            raise _unsupported("reasoning without its text is", fields.param("content"))
+        return
+    text = _read_text(fields, "content", ("reasoning_text",))
+    messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+
+
+def _last_of_assistant(messages: Messages) -> dict[str, Any]:
+    """The assistant's turn that is going on, begun if there is none."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _read_text(fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
+    """A string, or the texts of a list of parts, joined."""
+    value = fields.get(name)
+    param = fields.param(name)
+    if value is None:
+        raise missing(param)
+    if type(value) is str:
+        return value
+    if type(value) is not list:
+        raise wrong_type(param, "a string or a list of text parts")
+    if not value:
+        raise invalid(f"`{param}` must not be an empty list.", param)
+    texts = []
+    for index, part in enumerate(value):
+        where = f"{param}[{index}]"
+        if type(part) is not dict:
+            raise wrong_type(where, "an object")
+        part_fields = Fields(part, where)
+        part_type = part_fields.text("type")
+        if part_type not in part_types:
+            what = f"parts of type `{part_type[:_MAX_TYPE_CHARS]}` are"
+            raise _unsupported(what, f"{where}.type", f"; it must be {' or '.join(part_types)}")
+        texts.append(part_fields.text("text"))
+    return "".join(texts)
+
+
+def _unsupported(what: str, param: str, instead: str = "") -> APIError:
+    return invalid(f"`{param}`: {what} not supported by this server{instead}.", param, "unsupported_value")
+
+
+_READERS: Mapping[str, Callable[[Fields, Messages], None]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_call_output,
+    "reasoning": _read_reasoning,
+}

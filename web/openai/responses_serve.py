@@ -1,0 +1,64 @@
+"""The routes of `/v1/responses`. Registered by `install_responses`.
+
+Responses are answered and forgotten: the routes that ask for an earlier one say so.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+from quart import Response
+from quart_trio import QuartTrio
+
+from quipu.actors.front import FrontDesk
+from quipu.actors.messages import UsageRecord
+from quipu.web.answer import Asked, Reply, answer
+from quipu.web.errors import not_found
+from quipu.web.openai.responses import ENDPOINT, ResponseRequest, read_response
+from quipu.web.openai.responses_body import Draft
+from quipu.web.openai.responses_stream import ResponseWriter
+from quipu.web.options import AppOptions
+from quipu.web.sse import Sink
+from quipu.web.stream import Transcript
+from quipu.web.usage import Tally
+
+
+class ResponseReply(Reply):
+    """One response object, whole or as events."""
+
+    def __init__(self, asked_for: ResponseRequest, request_id: str) -> None:
+        super().__init__(asked_for.wanted, stream=asked_for.stream)
+        self._draft = Draft(
+            response_id=f"resp_{request_id}",
+            item_id=f"msg_{request_id}",
+            created_at=int(time.time()),
+            echo=asked_for.echo,
+            with_tiers=asked_for.with_tiers,
+        )
+
+    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
+        return self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record)
+
+    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
+        return ResponseWriter(sink, self._draft, tally, log)
+
+
+def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+    """Register the routes."""
+
+    @app.post(ENDPOINT)
+    async def create_response() -> Response:
+        return await answer(ENDPOINT, read, desk, options)
+
+    @app.route(f"{ENDPOINT}/<response_id>", methods=["GET", "DELETE"])
+    @app.get(f"{ENDPOINT}/<response_id>/input_items")
+    @app.post(f"{ENDPOINT}/<response_id>/cancel")
+    async def find_response(response_id: str) -> Response:
+        message = "This server does not store responses, so none can be read, listed, cancelled or deleted."
+        raise not_found(message, "response_id", "response_not_stored")
+
+
+def read(asked: Asked) -> Reply:
+    return ResponseReply(read_response(asked.body, asked.info, asked.options.max_sequences), asked.request_id)

@@ -1,0 +1,117 @@
+"""The events of a streamed response, in their order:
+
+    response.created, response.in_progress
+    response.output_item.added, response.content_part.added
+    response.output_text.delta ...
+    response.output_text.done, response.content_part.done, response.output_item.done
+    response.completed | response.incomplete
+
+A request that fails on its way ends with `error` and `response.failed` instead: clients raise at the first, and find
+the usage in the second. There is no `[DONE]`.
+
+What must always hold: `sequence_number` counts from 0 without a gap; usage stands on the last event only; the constant
+parts of a delta are encoded once, so that a token costs no more than joining bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import structlog
+
+from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started, UsageRecord
+from quipu.web.errors import APIError, error_of
+from quipu.web.openai.responses_body import Draft, text_part
+from quipu.web.sse import Sink
+from quipu.web.stream import StreamWriter
+from quipu.web.usage import Tally
+
+_DELTA_HEAD = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'
+_DELTA_TAIL = b',"logprobs":[]}\n\n'
+
+
+class ResponseWriter(StreamWriter):
+    """Encodes one response's events into its sink."""
+
+    def __init__(self, sink: Sink, draft: Draft, tally: Tally, log: structlog.typing.BindableLogger) -> None:
+        super().__init__(sink, tally, log)
+        self._draft = draft
+        self._num_events = 0
+        self._texts: list[str] | None = None
+        """What was sent of the text; None until its item was begun."""
+        self._finish_reason: FinishReason | None = None
+        self._record: UsageRecord | None = None
+        self._part = {"item_id": draft.item_id, "output_index": 0, "content_index": 0}
+        self._delta_middle = b"," + orjson.dumps(self._part)[1:-1] + b',"delta":'
+
+    def _consume_one(self, event: OutletEvent) -> None:
+        match event:
+            case Delta():
+                self._tally.add(event)
+                texts = self._open_item() if self._texts is None else self._texts
+                if event.text:
+                    number = b"%d" % self._num_events
+                    text = orjson.dumps(event.text)
+                    self._sink.push(b"".join((_DELTA_HEAD, number, self._delta_middle, text, _DELTA_TAIL)))
+                    self._num_events += 1
+                    texts.append(event.text)
+                if event.finish_reason is not None:
+                    self._finish_reason = event.finish_reason
+            case Started():
+                self._tally.start(event)
+                self._sink.push(self._opening())
+            case Closed():
+                self._record = event.record
+                error = error_of(event)
+                self._end(self._closing(event.record) if error is None else self._failure(error))
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        data = orjson.dumps({"type": name, "sequence_number": self._num_events, **fields})
+        self._num_events += 1
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+
+    def _opening(self) -> bytes:
+        """The first events, unless they were sent."""
+        if self._num_events:
+            return b""
+        response = self._draft.body("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def _open_item(self) -> list[str]:
+        item = self._draft.message("in_progress")
+        self._sink.push(
+            self._opening()
+            + self._event("response.output_item.added", output_index=0, item=item)
+            + self._event("response.content_part.added", **self._part, part=text_part(""))
+        )
+        self._texts = []
+        return self._texts
+
+    def _closing(self, record: UsageRecord) -> bytes:
+        text = "".join(self._open_item() if self._texts is None else self._texts)
+        response = self._draft.served(text, self._finish_reason, record)
+        status = response["status"]
+        return b"".join(
+            (
+                self._event("response.output_text.done", **self._part, text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._part, part=text_part(text)),
+                self._event("response.output_item.done", output_index=0, item=response["output"][0]),
+                self._event(f"response.{status}", response=response),
+            )
+        )
+
+    def _failure(self, error: APIError) -> bytes:
+        told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
+        text = None if self._texts is None else "".join(self._texts)
+        known = self._tally if self._record is None else self._record
+        # The client's type has the fields of an `error` event side by side; what it raises on is an object of them.
+        return b"".join(
+            (
+                self._opening(),
+                self._event("error", **{**told, "type": "error"}, error=told),
+                self._event("response.failed", response=self._draft.failed(text, error, known)),
+            )
+        )
