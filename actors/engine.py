@@ -62,6 +62,7 @@ class Engine:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             share_pending_prefixes=config.share_pending_prefixes,
+            step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=math.ceil(config.watermark * config.num_blocks),
             observers=[] if events is None else [events],
         )

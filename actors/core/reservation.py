@@ -25,10 +25,8 @@ import attrs
 
 from quipu.actors.core.block_pool import COMMITTED, BlockObserver, BlockPool
 from quipu.actors.core.misses import MissTracker
+from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
-
-MAX_DEFERRALS = 2
-"""Steps for which a candidate waits for blocks that somebody else is computing."""
 
 
 @attrs.define(eq=False)
@@ -70,6 +68,7 @@ class BlockManagerCore:
         *,
         enable_prefix_caching: bool = True,
         share_pending_prefixes: bool = False,
+        step_overhead_tokens: int = STEP_OVERHEAD_TOKENS,
         watermark_blocks: int = 0,
         explain_misses: bool = True,
         observers: Sequence[BlockObserver] = (),
@@ -77,15 +76,15 @@ class BlockManagerCore:
         """`watermark_blocks` stay free at an admission while others run, so that those can grow a while.
 
         `share_pending_prefixes`: a candidate whose next block this very step computes for somebody else is passed
-        over, `MAX_DEFERRALS` times at most; in the next step it is granted that block. `observers` follow what is
-        committed, evicted and reset.
+        over where that pays, a step costing as much as `step_overhead_tokens` positions (see `pending.py`).
+        `observers` follow what is committed, evicted and reset.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.holdings: dict[int, Holding] = {}
         self._enable_prefix_caching = enable_prefix_caching
-        self._share_pending_prefixes = share_pending_prefixes and enable_prefix_caching
-        self._deferrals: dict[int, int] = {}
+        is_sharing = share_pending_prefixes and enable_prefix_caching
+        self._pending = PendingPrefixes(block_size, step_overhead_tokens) if is_sharing else None
         self._watermark_blocks = watermark_blocks
         self._publications: dict[int, list[Publication]] = {}
         self._epoch = 0
@@ -226,28 +225,22 @@ class BlockManagerCore:
                 new_blocks = []
             grant.add(sequence_id, start, count, new_blocks)
 
-    def _is_deferred(self, sequence_id: int, missing_key: bytes | None, being_written: set[bytes]) -> bool:
-        """Whether a candidate is better served by the next step, which finds what this one writes."""
-        if missing_key not in being_written or self._deferrals.get(sequence_id, 0) >= MAX_DEFERRALS:
-            self._deferrals.pop(sequence_id, None)
-            return False
-        self._deferrals[sequence_id] = self._deferrals.get(sequence_id, 0) + 1
-        return True
-
-    def _keys_being_written(self, sequence_id: int, start: int, count: int) -> list[bytes]:
-        holding = self.holdings[sequence_id]
-        return holding.keys[holding.num_published : (start + count) // self.block_size]
+    def _announce_rows(self, pending: PendingPrefixes, proposal: Reserve, grant: _Grant) -> None:
+        """Say what the running rows write in this step that can be found from the next one on."""
+        pending.begin(proposal.candidate_ids)
+        if proposal.candidate_ids:
+            for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
+                holding = self.holdings[sequence_id]
+                if holding.epoch == self._epoch:
+                    pending.announce(holding.keys, holding.num_published, start, count)
 
     def _admit(self, proposal: Reserve, grant: _Grant) -> None:
-        pool, size = self.pool, self.block_size
-        being_written: set[bytes] = set()
-        if self._deferrals:  # forget those that are gone
-            self._deferrals = {i: n for i, n in self._deferrals.items() if i in proposal.candidate_ids}
-        if self._share_pending_prefixes and proposal.candidate_ids:
-            for row in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
-                being_written.update(self._keys_being_written(*row))
+        pool, size, pending = self.pool, self.block_size, self._pending
+        if pending is not None:
+            self._announce_rows(pending, proposal, grant)
         budget = proposal.token_budget
-        for sequence_id, num_tokens, num_prompt_tokens, keys, root_key, token_ids in zip(
+        for index, sequence_id, num_tokens, num_prompt_tokens, keys, root_key, token_ids in zip(
+            range(len(proposal.candidate_ids)),
             proposal.candidate_ids,
             proposal.candidate_num_tokens,
             proposal.candidate_num_prompt_tokens,
@@ -260,10 +253,8 @@ class BlockManagerCore:
                 break
             limit = min((num_tokens - 1) // size, len(keys)) if self._enable_prefix_caching else 0
             shared = pool.match(keys, limit)
-            if being_written:
-                missing_key = keys[len(shared)] if len(shared) < limit else None
-                if self._is_deferred(sequence_id, missing_key, being_written):
-                    continue
+            if pending is not None and pending.is_awaited(proposal, index, len(shared), limit, budget):
+                continue
             watermark = self._watermark_blocks if self.holdings else 0
             missing_in_all = -(-num_tokens // size) - len(shared)
             if pool.num_free - pool.num_free_among(shared) < missing_in_all + watermark:
@@ -283,8 +274,8 @@ class BlockManagerCore:
                 token_ids=token_ids,
             )
             budget -= count
-            if self._share_pending_prefixes:
-                being_written.update(self._keys_being_written(sequence_id, start, count))
+            if pending is not None:
+                pending.announce(keys, len(shared), start, count)
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)
