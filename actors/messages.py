@@ -93,13 +93,59 @@ class TokenPrompt:
     token_ids: tuple[int, ...]
 
 
+class CacheTtl(StrEnum):
+    """How long a client asks for a prefix to be kept after its last use."""
+
+    FIVE_MINUTES = "5m"
+    ONE_HOUR = "1h"
+
+
+@attrs.frozen
+class ToolMark:
+    """A breakpoint at the end of a tool's definition."""
+
+    ttl: CacheTtl
+    tool: int
+
+
+@attrs.frozen
+class ContentMark:
+    """A breakpoint in a message's content."""
+
+    ttl: CacheTtl
+    message: int
+    num_chars: int
+    """Of the content before it."""
+
+
+@attrs.frozen
+class CallMark:
+    """A breakpoint at the end of one of a message's tool calls."""
+
+    ttl: CacheTtl
+    message: int
+    call: int
+
+
+Mark = ToolMark | ContentMark | CallMark
+
+
 @attrs.frozen
 class ChatPrompt:
-    """Messages in the order given, rendered through the checkpoint's chat template."""
+    """Messages in the order given, rendered through the checkpoint's chat template.
+
+    Messages and tools are as chat templates know them: `role`, `content`, `reasoning_content`, `tool_calls` with
+    arguments as objects, `tool_call_id`, `name`.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    continue_final: bool = False
+    """The last message is the beginning of the answer: the prompt ends with its last character."""
+    marks: tuple[Mark, ...] = ()
+    """Cache breakpoints, in the order of the prompt."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -128,6 +174,26 @@ class Encode:
     """Lower is served first under `--scheduling-policy priority`."""
     cache_salt: str = ""
     """Subdivides the domain: prompts share only with those of the same salt."""
+
+
+@attrs.frozen
+class CountTokens:
+    """Say how many tokens a prompt has: no account, no engine."""
+
+    prompt: Prompt
+    prompt_param: str
+    outlet: CountOutlet
+
+
+@attrs.frozen
+class Counted:
+    num_tokens: int
+
+
+class CountOutlet(Protocol):
+    """Where the answer to a `CountTokens` goes. `put` never blocks and never raises."""
+
+    def put(self, answer: Counted | RequestError, /) -> None: ...
 
 
 # ---------------------------------------------------------------- to the scheduler
@@ -442,6 +508,17 @@ class Prompted:
     prompt_indexes: tuple[int, ...]
     choice_indexes: tuple[int, ...]
     num_prompt_tokens: tuple[int, ...]
+    breakpoints: tuple[tuple[Breakpoint, ...], ...] = ()
+    """Those of each sequence's prompt, in order. Empty: nobody marked any."""
+
+
+@attrs.frozen
+class Breakpoint:
+    """The end of a prefix that a client has marked as worth keeping."""
+
+    position: int
+    """Prompt tokens before it; 0 where the chat template has left no trace of it."""
+    ttl: CacheTtl
 
 
 @attrs.frozen
@@ -527,6 +604,9 @@ class Started:
     """Sums over the prompts admitted so far."""
     cached_tokens: int
     cache_write_tokens: int
+    created_5m_tokens: int = 0
+    """Of those written, the ones up to the last breakpoint, by the ttl of the first breakpoint after each."""
+    created_1h_tokens: int = 0
 
 
 @attrs.frozen
@@ -538,6 +618,8 @@ class Delta:
     num_tokens: int
     """Completion tokens this item accounts for."""
     finish_reason: FinishReason | None
+    stop_match: str | None = None
+    """The stop string that ended it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -572,6 +654,10 @@ class UsageRecord:
     """Prompt tokens served from cache. Unknown (no admission) is not 0."""
     cached_by_tier: Mapping[str, int] | None = None
     cache_write: Count = UNKNOWN
+    created_5m_tokens: int = 0
+    """Of those written, the ones up to the last `cache_control` breakpoint, by the ttl of the first breakpoint after
+    each; 0 where the client marked nothing."""
+    created_1h_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     computed_tokens: int = 0
