@@ -1,4 +1,4 @@
-"""The command line: `quipu serve MODEL`.
+"""The command line: `quipu serve MODEL`, and the commands beside it.
 
 Flags have vLLM's names where it has them. Resolves flags and checkpoint into a `HouseConfig`, runs the house and the
 HTTP server in one nursery, and stops in three steps on SIGTERM or SIGINT: ask (drain), wait (the grace), kill.
@@ -27,6 +27,9 @@ from quipu.actors.supervisor import EngineGivenUp
 from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.app import make_app
+from quipu.web.key_command import add_key_actions, add_key_flags, key_store, reloading_on_hangup, run_keys
+from quipu.web.key_file import KeyFileError
+from quipu.web.keys import KeyStore
 from quipu.web.kv_events import parse_kv_events
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
@@ -42,13 +45,16 @@ CLOSING_S = 2.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `quipu` command; returns the exit code."""
     arguments = make_parser().parse_args(argv)
+    if arguments.command == "keys":
+        return run_keys(arguments)
     logs.configure(arguments.log_level)
     if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
         print("quipu: --kv-events-config needs prefix caching: without it nothing can be found", file=sys.stderr)
         return EXIT_USAGE
     try:
+        keys = key_store(arguments, os.environ)
         config, info = resolve_config(arguments)
-    except CheckpointError as error:
+    except (CheckpointError, KeyFileError) as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
     options = AppOptions(
@@ -65,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 info,
                 options,
                 server,
+                keys,
                 host=arguments.host,
                 port=arguments.port,
                 grace_s=arguments.shutdown_timeout,
@@ -129,6 +136,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
     )
+    add_key_flags(command)
     add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
@@ -137,6 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--executor", choices=["reference", "fake"], default="reference", help="`fake` computes nothing")
     add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
     add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)
+    add_key_actions(commands.add_parser("keys", help="make API keys for a key file"))
     return parser
 
 
@@ -225,20 +234,21 @@ async def run_server(
     info: ServingInfo,
     options: AppOptions,
     server: ServerConfig,
+    keys: KeyStore,
     *,
     host: str,
     port: int,
     grace_s: float,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`. Raises EngineGivenUp."""
-    async with split(config, info) as house, trio.open_nursery() as watching:
+    async with reloading_on_hangup(keys), split(config, info) as house, trio.open_nursery() as watching:
         stopping = trio.Event()
         watching.start_soon(_wait_signal, stopping)
         async with trio.open_nursery() as serving:
             addresses: list[Address] = await serving.start(
                 partial(
                     serve,
-                    make_app(house.desk, options),
+                    make_app(house.desk, options, keys),
                     host=host,
                     port=port,
                     config=server,

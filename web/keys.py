@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from quipu.web.key_file import KeyEntry, KeyFileError, check_distinct, read_key_file
+from quipu.web.key_file import KeyEntry, check_distinct, read_key_file
 
 DEFAULT_TENANT = "default"
 
@@ -114,6 +114,3 @@ def given_keys(key_hashes: Sequence[str], admin_key_hashes: Sequence[str]) -> li
             name = f"{kind}-{number}"
             entries.append(KeyEntry(id=name, name=name, tenant=DEFAULT_TENANT, sha256=sha256, admin=admin))
     return entries
-
-
-__all__ = ["DEFAULT_TENANT", "KeyFileError", "KeyRing", "KeyStore", "Principal", "given_keys", "house_principal"]

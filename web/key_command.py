@@ -1,0 +1,129 @@
+"""`quipu keys new` and `quipu keys hash`, and the flags and environment by which `quipu serve` is given keys.
+
+Flags and environment are hashed as they are read, so that what the command line hands on holds no key. Errors never
+show what was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+import trio
+
+from quipu.web.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
+from quipu.web.keys import KeyStore, given_keys
+
+API_KEY_VARIABLE = "QUIPU_API_KEY"
+ADMIN_KEY_VARIABLE = "QUIPU_ADMIN_KEY"
+EXIT_USAGE = 2
+
+log = structlog.get_logger("quipu.keys")
+
+
+def add_key_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quipu serve`."""
+    add = parser.add_argument
+    add(
+        "--api-key",
+        type=_hashed,
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"close every route but /health and /ready to who has none; may be repeated; also ${API_KEY_VARIABLE}",
+    )
+    add(
+        "--admin-key",
+        type=_hashed,
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"a key for /metrics and the like, too; may be repeated; also ${ADMIN_KEY_VARIABLE}",
+    )
+    add("--key-file", type=Path, metavar="FILE", help="hashes of keys and whose they are; read again on SIGHUP")
+
+
+def key_store(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> KeyStore:
+    """The keys of a server. Takes those of `environment` out of it: children inherit it. Raises KeyFileError."""
+    hashes = []
+    for variable, flags in ((API_KEY_VARIABLE, arguments.api_key), (ADMIN_KEY_VARIABLE, arguments.admin_key)):
+        given = environment.pop(variable, None)
+        try:
+            hashes.append([*([] if given is None else [_hashed(given)]), *flags])
+        except argparse.ArgumentTypeError as error:
+            raise KeyFileError(f"{variable}: {error}") from None
+    api_key_hashes, admin_key_hashes = hashes
+    return KeyStore(given_keys(api_key_hashes, admin_key_hashes), arguments.key_file)
+
+
+@asynccontextmanager
+async def reloading_on_hangup(keys: KeyStore) -> AsyncIterator[None]:
+    """While the block runs, read the key file again whenever SIGHUP comes; a file that cannot be used changes nothing.
+
+    Without a key file SIGHUP keeps its meaning: it ends the process.
+    """
+    async with trio.open_nursery() as nursery:
+        if keys.path is not None:
+            await nursery.start(_reload_on_hangup, keys)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def _reload_on_hangup(keys: KeyStore, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            try:
+                await trio.to_thread.run_sync(keys.reload, abandon_on_cancel=True)
+            except KeyFileError as error:
+                log.error("keys.not_reloaded", error=str(error), **keys.describe())
+            else:
+                log.info("keys.reloaded", **keys.describe())
+
+
+def add_key_actions(parser: argparse.ArgumentParser) -> None:
+    """What `quipu keys` can do."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    new = actions.add_parser("new", help="make a key: its entry goes to stdout, the key itself, once, to stderr")
+    new.add_argument("--tenant", required=True, help="who pays, and whose cache its requests share")
+    new.add_argument("--name", required=True, help="for people")
+    new.add_argument("--admin", action="store_true", help="may also ask what concerns the whole server")
+    actions.add_parser("hash", help="read a key from stdin, print what the key file holds of it")
+
+
+def run_keys(arguments: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    try:
+        if arguments.action == "hash":
+            print(_hashed(sys.stdin.read().rstrip("\r\n")))
+        else:
+            key = new_key(admin=arguments.admin)
+            entry = KeyEntry(
+                id=f"key-{secrets.token_hex(6)}",
+                name=arguments.name,
+                tenant=arguments.tenant,
+                admin=arguments.admin,
+                sha256=hash_key(key),
+            )
+            check_entry(entry, "the entry")
+            print(render_entry(entry))
+            print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    except (KeyFileError, argparse.ArgumentTypeError) as error:
+        print(f"quipu: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return 0
+
+
+def _hashed(key: str) -> str:
+    """What is kept of a key that was given by hand. Raises ArgumentTypeError, which shows nothing of it."""
+    if not key:
+        raise argparse.ArgumentTypeError("the key is empty")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise argparse.ArgumentTypeError("a key has printable ASCII characters only, and no spaces")
+    return hash_key(key)
