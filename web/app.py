@@ -18,6 +18,7 @@ from quipu.web.auth import install_auth
 from quipu.web.errors import frames_of, install_error_handlers
 from quipu.web.keys import KeyStore
 from quipu.web.openai.models import install_models
+from quipu.web.openai.responses_serve import install_responses
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
 from quipu.web.scope import ScopedHTTP
@@ -56,6 +57,7 @@ def make_app(desk: FrontDesk, options: AppOptions | None = None, keys: KeyStore 
     install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks
     install_error_handlers(app)
     install_openai(app, desk, options)
+    install_responses(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
     return app
