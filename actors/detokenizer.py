@@ -89,18 +89,19 @@ class Detokenizer:
     def _give(self, sequence: TrackedSequence, token_id: int, reason: FinishReason | None) -> None:
         """Hand one token's text out; the last one brings everything that was held back."""
         sequence.num_tokens += 1
-        stopped, text = False, ""
+        match: str | None = None
+        text = ""
         if reason is not FinishReason.STOP or sequence.include_stop:  # a stop token is counted, not shown
             piece = sequence.stream.push(token_id)
-            stopped, text = piece.stopped, piece.text
-        if reason is not None and not stopped:
+            match, text = piece.match, piece.text
+        if reason is not None and match is None:
             rest = sequence.stream.flush()
-            stopped, text = rest.stopped, text + rest.text
-        if stopped:
+            match, text = rest.match, text + rest.text
+        if match is not None:
             if reason is None:
                 self._end_sequence(sequence.sequence_id)
             reason = FinishReason.STOP
-        sequence.outlet.put(Delta(sequence.index, text, 1, reason))
+        sequence.outlet.put(Delta(sequence.index, text, 1, reason, match))
         if reason is not None:
             self._complete(sequence, reason)
 

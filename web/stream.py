@@ -30,6 +30,8 @@ class Transcript:
     texts: dict[int, list[str]] = attrs.field(factory=dict)
     """By choice."""
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
+    stop_matches: dict[int, str] = attrs.field(factory=dict)
+    """The stop string that ended a choice, where one did."""
     closed: Closed | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -41,6 +43,8 @@ class Transcript:
                     self.texts.setdefault(event.index, []).append(event.text)
                     if event.finish_reason is not None:
                         self.finish_reasons[event.index] = event.finish_reason
+                    if event.stop_match is not None:
+                        self.stop_matches[event.index] = event.stop_match
                 case Started():
                     self.tally.start(event)
                 case Closed():

@@ -49,8 +49,12 @@ class Piece:
     """What one token brought."""
 
     text: str
-    stopped: bool
-    """A stop string is complete; nothing after it is handed out."""
+    match: str | None = None
+    """The stop string that is complete; nothing after it is handed out."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.match is not None
 
 
 class StopMatcher:
@@ -66,17 +70,17 @@ class StopMatcher:
 
     def push(self, text: str) -> Piece:
         if not self._stops:
-            return Piece(text, stopped=False)
+            return Piece(text)
         buffer = self._held + text
         found = [(at, stop) for stop in self._stops if (at := buffer.find(stop)) >= 0]
         if found:
             # the one that is complete first; of several, the one that begins first
             at, stop = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
             self._held = ""
-            return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], stopped=True)
+            return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], match=stop)
         keep = max(_overlap(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - keep :]
-        return Piece(buffer[: len(buffer) - keep], stopped=False)
+        return Piece(buffer[: len(buffer) - keep])
 
     def flush(self) -> str:
         """What was held back and is no stop string after all."""
@@ -107,4 +111,4 @@ class TextStream:
     def flush(self) -> Piece:
         """The end: what both still hold. A character that was cut off can complete a stop string, too."""
         piece = self._matcher.push(self._decoder.flush())
-        return piece if piece.stopped else Piece(piece.text + self._matcher.flush(), stopped=False)
+        return piece if piece.stopped else Piece(piece.text + self._matcher.flush())

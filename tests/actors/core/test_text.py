@@ -96,17 +96,17 @@ def test_a_character_that_never_ends_is_replaced_at_the_end() -> None:
 
 def test_the_stop_that_is_complete_first_decides() -> None:
     """Not the one that begins first, nor the one named first."""
-    assert StopMatcher(["abcd", "c"]).push("xabcdy") == Piece("xab", stopped=True)
-    assert StopMatcher(["c", "bc", "xc"]).push("abcd") == Piece("a", stopped=True)
+    assert StopMatcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c")
+    assert StopMatcher(["c", "bc", "xc"]).push("abcd") == Piece("a", match="bc")
 
 
 def test_a_stop_across_tokens() -> None:
     """Its beginning is held back until it is decided, also where the first attempt was none."""
     matcher = StopMatcher(["aab"])
-    assert matcher.push("xa") == Piece("x", stopped=False)
-    assert matcher.push("a") == Piece("", stopped=False)
-    assert matcher.push("a") == Piece("a", stopped=False)
-    assert matcher.push("bz") == Piece("", stopped=True)
+    assert matcher.push("xa") == Piece("x")
+    assert matcher.push("a") == Piece("")
+    assert matcher.push("a") == Piece("a")
+    assert matcher.push("bz") == Piece("", match="aab")
 
 
 def test_a_beginning_that_came_to_nothing_is_handed_out_at_the_end() -> None:
