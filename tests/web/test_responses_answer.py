@@ -1,0 +1,323 @@
+"""`POST /v1/responses`: its answer and its events, as the OpenAI client's types know them, and how requests fail."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pydantic
+import pytest
+import trio
+import trio.testing
+from openai.types.responses import Response, ResponseStreamEvent
+from structlog.testing import capture_logs
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
+
+from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, RequestError
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+PATH = "/v1/responses"
+BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}
+STREAM = {**BODY, "stream": True}
+EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
+USAGE = {
+    "input_tokens": 40,
+    "input_tokens_details": {"cached_tokens": 32, "cache_write_tokens": 0},
+    "output_tokens": 3,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 43,
+}
+OUR_OWN = {"store"}
+"""In the documented object, but not in the client's type."""
+BROKEN = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
+
+
+def cut(text: str) -> FakeDesk:
+    """A desk whose answer runs into its limit."""
+    return FakeDesk(says(STARTED, Delta(0, text, 3, FinishReason.LENGTH), Closed(record(), None)))
+
+
+async def stream(desk: FakeDesk, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream that ended as it should, each under its own name."""
+    async with Client(make_app(desk)).open("POST", PATH, {**STREAM, **fields}) as exchange:
+        assert await exchange.wait_started() == 200
+        data = await exchange.read()
+    assert exchange.headers["content-type"].startswith("text/event-stream")
+    return read_events(data)
+
+
+def read_events(data: bytes) -> list[dict[str, Any]]:
+    events = []
+    for block in data.decode().removesuffix("\n\n").split("\n\n"):
+        name, content = block.split("\n")
+        events.append(json.loads(content.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+async def test_whole_answer() -> None:
+    """One message with its text, complete, and the usage of the record."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
+    assert exchange.status == 200
+    assert (answer["id"], answer["object"], answer["status"]) == ("resp_r1", "response", "completed")
+    assert answer["output"] == [
+        {
+            "id": "msg_r1",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}],
+        }
+    ]
+    assert answer["usage"] == USAGE
+    assert answer["error"] is None and answer["incomplete_details"] is None
+    assert answer["completed_at"] >= answer["created_at"] > 0
+
+
+async def test_limit() -> None:
+    """An answer cut by its limit is incomplete, and so is its message; nothing else changes."""
+    _, answer = await Client(make_app(cut("Hel"))).post(PATH, BODY)
+    assert answer["status"] == answer["output"][0]["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["usage"] == USAGE and answer["completed_at"] is None
+
+
+async def test_request_is_repeated() -> None:
+    """The object says what was asked, and what holds where nothing was; nothing is stored, whatever was asked."""
+    asked = {
+        "instructions": "be brief", "max_output_tokens": 9, "metadata": {"a": "b"}, "parallel_tool_calls": False,
+        "temperature": 0.5, "top_p": 0.25, "tool_choice": "none", "user": "u", "safety_identifier": "s",
+        "prompt_cache_key": "k", "max_tool_calls": 2,
+    }  # fmt: skip
+    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **asked, "store": True, "service_tier": "flex"})
+    assert asked.items() <= answer.items()
+    assert (answer["model"], answer["store"], answer["service_tier"]) == ("tiny", False, "default")
+    _, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
+    assert (answer["temperature"], answer["top_p"], answer["metadata"], answer["tool_choice"]) == (1.0, 1.0, {}, "auto")
+    assert answer["text"] == {"format": {"type": "text"}} and answer["truncation"] == "disabled"
+
+
+async def test_tiers_for_those_who_ask() -> None:
+    """Cached tokens by tier and reasons of misses, as on the other endpoints."""
+    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, "return_cached_tokens_details": True})
+    details = answer["usage"]["input_tokens_details"]
+    assert details["cached_tokens_by_tier"]["device"] == details["cached_tokens"] == 32
+    assert details["cache_misses"] == []
+
+
+async def test_openai_types_know_every_field() -> None:
+    """The client's own types accept the answer and every event, strictly, and find nothing that they do not know."""
+    for desk in (FakeDesk(), cut("Hel")):
+        _, answer = await Client(make_app(desk)).post(PATH, BODY)
+        parsed = Response.model_validate(answer, strict=True)
+        assert set(parsed.model_extra or ()) == OUR_OWN
+        assert parsed.usage is not None and not parsed.usage.input_tokens_details.model_extra
+        assert not parsed.output[0].model_extra and not parsed.output[0].content[0].model_extra
+        assert parsed.output_text in ("Hello", "Hel")
+    broken = FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN))
+    for desk in (FakeDesk(), cut("Hel"), broken):
+        for event in await stream(desk):
+            read = EVENT.validate_python(event, strict=True)
+            assert set(read.model_extra or ()) <= ({"error"} if event["type"] == "error" else set())
+
+
+async def test_stream() -> None:
+    """The documented events in the documented order, numbered from 0; the object grows, usage stands on the last."""
+    events = await stream(FakeDesk())
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    created, _, added, part, first, second, text, part_done, done, completed = events
+    assert created["response"]["status"] == "in_progress" and created["response"]["output"] == []
+    assert created["response"]["usage"] is None and events[1]["response"]["usage"] is None
+    assert added["item"] == {**done["item"], "status": "in_progress", "content": []}
+    assert part["part"] == {**part_done["part"], "text": ""}
+    assert [first["delta"], second["delta"], text["text"], part_done["part"]["text"]] == ["Hel", "lo", "Hello", "Hello"]
+    for event in (part, first, second, text, part_done):
+        assert (event["item_id"], event["output_index"], event["content_index"]) == ("msg_r1", 0, 0)
+    assert completed["response"]["output"] == [done["item"]]
+    assert completed["response"]["usage"] == USAGE
+
+
+async def test_stream_ends_like_the_whole_answer() -> None:
+    """The last event carries what the whole answer would have been, complete or cut."""
+    for desk, name in ((FakeDesk(), "completed"), (cut('"\n\\ü'), "incomplete")):
+        _, whole = await Client(make_app(desk)).post(PATH, BODY)
+        last = (await stream(desk))[-1]
+        own = {"id", "created_at", "completed_at", "output"}
+        assert last["type"] == f"response.{name}"
+        assert {k: v for k, v in last["response"].items() if k not in own} == {
+            k: v for k, v in whole.items() if k not in own
+        }
+        assert last["response"]["output"][0]["content"] == whole["output"][0]["content"]
+
+
+async def test_no_text_is_an_empty_message() -> None:
+    """An answer of which nothing is shown has a message all the same, whole and streamed."""
+    desk = FakeDesk(says(STARTED, Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)))
+    _, answer = await Client(make_app(desk)).post(PATH, BODY)
+    assert answer["output"][0]["content"][0]["text"] == ""
+    events = await stream(desk)
+    assert "response.output_text.delta" not in [event["type"] for event in events]
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
+
+
+async def test_any_split_of_the_text() -> None:
+    """However the text comes in pieces, deltas, done events and whole answer are the same text."""
+    chance = random.Random(5)
+    for _ in range(50):
+        pieces = [
+            "".join(chance.choices('ab"\\\n\u2028é€😀<|{}', k=chance.randrange(4))) for _ in range(chance.randrange(9))
+        ]
+        deltas = [Delta(0, piece, 1, None) for piece in pieces]
+        desk = FakeDesk(says(STARTED, *deltas, Delta(0, "", 0, FinishReason.STOP), Closed(record(), None)))
+        events = await stream(desk)
+        text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert (
+            text == "".join(pieces) == events[-1]["response"]["output"][0]["content"][0]["text"] == events[-4]["text"]
+        )
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_error_in_mid_stream() -> None:
+    """An `error` that clients raise on, then the failed response with what was sent and what was counted."""
+    events = await stream(FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN)))
+    error, failed = events[-2:]
+    told = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
+    assert error == {**told, "type": "error", "sequence_number": 5, "error": told}
+    assert failed["type"] == "response.failed" and failed["sequence_number"] == 6
+    response = failed["response"]
+    assert response["status"] == "failed" and response["usage"] == USAGE
+    assert response["error"] == {
+        "code": "server_error",
+        "message": "engine died",
+        "type": "server_error",
+        "param": None,
+    }
+    assert response["output"][0]["status"] == "incomplete"
+    assert response["output"][0]["content"][0]["text"] == "half"
+    assert not any(event["type"].endswith(".done") for event in events)
+
+
+async def test_failure_before_the_first_token() -> None:
+    """A stream whose request was admitted and then failed has no item; unknown counts are null, not 0."""
+    unknown = record(outcome=Outcome.FAILED, cached_tokens=None, completion_tokens=0)
+    events = await stream(FakeDesk(says(STARTED, Closed(unknown, RequestError(ErrorKind.TIMEOUT, "too late")))))
+    kinds = ["response.created", "response.in_progress", "error", "response.failed"]
+    assert [event["type"] for event in events] == kinds
+    assert events[-1]["response"]["output"] == []
+    assert events[-1]["response"]["usage"]["input_tokens_details"]["cached_tokens"] is None
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
+async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
+    """Half an answer is never taken for a whole one, even if nobody said what went wrong."""
+    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
+    exchange, answer = await Client(make_app(desk)).post(PATH, BODY)
+    assert exchange.status == 500 and "output" not in answer
+    assert [event["type"] for event in await stream(desk)][-2:] == ["error", "response.failed"]
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+@pytest.mark.parametrize(
+    ("kind", "status", "error_type"),
+    [
+        (ErrorKind.INVALID, 400, "invalid_request_error"),
+        (ErrorKind.OVERLOADED, 503, "service_unavailable"),
+        (ErrorKind.TIMEOUT, 504, "timeout_error"),
+        (ErrorKind.INTERNAL, 500, "server_error"),
+    ],
+)
+async def test_early_error_has_its_status(body: object, kind: ErrorKind, status: int, error_type: str) -> None:
+    """A request that could not start is never answered with 200, streamed or not."""
+    desk = FakeDesk(says(failure(kind, "because", param="input", code="why")))
+    exchange, answer = await Client(make_app(desk)).post(PATH, body)
+    assert exchange.status == status
+    param = "input" if kind is ErrorKind.INVALID else None
+    assert answer["error"] == {"message": "because", "type": error_type, "param": param, "code": "why"}
+    assert desk.ticket.num_leaves == 1
+
+
+async def test_writer_failure_stays_its_own() -> None:
+    """A text that cannot be encoded fails its own stream, with the text before it; whoever put it sees nothing."""
+    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None)))
+    async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
+        await exchange.wait_started()
+        data = await exchange.read_some()
+        desk.ticket.mailbox.put(Delta(0, "\ud800", 1, None))
+        desk.ticket.mailbox.put(Delta(0, "b", 1, FinishReason.STOP))
+        events = read_events(data + await exchange.read())
+    assert [event["type"] for event in events][-2:] == ["error", "response.failed"]
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "a"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
+    """A response that is not made in time is a 504, and its ticket is left."""
+    late = FakeDesk(says())
+    exchange, answer = await Client(make_app(late, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
+    assert exchange.status == 504 and "longer than 5 seconds" in answer["error"]["message"]
+    assert late.ticket.num_leaves == 1
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+@pytest.mark.parametrize("num_events", range(len(hello()) + 1))
+async def test_leaving(body: dict[str, Any], num_events: int) -> None:
+    """A client that leaves, whatever has come for it by then, leaves its ticket once, and no task stays."""
+    desk = FakeDesk(says(*hello()[:num_events]))
+    num_tasks = trio.lowlevel.current_statistics().tasks_living
+    with trio.fail_after(5):
+        async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
+            await trio.testing.wait_all_tasks_blocked()
+            exchange.leave()
+            await trio.testing.wait_all_tasks_blocked()
+            assert trio.lowlevel.current_statistics().tasks_living == num_tasks
+    assert desk.ticket.num_leaves == 1
+
+
+async def test_every_checkpoint() -> None:
+    """Cancelled before task step k, for every k until the request is through: each ticket that was opened is left."""
+    for body in (BODY, STREAM):
+        k = 0
+        cancelled = True
+        while cancelled:
+            k += 1
+            desk = FakeDesk()
+            instrument = CancelAt(k)
+            with trio.CancelScope() as scope:
+                instrument.scope = scope
+                trio.lowlevel.add_instrument(instrument)
+                async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
+                    await exchange.wait_started()
+                    await exchange.read()
+            trio.lowlevel.remove_instrument(instrument)
+            assert all(ticket.num_leaves == 1 for ticket in desk.tickets), k
+            cancelled = scope.cancelled_caught
+        assert 5 < k < 500, "the sweep has to go through a whole request"
+
+
+class CancelAt(trio.abc.Instrument):
+    """Cancels a scope before the k-th time that a task runs."""
+
+    def __init__(self, k: int) -> None:
+        self.count = 0
+        self.k = k
+        self.scope: trio.CancelScope | None = None
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+        if self.count == self.k and self.scope is not None:
+            self.scope.cancel()
+
+
+async def test_log_line() -> None:
+    """One line at info with the endpoint's route and the record's numbers."""
+    with capture_logs() as lines:
+        await Client(make_app(FakeDesk())).post(PATH, BODY)
+    (line,) = [line for line in lines if line["event"] == "request.done"]
+    assert (line["endpoint"], line["outcome"], line["log_level"]) == (PATH, "finished", "info")
+    assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (40, 32, 3)

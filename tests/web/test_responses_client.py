@@ -1,0 +1,108 @@
+"""The OpenAI client's `responses`, talking to the app without a network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import openai
+import pytest
+from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.test_openai_client import client_of
+
+from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, RequestError
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_from_a_dump() -> Iterator[None]:
+    """What the client parsed must also serialise as the type that it was taken for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+async def test_create() -> None:
+    """The whole answer, through the client's own helper for its text and the names of its numbers."""
+    async with client_of(FakeDesk()) as client:
+        response = await client.responses.create(model="tiny", input="hi")
+        assert response.output_text == "Hello" and response.status == "completed"
+        assert response.usage is not None
+        assert response.usage.input_tokens_details.cached_tokens == 32
+        response.model_dump()
+
+
+async def test_stream() -> None:
+    """Every event is one that the client knows; the last one carries the response."""
+    async with client_of(FakeDesk()) as client:
+        whole = await client.responses.create(model="tiny", input="hi")
+        events = [event async for event in await client.responses.create(model="tiny", input="hi", stream=True)]
+        for event in events:
+            event.model_dump()
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello"
+        last = events[-1]
+        assert last.type == "response.completed"
+        assert last.response.usage == whole.usage and last.response.output_text == "Hello"
+
+
+async def test_stream_helper() -> None:
+    """The helper that keeps a snapshot ends with the whole response."""
+    async with client_of(FakeDesk()) as client, client.responses.stream(model="tiny", input="hi") as stream:
+        snapshots = [event.snapshot async for event in stream if event.type == "response.output_text.delta"]
+        final = await stream.get_final_response()
+    assert snapshots == ["Hel", "Hello"]
+    assert final.output_text == "Hello" and final.usage is not None and final.usage.total_tokens == 43
+
+
+async def test_stream_helper_at_the_limit() -> None:
+    """A response cut by its limit is an event of the helper's; its final response is only ever a completed one."""
+    desk = FakeDesk(says(STARTED, Delta(0, "Hel", 3, FinishReason.LENGTH), Closed(record(), None)))
+    async with client_of(desk) as client, client.responses.stream(model="tiny", input="hi") as stream:
+        events = [event async for event in stream]
+        assert events[-1].type == "response.incomplete"
+        with pytest.raises(RuntimeError, match=r"response\.completed"):
+            await stream.get_final_response()
+
+
+# The client drops its generator at the error; what trio says of that is said of the client.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+async def test_error_in_mid_stream_is_raised() -> None:
+    """Who only gathers deltas is not left with half an answer: the client raises."""
+    closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
+    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    async with client_of(desk) as client:
+        deltas = []
+        with pytest.raises(openai.APIError, match="engine died") as error:
+            async for event in await client.responses.create(model="tiny", input="hi", stream=True):
+                deltas += [event.delta] if event.type == "response.output_text.delta" else []
+        assert deltas == ["half"] and error.value.code == "internal_error"
+
+
+async def test_errors_have_their_classes() -> None:
+    """The client turns each of our errors into the exception that its users catch."""
+    async with client_of(FakeDesk()) as client:
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.responses.create(model="tiny", input="x", background=True)
+        assert bad.value.param == "background"
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.responses.retrieve("resp_1")
+        assert unknown.value.code == "response_not_stored"
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.delete("resp_1")
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.cancel("resp_1")
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.input_items.list("resp_1")
+    async with client_of(FakeDesk(says(failure(ErrorKind.INTERNAL)))) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.responses.create(model="tiny", input="x", stream=True)
+
+
+async def test_answer_goes_back_as_input() -> None:
+    """The items of an answer are items of the next request, as clients that keep the history themselves send them."""
+    desk = FakeDesk()
+    async with client_of(desk) as client:
+        first = await client.responses.create(model="tiny", input="hi")
+        history = [{"role": "user", "content": "hi"}, *(item.model_dump() for item in first.output)]
+        await client.responses.create(model="tiny", input=[*history, {"role": "user", "content": "and?"}])
+    (prompt,) = desk.tickets[-1].encode.prompts
+    assert [message["content"] for message in prompt.messages] == ["hi", "Hello", "and?"]
