@@ -57,7 +57,7 @@ class EngineConfig:
     """Prompt tokens that may wait for admission; 0 is no limit."""
     share_pending_prefixes: bool = True
     """A newcomer whose next block is being computed by somebody else waits for it, where that pays."""
-    step_overhead_tokens: int = 256
+    step_overhead_tokens: int = 512
     """Positions that cost as much to compute as a step does whatever is in it: what waiting has to save, for each step
     that it takes."""
     watermark: float = 0.01

@@ -1,6 +1,6 @@
 """An engine whose device is a clock: the real Batcher and BlockManagerCore, and an executor that only says "done".
 
-Used by `trace_replay` and `engine_core`; the one module of theirs that knows the columns of the engine's messages.
+Used by `trace_replay`, `sharing` and `engine_core`: what they need not know of the columns of the engine's messages.
 
     submit ─▶ pump: next_move ─▶ walk ─▶ accept ─▶ plans      (timed; not every move asks the block manager)
                 ▲                                    │
@@ -20,6 +20,7 @@ import attrs
 
 from quipu.actors.core.batching import Batcher
 from quipu.actors.core.limits import Limits
+from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.messages import Reserve, SamplingParams, StepDone, StepPlan, StepReport, Submit
 
@@ -61,6 +62,7 @@ class SimulatedEngine:
         limits: Limits,
         *,
         share_pending_prefixes: bool = True,
+        step_overhead_tokens: int = STEP_OVERHEAD_TOKENS,
         watermark: float = 0.01,
         cache_outputs: bool = True,
         explain_misses: bool = True,
@@ -77,6 +79,7 @@ class SimulatedEngine:
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
             share_pending_prefixes=share_pending_prefixes,
+            step_overhead_tokens=step_overhead_tokens,
             explain_misses=explain_misses,
             watermark_blocks=math.ceil(watermark * limits.num_blocks),
         )

@@ -127,7 +127,7 @@ class Client:
 
     def assert_at_rest(self) -> None:
         """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
-        assert self.house.accountant.num_open_accounts == 0
+        assert self.house.daybook.num_open_accounts == 0
         assert self.house.desk.num_open_requests == 0
         assert self.house.desk.num_live_sequences == 0
         assert self.house.detokenizer.num_tracked == 0

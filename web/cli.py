@@ -44,6 +44,11 @@ CLOSING_S = 2.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `quipu` command; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["bench"]:  # a client, with flags of its own: no server loads it
+        from quipu.web.bench.command import main as bench
+
+        return bench(argv[1:])
     arguments = make_parser().parse_args(argv)
     if arguments.command == "keys":
         return run_keys(arguments)
@@ -94,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="quipu", description=quipu.__doc__.splitlines()[0] if quipu.__doc__ else None)
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("bench", help="measure a server: `quipu bench serve --help`")
     command = commands.add_parser("serve", help="serve a model over the OpenAI API")
     command.add_argument(
         "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
@@ -114,6 +120,12 @@ def make_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="reuse the KV of prompts that begin alike",
+    )
+    add(
+        "--share-pending-prefixes",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let a request wait a step or two for a prefix that another is computing, where that pays",
     )
     add(
         "--scheduling-policy",
@@ -167,6 +179,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         eos_token_ids=checkpoint.eos_token_ids,
         enable_prefix_caching=arguments.enable_prefix_caching,
+        share_pending_prefixes=arguments.share_pending_prefixes,
         scheduling_policy=arguments.scheduling_policy,
         long_prefill_token_threshold=arguments.long_prefill_token_threshold,
         max_waiting_requests=arguments.max_waiting_requests,
@@ -195,6 +208,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_num_seqs": engine.max_num_seqs,
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "enable_prefix_caching": engine.enable_prefix_caching,
+            "share_pending_prefixes": engine.share_pending_prefixes,
             "scheduling_policy": engine.scheduling_policy,
             "long_prefill_token_threshold": engine.long_prefill_token_threshold,
             "max_waiting_requests": engine.max_waiting_requests,

@@ -26,7 +26,7 @@ import attrs
 from quipu.actors.messages import Reserve
 
 MAX_DELAY_STEPS = 2
-STEP_OVERHEAD_TOKENS = 256
+STEP_OVERHEAD_TOKENS = 512
 """On GPUs, where up to some hundred positions cost a pass about as much as one: weights have to be read anyway."""
 
 
@@ -40,6 +40,8 @@ class PendingPrefix:
     start: int
     count: int
     """It computes the positions from `start` on, so many."""
+    pace: int
+    """Positions that it computes in each further step, as far as anybody can tell."""
     num_saved: int | None = None
     """Positions that need not be computed if everybody waits who can; not known before somebody asks."""
 
@@ -59,10 +61,13 @@ class PendingPrefixes:
         if self._patience:
             self._patience = {i: self._patience[i] for i in candidate_ids if i in self._patience}
 
-    def announce(self, keys: list[bytes], num_known: int, start: int, count: int) -> None:
-        """A row of this step computes `count` positions from `start` on; the first `num_known` blocks can be found."""
+    def announce(self, keys: list[bytes], num_known: int, start: int, count: int, pace: int) -> None:
+        """A row of this step computes `count` positions from `start` on, then `pace` a step.
+
+        The first `num_known` of its blocks can be found already.
+        """
         if num_known < len(keys) and (num_known + 1) * self._block_size <= start + count:
-            self._by_next_key.setdefault(keys[num_known], PendingPrefix(keys, num_known, start, count))
+            self._by_next_key.setdefault(keys[num_known], PendingPrefix(keys, num_known, start, count, pace))
 
     def is_awaited(self, proposal: Reserve, index: int, num_found: int, limit: int, budget: int) -> bool:
         """Whether candidate `index` is better served by a later step.
@@ -76,7 +81,7 @@ class PendingPrefixes:
         size, chunk = self._block_size, proposal.candidate_chunk_limit
         shared_end = _num_shared(keys, pending.keys, num_found, limit) * size
         num_tokens = proposal.candidate_num_tokens[index]
-        wait = _num_steps(shared_end - pending.start, pending.count, chunk)
+        wait = _num_steps(shared_end - pending.start, pending.count, pending.pace)
         delay = wait + _num_steps(num_tokens - shared_end, chunk, chunk)
         delay -= _num_steps(num_tokens - num_found * size, min(budget, chunk), chunk)
         patience = self._patience.get(sequence_id, wait + MAX_DELAY_STEPS)

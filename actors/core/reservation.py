@@ -232,7 +232,7 @@ class BlockManagerCore:
             for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
                 holding = self.holdings[sequence_id]
                 if holding.epoch == self._epoch:
-                    pending.announce(holding.keys, holding.num_published, start, count)
+                    pending.announce(holding.keys, holding.num_published, start, count, count)
 
     def _admit(self, proposal: Reserve, grant: _Grant) -> None:
         pool, size, pending = self.pool, self.block_size, self._pending
@@ -275,7 +275,7 @@ class BlockManagerCore:
             )
             budget -= count
             if pending is not None:
-                pending.announce(keys, len(shared), start, count)
+                pending.announce(keys, len(shared), start, count, proposal.candidate_chunk_limit)
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)

@@ -42,6 +42,7 @@ def reserve(
     victims: Sequence[int] = (),
     candidates: Sequence[Candidate] = (),
     budget: int = 1_000,
+    chunk: int = 1 << 30,
 ) -> Reserve:
     """A proposal; `rows` are (sequence, start, count), `filled` (sequence, block index, key)."""
     return Reserve(
@@ -66,6 +67,7 @@ def reserve(
         candidate_token_ids=[list(c.tokens) for c in candidates],
         reset_prefix_cache=reset,
         token_budget=budget,
+        candidate_chunk_limit=chunk,
     )
 
 
