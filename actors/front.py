@@ -15,11 +15,19 @@ from typing import Protocol
 import attrs
 
 from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Encode
+from quipu.actors.messages import Encode, Prompt, RequestError
 
 
 class DeskClosed(Exception):
     """No request can be opened now (draining, too many open, given up). Answer 503 with Retry-After."""
+
+
+class PromptRefused(Exception):
+    """A prompt that cannot be tokenised, and why. Answer with the error."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class State(StrEnum):
@@ -99,6 +107,13 @@ class FrontDesk(Protocol):
         """Open the account of a request; `request.request_id` comes from `new_request_id`.
 
         Raises DeskClosed.
+        """
+        ...
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:
+        """Tokens of a prompt as a request would have them; waits for the tokenizer. No account, no engine.
+
+        `prompt_param` names the prompt's field in errors. Raises PromptRefused.
         """
         ...
 

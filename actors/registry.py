@@ -20,15 +20,18 @@ import attrs
 import trio
 
 from quipu.actors.channel import Channel, Poster, Sender
-from quipu.actors.front import DeskClosed, Health, ServingInfo, State
+from quipu.actors.front import DeskClosed, Health, PromptRefused, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import (
     Abort,
+    Counted,
+    CountTokens,
     Encode,
     ErrorKind,
     Forget,
     Left,
     OpenAccount,
+    Prompt,
     Refused,
     RequestError,
     ResetPrefixCache,
@@ -60,6 +63,22 @@ class LiveSequence:
     incarnation: int | None = None
     """The engine that was given it; None while it waits in the lane."""
     aborted: bool = False
+
+
+class CountSlot:
+    """Where the tokenizer leaves the answer to one `CountTokens`."""
+
+    def __init__(self) -> None:
+        self._answer: Counted | RequestError | None = None
+        self._answered = trio.Event()
+
+    def put(self, answer: Counted | RequestError, /) -> None:
+        self._answer = answer
+        self._answered.set()
+
+    async def wait(self) -> Counted | RequestError | None:
+        await self._answered.wait()
+        return self._answer
 
 
 class RequestTicket:
@@ -95,7 +114,7 @@ class Registry:
         self,
         info: ServingInfo,
         *,
-        encoder: Sender[Encode],
+        encoder: Sender[Encode | CountTokens],
         lane: Channel[EngineMessage],
         accountant: Poster[OpenAccount | Left | Refused],
         detokenizer: Poster[Track | Forget],
@@ -138,6 +157,17 @@ class Registry:
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox))
         return RequestTicket(self, request, mailbox)
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:
+        slot = CountSlot()
+        await self.encoder.send(CountTokens(prompt, prompt_param, slot))
+        match await slot.wait():
+            case Counted(num_tokens):
+                return num_tokens
+            case RequestError() as error:
+                raise PromptRefused(error)
+            case None:
+                raise RuntimeError("a count was answered with nothing")
 
     def expire(self, request_id: str, after_s: float) -> None:
         """A request's deadline has passed."""
@@ -228,6 +258,11 @@ class Registry:
             self.abort(sequence_id)
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
+
+    def incarnation_of(self, sequence_id: int) -> int | None:
+        """The engine that holds a sequence; None: none does."""
+        live = self._live.get(sequence_id)
+        return None if live is None else live.incarnation
 
     def terminal(self, sequence_id: int) -> None:
         """The engine has answered for a sequence."""

@@ -1,9 +1,9 @@
 """The tokenizer: from prompts to sequences with block keys.
 
 Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the registry's lane; tells the
-accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Long texts
-are encoded in a worker thread (the library releases the interpreter lock). A prompt that makes the tokenizer raise
-fails its own request only.
+accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Answers
+`CountTokens` by itself. Long texts are encoded in a worker thread (the library releases the interpreter lock). A prompt
+that makes the tokenizer raise fails its own request only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from quipu.actors.channel import Poster, Receiver
 from quipu.actors.config import HouseConfig
 from quipu.actors.core.prefix import chain_keys, root_key
 from quipu.actors.messages import (
+    Breakpoint,
     ChatPrompt,
+    Counted,
+    CountTokens,
     Encode,
     ErrorKind,
     Prompt,
@@ -39,6 +42,15 @@ PROMPT_TAIL = 8
 """Prompt ids that a decoder may want to see before the first output."""
 
 
+TokenizerMessage = Encode | CountTokens
+
+
+@attrs.frozen
+class EncodedPrompt:
+    token_ids: list[int]
+    breakpoints: tuple[Breakpoint, ...] = ()
+
+
 class TokenizerActor:
     def __init__(
         self, config: HouseConfig, vocabulary: Vocabulary, registry: Registry, accountant: Poster[Prompted | Refused]
@@ -48,10 +60,13 @@ class TokenizerActor:
         self._registry = registry
         self._accountant = accountant
 
-    async def run(self, inbox: Receiver[Encode]) -> None:
+    async def run(self, inbox: Receiver[TokenizerMessage]) -> None:
         """Encode until cancelled."""
         while True:
             for request in await inbox.receive_all():
+                if isinstance(request, CountTokens):
+                    await self._count(request)
+                    continue
                 if not self._registry.may_submit(request.request_id):
                     continue
                 try:
@@ -60,42 +75,52 @@ class TokenizerActor:
                     log.error("tokenizer.failed", request_id=request.request_id, error=type(error).__name__)
                     self._refuse(request, RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised"))
 
+    async def _count(self, request: CountTokens) -> None:
+        answer: Counted | RequestError
+        try:
+            answer = Counted(len((await self._encode(request.prompt)).token_ids))
+        except TemplateError as error:
+            answer = RequestError(ErrorKind.INVALID, str(error), request.prompt_param)
+        except Exception as error:
+            log.error("tokenizer.failed", error=type(error).__name__)
+            answer = RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised")
+        request.outlet.put(answer)
+
     async def _serve(self, request: Encode) -> None:
-        prompts: list[list[int]] = []
-        for prompt in request.prompts:
+        prompts: list[EncodedPrompt] = []
+        for asked in request.prompts:
             try:
-                prompts.append(await self._encode(prompt))
+                prompts.append(await self._encode(asked))
             except TemplateError as error:
                 self._refuse(request, RequestError(ErrorKind.INVALID, str(error), request.prompt_param))
                 return
         budgets: list[int] = []
-        for token_ids in prompts:
-            budget = self._max_tokens(request, len(token_ids))
+        for prompt in prompts:
+            budget = self._max_tokens(request, len(prompt.token_ids))
             if isinstance(budget, RequestError):
                 self._refuse(request, budget)
                 return
             budgets.append(budget)
         await self._submit(request, prompts, budgets)
 
-    async def _encode(self, prompt: Prompt) -> list[int]:
+    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
         match prompt:
             case TokenPrompt():
-                return list(prompt.token_ids)
+                return EncodedPrompt(list(prompt.token_ids))
             case TextPrompt():
                 if len(prompt.text) <= INLINE_CHARACTERS:
-                    return self._vocabulary.encode(prompt.text)
-                return await trio.to_thread.run_sync(self._vocabulary.encode, prompt.text)
+                    return EncodedPrompt(self._vocabulary.encode(prompt.text))
+                return EncodedPrompt(await trio.to_thread.run_sync(self._vocabulary.encode, prompt.text))
             case ChatPrompt():
-                if sum(len(str(message.get("content", ""))) for message in prompt.messages) <= INLINE_CHARACTERS:
+                # with tools, or with marks to look for, it is seldom short
+                num_characters = sum(len(str(message.get("content", ""))) for message in prompt.messages)
+                if num_characters <= INLINE_CHARACTERS and not prompt.tools and not prompt.marks:
                     return self._encode_chat(prompt)
                 return await trio.to_thread.run_sync(self._encode_chat, prompt)
 
-    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        return self._vocabulary.encode_chat(
-            prompt.messages,
-            add_generation_prompt=prompt.add_generation_prompt,
-            template_kwargs=prompt.template_kwargs,
-        )
+    def _encode_chat(self, prompt: ChatPrompt) -> EncodedPrompt:
+        encoded = self._vocabulary.encode_chat(prompt)
+        return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
 
     def _max_tokens(self, request: Encode, num_prompt_tokens: int) -> int | RequestError:
         """Output tokens that one prompt may have, or why it cannot be served."""
@@ -122,7 +147,7 @@ class TokenizerActor:
             return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, code)
         return request.max_tokens
 
-    async def _submit(self, request: Encode, prompts: list[list[int]], budgets: list[int]) -> None:
+    async def _submit(self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int]) -> None:
         engine = self._config.engine
         root = root_key(
             domain=request.domain,
@@ -143,12 +168,13 @@ class TokenizerActor:
                 sequence_ids=sequence_ids,
                 prompt_indexes=tuple(prompt for prompt, _ in places),
                 choice_indexes=tuple(choice for _, choice in places),
-                num_prompt_tokens=tuple(len(prompts[prompt]) for prompt, _ in places),
+                num_prompt_tokens=tuple(len(prompts[prompt].token_ids) for prompt, _ in places),
+                breakpoints=tuple(prompts[prompt].breakpoints for prompt, _ in places),
             )
         )
         keys_of: dict[int, list[bytes]] = {}
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
-            token_ids = prompts[prompt]
+            token_ids = prompts[prompt].token_ids
             if prompt not in keys_of:
                 keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
             # a seed names one stream of draws: the choices of a prompt each have their own

@@ -6,23 +6,26 @@ through a table of bytes; others through the tokenizer itself.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import tokenizers
 
+from quipu.actors.chat_template import ChatTemplate, TemplateError
 from quipu.actors.checkpoint import CheckpointError
 from quipu.actors.core.text import ByteDecoder, TokenDecoder
+from quipu.actors.messages import Breakpoint, ChatPrompt
 
 
-class TemplateError(ValueError):
-    """The chat template refused the messages, or there is none; the message is for the client."""
+@attrs.frozen
+class EncodedChat:
+    token_ids: list[int]
+    breakpoints: tuple[Breakpoint, ...]
+    """One for each mark."""
 
 
 class Vocabulary:
@@ -38,7 +41,7 @@ class Vocabulary:
         self.tokenizer.no_truncation()
         config_path = path / "tokenizer_config.json"
         self._config: dict[str, Any] = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
-        self._template = _compile_template(path, self._config)
+        self._template = _load_template(path, self._config)
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._shown_table = _byte_table(self.tokenizer, frozenset())
@@ -49,25 +52,15 @@ class Vocabulary:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, template_kwargs: Mapping[str, Any]
-    ) -> list[int]:
-        """Ids of messages rendered through the chat template. Raises TemplateError."""
+    def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
+        """Ids of a chat rendered through the chat template. Raises TemplateError."""
         if self._template is None:
             raise TemplateError("this model has no chat template; use /v1/completions")
-        special = {
-            name: value["content"] if isinstance(value, dict) else value
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if (value := self._config.get(name)) is not None
-        }
-        try:
-            text = self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **{**special, **template_kwargs}
-            )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            raise TemplateError(f"the chat template refuses these messages: {error}") from error
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        rendered = self._template.render(chat)
+        encoding = self.tokenizer.encode(rendered.text, add_special_tokens=False)
+        positions = (_num_tokens_before(encoding, end, len(rendered.text)) for end in rendered.mark_ends)
+        breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, chat.marks, strict=True))
+        return EncodedChat(encoding.ids, breakpoints)
 
     def decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TokenDecoder:
         """A decoder for one sequence's outputs."""
@@ -109,6 +102,15 @@ class WindowDecoder:
         return both[len(before) :]
 
 
+def _num_tokens_before(encoding: tokenizers.Encoding, end: int, length: int) -> int:
+    """Tokens that lie wholly in the first `end` characters of an encoded text of `length`."""
+    for char in range(end, length):
+        token = encoding.char_to_token(char)
+        if token is not None:  # characters that belong to no token are skipped
+            return int(token)
+    return len(encoding.ids) if end else 0
+
+
 def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list[bytes] | None:
     """Bytes of each id, or None where the vocabulary is not byte-level."""
     decoder = json.loads(tokenizer.to_str())["decoder"] or {}
@@ -138,30 +140,22 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def _compile_template(path: Path, config: Mapping[str, Any]) -> jinja2.Template | None:
+def _load_template(path: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
     file = path / "chat_template.jinja"
     source = file.read_text("utf-8") if file.exists() else config.get("chat_template")
     if isinstance(source, list):  # several, by name
         source = next((t["template"] for t in source if t.get("name") == "default"), None)
     if source is None:
         return None
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-    def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)  # noqa: DTZ005 -- templates mean the local date
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
+    special = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if (value := config.get(name)) is not None
+    }
     try:
-        return environment.from_string(source)
+        return ChatTemplate(source, special)
     except jinja2.TemplateError as error:
         raise CheckpointError(f"{path}: the chat template does not compile: {error}") from error
+
+
+__all__ = ["EncodedChat", "TemplateError", "Vocabulary", "WindowDecoder"]

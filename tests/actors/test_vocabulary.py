@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from quipu.actors.checkpoint import DEMO, CheckpointError, default_num_blocks, read_info, resolve
+from quipu.actors.messages import ChatPrompt
 from quipu.actors.vocabulary import TemplateError, Vocabulary, WindowDecoder
 
 DEMO_VOCABULARY = Vocabulary(DEMO)
@@ -65,7 +66,7 @@ def test_chat_template_renders_like_transformers() -> None:
     reference = AutoTokenizer.from_pretrained(DEMO)
     for prompt in (True, False):
         expected = reference.apply_chat_template(list(MESSAGES), add_generation_prompt=prompt, return_dict=False)
-        assert DEMO_VOCABULARY.encode_chat(MESSAGES, add_generation_prompt=prompt, template_kwargs={}) == expected
+        assert DEMO_VOCABULARY.encode_chat(ChatPrompt(MESSAGES, prompt)).token_ids == expected
 
 
 def write_template(folder: Path, template: str | None) -> Vocabulary:
@@ -77,15 +78,15 @@ def write_template(folder: Path, template: str | None) -> Vocabulary:
 
 def test_templates_that_refuse(tmp_path: Path) -> None:
     """What a template raises is told to the client; a missing one too; code in one cannot reach Python."""
-    chat = {"add_generation_prompt": True, "template_kwargs": {}}
+    chat = ChatPrompt(MESSAGES)
     refusing = write_template(tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateError, match="roles must alternate"):
-        refusing.encode_chat(MESSAGES, **chat)
+        refusing.encode_chat(chat)
     with pytest.raises(TemplateError, match="no chat template"):
-        write_template(tmp_path, None).encode_chat(MESSAGES, **chat)
+        write_template(tmp_path, None).encode_chat(chat)
     escaping = write_template(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(TemplateError):
-        escaping.encode_chat(MESSAGES, **chat)
+        escaping.encode_chat(chat)
     with pytest.raises(CheckpointError, match="does not compile"):
         write_template(tmp_path, "{% if %}")
 
