@@ -1,0 +1,188 @@
+"""What one streamed answer said, and when.
+
+`AnswerReader` takes bytes with the time at which they came, and knows at the end how the request came out. It awaits
+nothing. Unknown is not 0: a count that the server did not send stays None.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import msgspec
+
+from quipu.web.bench.events import EventReader
+
+DONE = b"[DONE]"
+MAX_MESSAGE = 300
+"""Characters of a server's error that are kept."""
+
+
+@attrs.frozen
+class Failure:
+    """Why a request did not come to its end."""
+
+    kind: str
+    """A short name under which equal failures are counted: `http_503`, `connect`, `stream_cut`."""
+    message: str
+
+
+@attrs.frozen
+class ReportedUsage:
+    """The counts that the server sent."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@attrs.frozen
+class Outcome:
+    """One request, ended. Times are of one clock."""
+
+    started_s: float
+    ended_s: float
+    first_token_s: float | None
+    last_token_s: float | None
+    gaps_s: tuple[float, ...]
+    """Between the arrivals of chunks that carried output."""
+    text: str
+    usage: ReportedUsage
+    failure: Failure | None
+    saw_done: bool
+    """Whether the stream ended with `[DONE]`."""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+@attrs.define(eq=False)
+class AnswerReader:
+    started_s: float
+    _events: EventReader = attrs.field(factory=EventReader)
+    _times_s: list[float] = attrs.field(factory=list)
+    _texts: list[str] = attrs.field(factory=list)
+    _usage: ReportedUsage = ReportedUsage()
+    _failure: Failure | None = None
+    _is_finished: bool = False
+    """A finish reason has come."""
+    _done_s: float | None = None
+    has_begun: bool = False
+    """Some of the body has come."""
+
+    @property
+    def is_done(self) -> bool:
+        """`[DONE]` has come, or an error in its place: what follows is not looked at."""
+        return self._done_s is not None
+
+    def feed(self, received: bytes, now_s: float) -> None:
+        self.has_begun = True
+        for data in self._events.feed(received):
+            if self.is_done:
+                return
+            if data.strip() == DONE:
+                self._done_s = now_s
+            else:
+                self._take(data, now_s)
+
+    def end(self, now_s: float, failure: Failure | None = None) -> Outcome:
+        """Close the account. `failure`: what ended the stream, had it not said that it was done."""
+        saw_done = self.is_done and self._failure is None
+        if not self.is_done:
+            self._failure = failure
+            if failure is None and not (self._is_finished and self._events.is_between):
+                self._failure = Failure("stream_ended_early", "the stream ended without a finish reason or [DONE]")
+        times_s = self._times_s
+        return Outcome(
+            started_s=self.started_s,
+            ended_s=now_s if self._done_s is None else self._done_s,
+            first_token_s=times_s[0] if times_s else None,
+            last_token_s=times_s[-1] if times_s else None,
+            gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
+            text="".join(self._texts),
+            usage=self._usage,
+            failure=self._failure,
+            saw_done=saw_done,
+        )
+
+    def _take(self, data: bytes, now_s: float) -> None:
+        try:
+            chunk = _decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._fail("bad_event", f"{error}: {data[:MAX_MESSAGE].decode('utf-8', 'replace')}", now_s)
+            return
+        if chunk.error is not None:
+            self._fail("error_event", message_of(chunk.error), now_s)
+            return
+        num_outputs = sum(self._take_choice(choice) for choice in chunk.choices or ())
+        if num_outputs:
+            self._times_s.append(now_s)
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            self._usage = ReportedUsage(
+                prompt_tokens=_count(chunk.usage.prompt_tokens),
+                completion_tokens=_count(chunk.usage.completion_tokens),
+                cached_tokens=_count(details.cached_tokens) if details is not None else None,
+            )
+
+    def _take_choice(self, choice: _Choice) -> bool:
+        """Whether it carried output."""
+        self._is_finished |= choice.finish_reason is not None
+        delta = choice.delta
+        text = choice.text or (delta.content if delta is not None else None)
+        if text:
+            self._texts.append(text)
+            return True
+        return delta is not None and bool(
+            delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls
+        )
+
+    def _fail(self, kind: str, message: str, now_s: float) -> None:
+        self._failure = Failure(kind, message[:MAX_MESSAGE])
+        self._done_s = now_s
+
+
+def message_of(error: Any) -> str:
+    """The sentence of an error object of the OpenAI API, or of anything else that a server sends in its place."""
+    while isinstance(error, dict):
+        inner = error.get("error", error.get("message"))
+        if inner is None:
+            break
+        error = inner
+    return str(error)[:MAX_MESSAGE]
+
+
+def _count(value: int | None) -> int | None:
+    """Some servers send -1 for what they do not know."""
+    return None if value is None or value < 0 else value

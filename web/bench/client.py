@@ -1,0 +1,118 @@
+"""One request over HTTP, from sending to its typed outcome.
+
+`Client.ask` never raises for what a server or a network does: every request ends in one `Outcome`, whose failure has a
+kind. The clock starts when the body is ready to be sent, so a new connection's handshake counts. No retries, no
+redirects, no proxies: what is measured is the server that was named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import anyio
+import attrs
+import httpx2
+import orjson
+
+from quipu.web.bench.answer import MAX_MESSAGE, AnswerReader, Failure, Outcome, message_of
+from quipu.web.bench.workload import Ask
+
+DRAIN_S = 1.0
+"""After `[DONE]`: how long the end of the body may take before its connection is given up."""
+KEEPALIVE_S = 2.0
+"""Shorter than servers keep idle connections, lest a request is sent on one that is being closed."""
+OK = 200
+
+
+@attrs.frozen
+class Target:
+    """Who is asked, and what every request has in common."""
+
+    url: str
+    headers: Mapping[str, str]
+    fields: Mapping[str, Any]
+    """Of every body: `model`, `temperature` and the like."""
+    extra_fields: Mapping[str, Any]
+    """Those of `--extra-body`, which win over all others."""
+    timeout_s: float
+
+    def body(self, ask: Ask) -> bytes:
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        return orjson.dumps({**self.fields, **ask.fields, **streaming, **self.extra_fields})
+
+
+def make_http(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    """As many connections as requests run; time limits are the caller's."""
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
+    # Compression would make a server gather what it ought to send at once.
+    return httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity", **headers}, limits=limits, timeout=None, trust_env=False
+    )
+
+
+@attrs.define(eq=False)
+class Client:
+    target: Target
+    _http: httpx2.AsyncClient
+
+    @classmethod
+    def of(cls, target: Target) -> Client:
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **target.headers}
+        return cls(target, make_http(headers))
+
+    async def __aenter__(self) -> Client:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def ask(self, ask: Ask) -> Outcome:
+        body = self.target.body(ask)
+        reader = AnswerReader(anyio.current_time())
+        failure: Failure | None = None
+        with anyio.move_on_after(self.target.timeout_s) as scope:
+            try:
+                failure = await self._stream(body, reader, scope)
+            except httpx2.HTTPError as error:
+                failure = Failure(_kind(error, has_begun=reader.has_begun), (str(error) or repr(error))[:MAX_MESSAGE])
+        if scope.cancelled_caught:
+            failure = Failure("timeout", f"no end within {self.target.timeout_s} s")
+        return reader.end(anyio.current_time(), failure)
+
+    async def _stream(self, body: bytes, reader: AnswerReader, scope: anyio.CancelScope) -> Failure | None:
+        async with self._http.stream("POST", self.target.url, content=body) as response:
+            if response.status_code != OK:
+                return Failure(f"http_{response.status_code}", await _read_error(response))
+            content_type = response.headers.get("content-type", "")
+            if not content_type.startswith("text/event-stream"):
+                return Failure("not_a_stream", f"{content_type!r}: {await _read_error(response)}")
+            async for received in response.aiter_bytes():
+                reader.feed(received, anyio.current_time())
+                if reader.is_done:
+                    scope.deadline = min(scope.deadline, anyio.current_time() + DRAIN_S)
+        return None
+
+
+async def _read_error(response: httpx2.Response) -> str:
+    content = await response.aread()
+    try:
+        return message_of(orjson.loads(content))
+    except orjson.JSONDecodeError:
+        return content[:MAX_MESSAGE].decode("utf-8", "replace")
+
+
+def _kind(error: httpx2.HTTPError, *, has_begun: bool) -> str:
+    match error:
+        case httpx2.ConnectError():
+            return "connect"
+        case _ if has_begun:
+            return "stream_cut"
+        case httpx2.RemoteProtocolError() | httpx2.NetworkError():
+            return "disconnected"
+        case _:
+            return type(error).__name__

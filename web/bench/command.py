@@ -1,0 +1,200 @@
+"""`quipu bench serve`: from flags to report.
+
+Standard output gets the report and nothing else; progress and errors go to standard error. Exit codes: 0 when a request
+completed, 1 when none did or the server could not be asked, 2 for flags and files that make no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import anyio
+import attrs
+import orjson
+from tqdm import tqdm
+
+import quipu
+from quipu.web.bench.arguments import check, make_parser
+from quipu.web.bench.client import Client, Target
+from quipu.web.bench.datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
+from quipu.web.bench.discovery import DiscoveryError, find_model, find_vocab_size
+from quipu.web.bench.generated import Kind
+from quipu.web.bench.load import LoadResult, run_load
+from quipu.web.bench.prompts import Wording
+from quipu.web.bench.render import render_csv, render_table
+from quipu.web.bench.report import describe_requests, summarize
+from quipu.web.bench.workload import WorkloadError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+SPARE_FILES = 64
+"""File descriptors besides one a connection."""
+
+
+@attrs.frozen
+class Run:
+    """What happened, and of whom."""
+
+    model: str
+    num_prompts: int
+    result: LoadResult
+
+
+class WarmUpError(Exception):
+    """A request of the warm-up failed, so the run was not begun."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """`argv` without `bench`. Returns the exit code."""
+    arguments = make_parser().parse_args(argv)
+    if (wrong := check(arguments)) is not None:
+        return _complain(wrong, EXIT_USAGE)
+    is_interrupted = False
+    try:
+        return _run(arguments)
+    except* KeyboardInterrupt:  # of whichever task ran when it came
+        is_interrupted = True
+    assert is_interrupted
+    return _complain("interrupted: nothing is reported", EXIT_INTERRUPTED)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        run = anyio.run(measure, arguments, backend="trio")
+    except WorkloadError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except (DiscoveryError, WarmUpError) as error:
+        return _complain(str(error), EXIT_FAILED)
+    report = describe_run(arguments, run)
+    _print(arguments, report)
+    if arguments.save_result is not None:
+        try:
+            _save(arguments, report, run)
+        except OSError as error:
+            return _complain(f"--save-result {arguments.save_result}: {error.strerror}", EXIT_FAILED)
+    return 0 if report["completed"] else _complain("no request completed", EXIT_FAILED)
+
+
+async def measure(arguments: argparse.Namespace) -> Run:
+    """The whole run. Raises WorkloadError, DiscoveryError, WarmUpError."""
+    headers = make_headers(arguments)
+    vocab_size = arguments.vocab_size
+    if vocab_size is None and takes_ids(arguments):
+        vocab_size = await find_vocab_size(arguments.base_url, headers)
+    wording = make_wording(arguments, vocab_size)
+    workload = make_workload(arguments, wording)
+    model = arguments.model or await find_model(arguments.base_url, headers)
+    async with Client.of(make_target(arguments, model, headers)) as client:
+        await _warm_up(arguments, wording, client)
+        _allow_files(arguments.max_concurrency or workload.num_conversations)
+        _calm_collector()
+        with _progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
+            result = await run_load(
+                workload,
+                client.ask,
+                make_arrivals_s(arguments, workload),
+                max_concurrency=arguments.max_concurrency,
+                on_ended=bar.update,
+            )
+    return Run(model, workload.num_conversations, result)
+
+
+def make_headers(arguments: argparse.Namespace) -> dict[str, str]:
+    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    return ({"Authorization": f"Bearer {key}"} if key else {}) | dict(arguments.header)
+
+
+def make_target(arguments: argparse.Namespace, model: str, headers: dict[str, str]) -> Target:
+    fields: dict[str, Any] = {"model": model, "temperature": arguments.temperature}
+    return Target(
+        url=arguments.base_url + arguments.endpoint,
+        headers=headers,
+        fields=fields | ({"ignore_eos": True} if arguments.ignore_eos else {}),
+        extra_fields=arguments.extra_body,
+        timeout_s=arguments.request_timeout,
+    )
+
+
+def describe_run(arguments: argparse.Namespace, run: Run) -> dict[str, Any]:
+    """The report: what was asked for, then what came of it. No key and no header is in it."""
+    rate = arguments.request_rate
+    if rate is None:
+        rate = "trace" if arguments.dataset_name == "trace" else math.inf
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quipu_version": quipu.__version__,
+        "base_url": arguments.base_url,
+        "endpoint": arguments.endpoint,
+        "model": run.model,
+        "dataset_name": arguments.dataset_name,
+        "num_prompts": run.num_prompts,
+        "seed": arguments.seed,
+        "request_rate": "inf" if rate == math.inf else rate,  # JSON has no infinity
+        "burstiness": "inf" if arguments.burstiness == math.inf else arguments.burstiness,
+        "max_concurrency": arguments.max_concurrency,
+        **summarize(run.result, metrics=arguments.percentile_metrics, percentiles=arguments.metric_percentiles),
+    }
+
+
+async def _warm_up(arguments: argparse.Namespace, wording: Wording, client: Client) -> None:
+    """Prompts of its own, so that the run finds none of them cached."""
+    prompts = make_random_prompts(arguments, wording)
+    for place in range(arguments.num_warmups):
+        outcome = await client.ask(prompts.ask(place, Kind.WARM_UP))
+        if outcome.failure is not None:
+            raise WarmUpError(f"the warm-up failed: {outcome.failure.kind}: {outcome.failure.message}")
+
+
+def _progress_bar(num_asks: int, *, is_off: bool) -> tqdm[NoReturn]:
+    return tqdm(total=num_asks, unit="req", file=sys.stderr, mininterval=0.5, disable=is_off)
+
+
+def _print(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
+    if arguments.json:
+        text = orjson.dumps(report, option=orjson.OPT_INDENT_2).decode() + "\n"
+    elif arguments.csv:
+        text = render_csv(report)
+    else:
+        text = render_table(report, metrics=arguments.percentile_metrics, percentiles=arguments.metric_percentiles)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _save(arguments: argparse.Namespace, report: dict[str, Any], run: Run) -> None:
+    if arguments.save_result.suffix == ".csv":
+        arguments.save_result.write_text(render_csv(report), "utf-8")
+        return
+    rows = {"requests": describe_requests(run.result)} if arguments.save_detailed else {}
+    arguments.save_result.write_bytes(
+        orjson.dumps(report | rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
+
+
+def _allow_files(num_connections: int) -> None:
+    """Each connection is an open file; take as many as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _calm_collector() -> None:
+    """A collection in mid-run would show as the server's latency."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1000)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"quipu: {message}", file=sys.stderr)
+    return code

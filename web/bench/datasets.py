@@ -1,0 +1,91 @@
+"""From flags to what is asked: which dataset, how its prompts travel, and when each conversation begins."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+
+from quipu.web.bench.arguments import CHAT
+from quipu.web.bench.files import CustomFile, TraceFile
+from quipu.web.bench.generated import Kind, MultiTurn, RandomPrompts, SharedPrefixes
+from quipu.web.bench.load import arrival_times_s
+from quipu.web.bench.prompts import WORDS, Lengths, TokenRange, Wording
+from quipu.web.bench.workload import Workload
+
+DEFAULT_NUM_PROMPTS = 1000
+
+
+def takes_ids(arguments: argparse.Namespace) -> bool:
+    """Whether drawn prompts are sent as token ids."""
+    if arguments.endpoint == CHAT or arguments.dataset_name in ("multi-turn", "custom"):
+        return False
+    return bool(arguments.prompt_format != "text")
+
+
+def make_wording(arguments: argparse.Namespace, vocab_size: int | None) -> Wording:
+    """`vocab_size` is needed where ids are taken."""
+    is_chat = arguments.endpoint == CHAT
+    if not takes_ids(arguments) or vocab_size is None:
+        return Wording(TokenRange(0, len(WORDS)), as_ids=False, is_chat=is_chat)
+    return Wording(TokenRange.of_vocabulary(vocab_size), as_ids=True, is_chat=is_chat)
+
+
+def make_random_prompts(arguments: argparse.Namespace, wording: Wording) -> RandomPrompts:
+    ratio = arguments.random_range_ratio
+    return RandomPrompts(
+        wording,
+        arguments.seed,
+        input_lengths=Lengths(arguments.random_input_len, ratio),
+        output_lengths=Lengths(arguments.random_output_len, ratio),
+    )
+
+
+def make_workload(arguments: argparse.Namespace, wording: Wording) -> Workload:
+    """The dataset that was asked for. Raises WorkloadError."""
+    num_prompts = arguments.num_prompts or DEFAULT_NUM_PROMPTS
+    match arguments.dataset_name:
+        case "random":
+            return make_random_prompts(arguments, wording).workload(num_prompts)
+        case "shared-prefix":
+            prefixes = SharedPrefixes(
+                wording,
+                arguments.seed,
+                num_prefixes=arguments.shared_prefix_num_prefixes,
+                prefix_len=arguments.shared_prefix_prefix_len,
+                suffix_len=arguments.shared_prefix_suffix_len,
+                output_len=arguments.shared_prefix_output_len,
+            )
+            return prefixes.workload(num_prompts)
+        case "multi-turn":
+            prompts = make_random_prompts(arguments, wording)
+            turns = MultiTurn(
+                wording,
+                arguments.seed,
+                num_turns=arguments.multi_turn_num_turns,
+                input_lengths=prompts.input_lengths,
+                output_lengths=prompts.output_lengths,
+            )
+            return turns.workload(num_prompts)
+        case "custom":
+            return CustomFile(arguments.dataset_path, wording, arguments.custom_output_len).workload(
+                arguments.num_prompts
+            )
+        case _:
+            trace = TraceFile(
+                arguments.dataset_path,
+                wording,
+                arguments.seed,
+                block_tokens=arguments.trace_block_tokens,
+                speed=arguments.trace_speed,
+                scale=arguments.trace_scale,
+            )
+            return trace.workload(arguments.num_prompts)
+
+
+def make_arrivals_s(arguments: argparse.Namespace, workload: Workload) -> Sequence[float]:
+    """As the trace says, unless a rate was asked for."""
+    if arguments.request_rate is None and workload.arrivals_s is not None:
+        return workload.arrivals_s
+    rate = math.inf if arguments.request_rate is None else arguments.request_rate
+    return arrival_times_s(workload.num_conversations, rate, arguments.burstiness, arguments.seed, Kind.ARRIVALS)

@@ -1,0 +1,61 @@
+"""What a server says about itself before the run: its model, and, if it is a quipu, how many token ids it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import httpx2
+import msgspec
+
+from quipu.web.bench.client import make_http
+
+PATIENCE_S = 30.0
+ASSUMED_VOCABULARY = 8000
+"""Smaller than that of any model in use, so ids below it are known everywhere."""
+
+
+class DiscoveryError(Exception):
+    """The server does not say what had to be known. The message names the flag that says it instead."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _ServerInfo(msgspec.Struct):
+    vocab_size: int
+
+
+async def find_model(base_url: str, headers: Mapping[str, str]) -> str:
+    """The first of `GET /v1/models`. Raises DiscoveryError."""
+    content = await _get(f"{base_url}/v1/models", headers)
+    try:
+        models = msgspec.json.decode(content, type=_Models).data
+    except msgspec.DecodeError as error:
+        raise DiscoveryError(f"{base_url}/v1/models is no list of models ({error}); name one with --model") from error
+    if not models:
+        raise DiscoveryError(f"{base_url}/v1/models lists no model; name one with --model")
+    return models[0].id
+
+
+async def find_vocab_size(base_url: str, headers: Mapping[str, str]) -> int:
+    """From `GET /server_info`, which quipu answers; else a size that every model has."""
+    try:
+        return msgspec.json.decode(await _get(f"{base_url}/server_info", headers), type=_ServerInfo).vocab_size
+    except (DiscoveryError, msgspec.DecodeError):
+        return ASSUMED_VOCABULARY
+
+
+async def _get(url: str, headers: Mapping[str, str]) -> bytes:
+    async with make_http(headers) as http:
+        try:
+            response = await http.get(url, timeout=PATIENCE_S)
+        except httpx2.HTTPError as error:
+            raise DiscoveryError(f"GET {url}: {str(error) or type(error).__name__}") from error
+    if response.status_code != httpx2.codes.OK:
+        raise DiscoveryError(f"GET {url} was answered {response.status_code}; name a model with --model")
+    return response.content

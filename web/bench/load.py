@@ -1,0 +1,91 @@
+"""The load generator: when each conversation begins, how many run at once, and every outcome.
+
+One task a conversation. With a limit on concurrency a conversation holds its place from its first turn to its last, as
+a user does, so no more requests than that are in flight; the next waits for a place, in order. Each ask of the workload
+ends as an `Outcome` or as skipped; there is no third way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+import attrs
+import numpy as np
+
+from quipu.web.bench.answer import Outcome
+from quipu.web.bench.prompts import generator
+from quipu.web.bench.workload import Ask, Conversation, Workload
+
+
+@attrs.frozen
+class Answered:
+    """One ask and what came of it."""
+
+    conversation: int
+    turn: int
+    due_s: float
+    """When the schedule wanted its conversation to begin, on the outcome's clock."""
+    outcome: Outcome
+
+
+@attrs.define
+class LoadResult:
+    answered: list[Answered] = attrs.field(factory=list)
+    """In the order of their ends."""
+    num_skipped: int = 0
+    """Asks never sent: turns after one that failed."""
+
+
+def arrival_times_s(num: int, rate: float, burstiness: float, *key: int) -> Sequence[float]:
+    """When `num` conversations begin at `rate` a second, the first at 0. An infinite rate is all at once.
+
+    The gaps are drawn from a gamma distribution of shape `burstiness`: 1 is a Poisson process, less comes in bursts,
+    more is steadier, infinite is one gap for all.
+    """
+    if math.isinf(rate):
+        return [0.0] * num
+    if math.isinf(burstiness):
+        gaps_s = np.full(num, 1 / rate)
+    else:
+        gaps_s = generator(*key).gamma(burstiness, 1 / (rate * burstiness), num)
+    times_s: list[float] = [0.0, *np.cumsum(gaps_s)[: num - 1].tolist()]
+    return times_s
+
+
+async def run_load(
+    workload: Workload,
+    send: Callable[[Ask], Awaitable[Outcome]],
+    arrivals_s: Sequence[float],
+    *,
+    max_concurrency: int | None = None,
+    on_ended: Callable[[int], object] = lambda num_asks: None,
+) -> LoadResult:
+    """Send every ask of `workload`. `on_ended` hears how many asks have just ended, well or not, or been skipped."""
+    begin_s = anyio.current_time()
+    result = LoadResult()
+    places = anyio.Semaphore(max_concurrency) if max_concurrency is not None else None
+
+    async def converse(place: int, conversation: Conversation) -> None:
+        answers: list[str] = []
+        for turn in range(conversation.num_turns):
+            outcome = await send(conversation.make_ask(answers))
+            result.answered.append(Answered(place, turn, begin_s + arrivals_s[place], outcome))
+            if outcome.failure is not None:
+                num_skipped = conversation.num_turns - turn - 1
+                result.num_skipped += num_skipped
+                on_ended(1 + num_skipped)
+                break
+            on_ended(1)
+            answers.append(outcome.text)
+        if places is not None:
+            places.release()
+
+    async with anyio.create_task_group() as conversations:
+        for place in range(workload.num_conversations):
+            await anyio.sleep_until(begin_s + arrivals_s[place])
+            if places is not None:
+                await places.acquire()
+            conversations.start_soon(converse, place, workload.open(place))
+    return result

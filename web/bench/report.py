@@ -1,0 +1,153 @@
+"""Many outcomes to one set of numbers, named as the field's benchmarks name them.
+
+Only completed requests give times and tokens; failed and skipped ones are counted beside them. Unknown is not 0: a sum
+is over the requests that reported it and null where none did, with their number beside it; a throughput in tokens is
+null where any completed request is missing from its sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from quipu.web.bench.answer import Outcome
+from quipu.web.bench.load import Answered, LoadResult
+
+
+def _ttfts_s(outcomes: Iterable[Outcome]) -> list[float]:
+    return [o.first_token_s - o.started_s for o in outcomes if o.first_token_s is not None]
+
+
+def _itls_s(outcomes: Iterable[Outcome]) -> list[float]:
+    return [gap_s for outcome in outcomes for gap_s in outcome.gaps_s]
+
+
+def _tpots_s(outcomes: Iterable[Outcome]) -> list[float]:
+    values = []
+    for o in outcomes:
+        num_tokens = o.usage.completion_tokens
+        if num_tokens is not None and num_tokens > 1 and o.first_token_s is not None and o.last_token_s is not None:
+            values.append((o.last_token_s - o.first_token_s) / (num_tokens - 1))
+    return values
+
+
+def _e2els_s(outcomes: Iterable[Outcome]) -> list[float]:
+    return [o.ended_s - o.started_s for o in outcomes]
+
+
+@attrs.frozen
+class Metric:
+    title: str
+    samples_s: Callable[[Iterable[Outcome]], list[float]]
+
+
+METRICS: Mapping[str, Metric] = {
+    "ttft": Metric("Time to first token", _ttfts_s),
+    "tpot": Metric("Time per output token after the first", _tpots_s),
+    "itl": Metric("Inter-token latency", _itls_s),
+    "e2el": Metric("End-to-end latency", _e2els_s),
+}
+
+
+def summarize(result: LoadResult, *, metrics: Sequence[str], percentiles: Sequence[float]) -> dict[str, Any]:
+    """The numbers of a run, ready for JSON."""
+    outcomes = [answered.outcome for answered in result.answered]
+    completed = [outcome for outcome in outcomes if outcome.failure is None]
+    begin_s = min((outcome.started_s for outcome in outcomes), default=0.0)
+    duration_s = max((outcome.ended_s for outcome in outcomes), default=0.0) - begin_s
+    delays_s = [answered.outcome.started_s - answered.due_s for answered in result.answered if answered.turn == 0]
+    report = {
+        "duration": duration_s,
+        "completed": len(completed),
+        "failed": len(outcomes) - len(completed),
+        "skipped": result.num_skipped,
+        "errors": _errors(outcomes),
+        "num_without_done": sum(not outcome.saw_done for outcome in completed),
+        **_tokens(completed, duration_s),
+        "max_start_delay_ms": max(delays_s, default=0.0) * 1000,
+    }
+    for name in metrics:
+        report |= _statistics(name, METRICS[name].samples_s(completed), percentiles)
+    return report
+
+
+def describe_requests(result: LoadResult) -> list[dict[str, Any]]:
+    """One row a request, in the order of sending."""
+    begin_s = min((answered.outcome.started_s for answered in result.answered), default=0.0)
+    return [_row(answered, begin_s) for answered in sorted(result.answered, key=lambda a: a.outcome.started_s)]
+
+
+def _row(answered: Answered, begin_s: float) -> dict[str, Any]:
+    outcome = answered.outcome
+    return {
+        "conversation": answered.conversation,
+        "turn": answered.turn,
+        "due_s": answered.due_s - begin_s,
+        "start_s": outcome.started_s - begin_s,
+        "ttft_s": next(iter(_ttfts_s([outcome])), None),
+        "tpot_s": next(iter(_tpots_s([outcome])), None),
+        "e2el_s": outcome.ended_s - outcome.started_s,
+        "itls_s": list(outcome.gaps_s),
+        **attrs.asdict(outcome.usage),
+        "error": None if outcome.failure is None else attrs.asdict(outcome.failure),
+    }
+
+
+def _tokens(completed: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
+    usages = [outcome.usage for outcome in completed]
+    inputs = [u.prompt_tokens for u in usages if u.prompt_tokens is not None]
+    outputs = [u.completion_tokens for u in usages if u.completion_tokens is not None]
+    cached = [
+        (u.cached_tokens, u.prompt_tokens)
+        for u in usages
+        if u.cached_tokens is not None and u.prompt_tokens is not None
+    ]
+    total_cached, total_of_those = (sum(part) for part in zip(*cached, strict=True)) if cached else (None, None)
+    total_output = sum(outputs) if len(outputs) == len(completed) else None
+    total_all = sum(inputs) + total_output if total_output is not None and len(inputs) == len(completed) else None
+    return {
+        "total_input_tokens": sum(inputs) if inputs else None,
+        "total_output_tokens": sum(outputs) if outputs else None,
+        "total_cached_tokens": total_cached,
+        "cache_hit_rate": total_cached / total_of_those if total_cached is not None and total_of_those else None,
+        "usage_available": _availability(len(cached), len(completed)),
+        "num_usage_reported": min(len(inputs), len(outputs)),
+        "num_cached_tokens_reported": len(cached),
+        "request_throughput": _rate(len(completed), duration_s),
+        "output_throughput": _rate(total_output, duration_s),
+        "total_token_throughput": _rate(total_all, duration_s),
+    }
+
+
+def _availability(num_reported: int, num_completed: int) -> bool | Literal["partial"]:
+    """Whether the completed requests said how many of their prompt's tokens were cached."""
+    if not num_reported:
+        return False
+    return True if num_reported == num_completed else "partial"
+
+
+def _rate(amount: int | None, duration_s: float) -> float | None:
+    return amount / duration_s if amount is not None and duration_s > 0 else None
+
+
+def _statistics(name: str, samples_s: list[float], percentiles: Sequence[float]) -> dict[str, float | None]:
+    keys = [f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *(f"p{p:g}_{name}_ms" for p in percentiles)]
+    if not samples_s:
+        return dict.fromkeys(keys)
+    samples_ms = np.asarray(samples_s) * 1000
+    spread = [np.mean(samples_ms), np.median(samples_ms), np.std(samples_ms)]
+    return dict(zip(keys, map(float, [*spread, *np.percentile(samples_ms, list(percentiles))]), strict=True))
+
+
+def _errors(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    """Kinds of failure, the most frequent first, each with the first message."""
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    examples: dict[str, str] = {}
+    for failure in failures:
+        examples.setdefault(failure.kind, failure.message)
+    counts = Counter(failure.kind for failure in failures)
+    return [{"kind": kind, "count": count, "example": examples[kind]} for kind, count in counts.most_common()]

@@ -1,0 +1,95 @@
+"""What flags may say: each function turns a flag's text into its value, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import httpx2
+import orjson
+
+from quipu.web.bench.report import METRICS
+
+
+def url(text: str) -> str:
+    try:
+        parsed = httpx2.URL(text)
+    except httpx2.InvalidURL as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http or https address")
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise argparse.ArgumentTypeError(f"{text!r}: say keys with --api-key or --header, and no query")
+    # as clients of the OpenAI API name it, or bare
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not K=V")
+    visible(text)
+    return name.strip(), value.strip()
+
+
+def visible(text: str) -> str:
+    """What may stand in a header."""
+    if not (text.isascii() and text.isprintable()):
+        raise argparse.ArgumentTypeError("a header holds printable ASCII only")
+    return text
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+def metrics(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in METRICS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(METRICS)}")
+    return names
+
+
+def percentiles(text: str) -> list[float]:
+    values = [float(part) for part in text.split(",")]
+    if not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: percentiles are 0 to 100")
+    return values
+
+
+def positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def positive_float(text: str) -> float:
+    if not (value := rate(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{value} is not finite")
+    return value
+
+
+def rate(text: str) -> float:
+    if not (value := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def ratio(text: str) -> float:
+    if not 0 <= (value := float(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not within 0 and 1 (1 excluded)")
+    return value
