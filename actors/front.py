@@ -15,7 +15,7 @@ from typing import Protocol
 import attrs
 
 from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Encode, Prompt, RequestError
+from quipu.actors.messages import Caller, Encode, Prompt, RequestError
 
 
 class DeskClosed(Exception):
@@ -103,7 +103,7 @@ class FrontDesk(Protocol):
     @property
     def info(self) -> ServingInfo: ...
 
-    def open(self, request: Encode, endpoint: str) -> Ticket:
+    def open(self, request: Encode, endpoint: str, caller: Caller = ..., /) -> Ticket:
         """Open the account of a request; `request.request_id` comes from `new_request_id`.
 
         Raises DeskClosed.

@@ -415,6 +415,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     Array-like, because one is sent every step. Columns of one group are parallel.
     """
 
+    number: int
+    """Counted up from 1 in the life of an engine: a report that is lost, or comes twice, shows."""
     step: int
     # what the block manager and the executor book at a sequence's admission
     admitted_ids: list[int]
@@ -600,10 +602,10 @@ class Forget:
 class Started:
     """A prompt's numbers are known and frozen (first choice's admission). May come once per prompt of a list."""
 
-    prompt_tokens: int
-    """Sums over the prompts admitted so far."""
-    cached_tokens: int
-    cache_write_tokens: int
+    prompt_tokens: int | None
+    """Sums over the prompts admitted so far. None: nobody can say."""
+    cached_tokens: int | None
+    cache_write_tokens: int | None
     created_5m_tokens: int = 0
     """Of those written, the ones up to the last breakpoint, by the ttl of the first breakpoint after each."""
     created_1h_tokens: int = 0

@@ -5,6 +5,8 @@ Written by the accountant only, rendered by the web layer. Counters only ever ad
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
@@ -24,7 +26,9 @@ class Metrics:
         self._cached = Counter(
             "quipu:cached_tokens", "Prompt tokens served from cache.", ["model_name", "tier"], registry=self.registry
         )
-        self.cached_tokens = self._cached.labels(model_name, "device")
+        self.cached_tokens, *_ = (
+            self._cached.labels(model_name, tier) for tier in ("device", "host", "disk", "remote", "unattributed")
+        )
         self.generation_tokens = counter("generation_tokens", "Completion tokens of closed requests.")
         self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
@@ -57,6 +61,11 @@ class Metrics:
         self.kv_blocks_cached.set(cached)
         self.kv_blocks_free.set(free - cached)
         self.kv_cache_usage_ratio.set((total - free) / total)
+
+    def count_cached(self, by_tier: Mapping[str, int]) -> None:
+        for tier, num_tokens in by_tier.items():
+            if num_tokens > 0:
+                self._cached.labels(self._model, tier).inc(num_tokens)
 
     def count_request(self, outcome: str) -> None:
         self._requests.labels(self._model, outcome).inc()

@@ -24,6 +24,7 @@ from quipu.actors.front import DeskClosed, Health, PromptRefused, ServingInfo, S
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import (
     Abort,
+    Caller,
     Counted,
     CountTokens,
     Encode,
@@ -40,6 +41,8 @@ from quipu.actors.messages import (
 )
 
 EngineMessage = Submit | Abort | ResetPrefixCache
+
+NOBODY = Caller()
 
 LAST_WORDS_S = 2.0
 """How long a drain waits for those that it failed to leave."""
@@ -145,7 +148,7 @@ class Registry:
     def new_request_id(self) -> str:
         return f"req-{secrets.token_hex(12)}"
 
-    def open(self, request: Encode, endpoint: str) -> RequestTicket:
+    def open(self, request: Encode, endpoint: str, caller: Caller = NOBODY, /) -> RequestTicket:
         if self._draining:
             raise DeskClosed("the server is shutting down")
         if self._health.state is State.FAILED:
@@ -155,7 +158,7 @@ class Registry:
         mailbox = Mailbox()
         self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
-        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox))
+        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller))
         return RequestTicket(self, request, mailbox)
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:

@@ -10,8 +10,8 @@
        │                   ▼  │
        └─────Delta──── detokenizer
 
-Restart groups: the engine (its three actors live and die together, see `supervisor.py`); everything else is the
-server: if a web-side actor raises, the server ends with an error.
+Restart groups: the engine (its three actors live and die together, see `supervisor.py`); the accountant, which goes on
+from its daybook; everything else is the server: if tokenizer or detokenizer raises, the server ends with an error.
 
 The same actors run in both wirings: `single_loop` has the engine in this loop over in-memory channels (tests,
 simulation), `split` in a process of its own over a socket pair (serving). Torch is only ever loaded where the engine
@@ -24,22 +24,25 @@ import importlib
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 
-from quipu.actors.accountant import Accountant, AccountantMessage
+from quipu.actors.accountant import Accountant
 from quipu.actors.channel import Channel
 from quipu.actors.config import HouseConfig
+from quipu.actors.daybook import AccountantMessage, Daybook
 from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
 from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Encode
+from quipu.actors.journal import Journal, NoJournal
 from quipu.actors.metrics import Metrics
 from quipu.actors.registry import EngineMessage, Registry
+from quipu.actors.restarts import keep_running
 from quipu.actors.supervisor import EngineHost, ProcessHost, Supervisor
-from quipu.actors.tokenizer import TokenizerActor
+from quipu.actors.tokenizer import TokenizerActor, TokenizerMessage
 from quipu.actors.vocabulary import Vocabulary
 
 ENGINE = "quipu.actors.engine"
@@ -52,15 +55,26 @@ class House:
 
     desk: Registry
     metrics: Metrics
-    accountant: Accountant
+    daybook: Daybook
     detokenizer: Detokenizer
     host: EngineHost
 
 
 @asynccontextmanager
-async def open_house(config: HouseConfig, info: ServingInfo, host: EngineHost) -> AsyncIterator[House]:
-    """Run the web side's actors and `host`'s engines until the block is left."""
-    encodes: Channel[Encode] = Channel(config.encode_slots)
+async def open_house(
+    config: HouseConfig,
+    info: ServingInfo,
+    host: EngineHost,
+    *,
+    journal: Journal | None = None,
+    hire_accountant: Callable[..., Accountant] = Accountant,
+) -> AsyncIterator[House]:
+    """Run the web side's actors and `host`'s engines until the block is left.
+
+    Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant.
+    """
+    journal = NoJournal() if journal is None else journal
+    encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
     lane: Channel[EngineMessage] = Channel(config.submit_slots)
     # posted to without waiting: a handful of messages an open request
     accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
@@ -79,15 +93,30 @@ async def open_house(config: HouseConfig, info: ServingInfo, host: EngineHost) -
     )
     tokenizer = TokenizerActor(config, vocabulary, registry, accounts)
     detokenizer = Detokenizer(vocabulary, accounts, registry.abort)
-    accountant = Accountant(metrics, registry, texts, num_usable_blocks=config.engine.num_blocks - 1)
+    daybook = Daybook()
+
+    async def keep_books() -> None:
+        num_usable_blocks = config.engine.num_blocks - 1
+        accountant = hire_accountant(daybook, metrics, registry, journal, texts, num_usable_blocks=num_usable_blocks)
+        await accountant.run(accounts)
+
+    metrics.set_blocks(total=config.engine.num_blocks - 1, free=config.engine.num_blocks - 1, cached=0)
+    accountants = partial(
+        keep_running,
+        "accountant",
+        keep_books,
+        max_restarts=config.max_restarts,
+        window_s=config.restart_window_s,
+        on_death=daybook.blame,
+    )
     supervisor = Supervisor(config, host, registry, accounts)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tokenizer.run, encodes)
         nursery.start_soon(detokenizer.run, texts)
-        nursery.start_soon(accountant.run, accounts)
+        nursery.start_soon(accountants)
         nursery.start_soon(supervisor.run)
-        yield House(registry, metrics, accountant, detokenizer, host)
+        yield House(registry, metrics, daybook, detokenizer, host)
         nursery.cancel_scope.cancel()
 
 

@@ -89,6 +89,7 @@ class TokenHost:
         self._position += 1
         count, position = len(running), self._position
         return StepReport(
+            number=position,
             step=position,
             admitted_ids=admitted,
             admitted_number=[1] * len(admitted),

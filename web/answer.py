@@ -24,6 +24,7 @@ from quipu.actors.front import DeskClosed, FrontDesk, ServingInfo, Ticket
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import Closed, UsageRecord
 from quipu.web import sse
+from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
 from quipu.web.generation import GenerationRequest
@@ -68,10 +69,12 @@ async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptio
     """Serve the request that is being handled. Raises APIError."""
     visit = current_visit()
     visit.is_generation = True
-    body = parse_object(await request.get_data(False, False, False))
+    raw_body = await request.get_data(False, False, False)
+    body = parse_object(raw_body)
     reply = read(Asked(body, visit.request_id, desk.info, options))
+    caller = caller_of(visit, raw_body, str(body.get("model") or desk.info.model_names[0]))
     try:
-        ticket = desk.open(reply.wanted.encode(visit.request_id, visit.principal.tenant), endpoint)
+        ticket = desk.open(reply.wanted.encode(visit.request_id, caller.tenant), endpoint, caller)
     except DeskClosed as closed:
         raise unavailable(str(closed) or "The server takes no requests now.") from None
     visit.scope.on_close(ticket.leave)

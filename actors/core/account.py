@@ -1,7 +1,8 @@
 """The account of one request: two independent entries for every prompt position, and whether they add up.
 
-Owned by the accountant. Pure. A request has one `SequenceBook` per sequence (physical work) and one `PromptBook` per
-prompt (what its client is told).
+Owned by the accountant. Pure, and a function of its entries: applying the same entries again makes the same account,
+which is how a restarted accountant gets back to where it was. A request has one `SequenceBook` per sequence (physical
+work) and one `PromptBook` per prompt (what its client is told, see `prompt_book.py`).
 
     reused == read                                     at every admission
     prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
@@ -14,48 +15,56 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.actors.counts import UNKNOWN, Known
-from quipu.actors.messages import CacheMiss, FinishReason, Outcome, RequestError, UsageRecord
+from quipu.actors.core.coverage import Coverage
+from quipu.actors.core.prompt_book import Admission, PromptBook
+from quipu.actors.counts import UNKNOWN, Count, Known, total
+from quipu.actors.messages import Caller, FinishReason, Outcome, RequestError, Side, UsageRecord
 
 
-class Coverage:
-    """A set of positions, kept as disjoint ascending intervals; nearly always one, growing at its end."""
+@attrs.define
+class Span:
+    """Positions [start, end) whose KV a pass wrote. Grows while the next pass goes on where it ended."""
 
-    __slots__ = ("_intervals",)
+    start: int
+    end: int
 
-    def __init__(self) -> None:
-        self._intervals: list[list[int]] = []
 
-    def add(self, start: int, end: int) -> int:
-        """Cover [start, end); how many of its positions were not covered before."""
-        if start >= end:
-            return 0
-        intervals = self._intervals
-        if not intervals or start > intervals[-1][1]:
-            intervals.append([start, end])
-            return end - start
-        last = intervals[-1]
-        if start >= last[0]:
-            new = max(0, end - last[1])
-            last[1] = max(last[1], end)
-            return new
-        before = self.total
-        merged: list[list[int]] = []
-        for low, high in sorted([*intervals, [start, end]]):
-            if merged and low <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], high)
-            else:
-                merged.append([low, high])
-        self._intervals = merged
-        return self.total - before
+@attrs.frozen
+class Written:
+    """Prompt positions in blocks that this sequence was the first to commit."""
 
-    @property
-    def intervals(self) -> list[list[int]]:
-        return self._intervals
+    start: int
+    end: int
 
-    @property
-    def total(self) -> int:
-        return sum(high - low for low, high in self._intervals)
+
+@attrs.frozen
+class Revision:
+    """Granted tokens that could not be loaded from their tier: they are computed, not reused."""
+
+    tier: str
+    num_tokens: int
+
+
+@attrs.frozen
+class Estimation:
+    """A router's guess at what an engine reuses."""
+
+    num_tokens: int
+
+
+@attrs.frozen
+class FirstToken:
+    """The sequence's first token goes out to its client."""
+
+    at: float
+
+
+@attrs.frozen
+class Ended:
+    """The engine's last word on the sequence."""
+
+
+Entry = Admission | Span | Written | Revision | Estimation | FirstToken | Ended
 
 
 @attrs.define(eq=False)
@@ -67,41 +76,52 @@ class SequenceBook:
     choice_index: int
     num_prompt_tokens: int
     covered: Coverage = attrs.field(factory=Coverage)
-    num_admissions: int = 0
-    reused: int = 0
-    """At the first admission, by the block manager."""
+    num_heard: dict[Side, int] = attrs.field(factory=dict)
+    """Admissions heard of, by side."""
+    counts_reuse: bool = True
+    """Whether its engine says what it reuses."""
+    has_spans: bool = False
     read: int = 0
-    """At the first admission, by the executor."""
+    """First covered by what the executor confirmed at the first admission."""
     computed_first: int = 0
     restored_first: int = 0
     recomputed: int = 0
     """Positions covered again, outputs included."""
+    granted: list[tuple[int, int, int]] = attrs.field(factory=list)
+    """Number, reused and read of each admission."""
+    num_revised: int = 0
     mismatches: list[str] = attrs.field(factory=list)
-    terminal: bool = False
-    completed: bool = False
     num_completion_tokens: int = 0
     finish_reason: FinishReason | None = None
 
-    def admit(self, number: int, reused: int, read: int) -> None:
-        """Book one admission: what the manager granted and what the executor confirms."""
-        if number <= self.num_admissions:
-            return  # heard before
-        if number != self.num_admissions + 1:
-            self.mismatches.append(f"admission {number} follows {self.num_admissions}")
-        if reused != read:
-            self.mismatches.append(f"admission {number}: reused {reused}, read {read}")
-        first = self.num_admissions == 0
-        self.num_admissions = number
-        new = self.covered.add(0, read)
-        if first:
-            self.reused, self.read = reused, read
+    def admit(self, admission: Admission) -> bool:
+        """Book what the manager granted and what the executor confirms; False for one that was heard before."""
+        heard = self.num_heard.get(admission.side, 0)
+        if admission.number <= heard:
+            return False
+        if admission.number != heard + 1:
+            self.mismatches.append(f"admission {admission.number} follows {heard}")
+        self.num_heard[admission.side] = admission.number
+        new = self.covered.add(0, admission.read)
+        if admission.side is Side.PREFILL and heard == 0:
+            self.read = new
+            self.recomputed += admission.read - new
+            self.counts_reuse = admission.reused is not None
         else:
             self.restored_first += new
-            self.recomputed += read - new
+            self.recomputed += admission.read - new
+        if admission.reused is not None:
+            self.granted.append((admission.number, admission.reused, admission.read))
+        return True
 
     def compute(self, start: int, end: int) -> None:
         """Book one span whose KV a pass wrote."""
+        self.has_spans = True
         boundary = self.num_prompt_tokens
+        if start >= boundary:
+            new_output = self.covered.add(start, end)
+            self.recomputed += max(0, end - start) - new_output
+            return
         new_prompt = self.covered.add(start, min(end, boundary))
         new_output = self.covered.add(max(start, boundary), end)
         self.computed_first += new_prompt
@@ -110,8 +130,14 @@ class SequenceBook:
     def dispute(self, *, finished: bool) -> list[str]:
         """Why the entries do not add up; empty where they do."""
         problems = list(self.mismatches)
-        total = self.read + self.computed_first + self.restored_first
-        balanced = total == self.num_prompt_tokens if finished else total <= self.num_prompt_tokens
+        for number, reused, read in self.granted:
+            usable = reused - self.num_revised if number == 1 else reused
+            if usable != read:
+                problems.append(f"admission {number}: reused {usable}, read {read}")
+        if not self.counts_reuse and not self.has_spans:
+            return problems  # an engine that keeps no books
+        covered = self.read + self.computed_first + self.restored_first
+        balanced = covered == self.num_prompt_tokens if finished else covered <= self.num_prompt_tokens
         if not balanced:
             problems.append(
                 f"prompt {self.num_prompt_tokens}, read {self.read}, computed {self.computed_first}, "
@@ -120,50 +146,24 @@ class SequenceBook:
         return problems
 
 
-@attrs.define(eq=False)
-class PromptBook:
-    """What a client is told of one prompt."""
-
-    num_prompt_tokens: int
-    miss: CacheMiss | None = None
-    """Why its cached prefix ended where it did; frozen like `cached`."""
-    cached: int | None = None
-    """None until its first choice is admitted, then frozen."""
-    written: Coverage = attrs.field(factory=Coverage)
-    frozen_write_tokens: int | None = None
-    """Set with the first choice's first token; later writes are not the client's."""
-
-    def write(self, start: int, end: int) -> None:
-        self.written.add(start, end)
-
-    @property
-    def cache_write_tokens(self) -> int:
-        """Positions written first by this request, those it was granted as cached aside."""
-        if self.frozen_write_tokens is not None:
-            return self.frozen_write_tokens
-        both = Coverage()
-        both.add(0, self.cached or 0)
-        before = both.total
-        for low, high in self.written.intervals:
-            both.add(low, high)
-        return both.total - before
-
-
 class Account:
     """Everything booked for one request, from its opening to its record."""
 
-    def __init__(self, request_id: str, endpoint: str, received_at: float) -> None:
+    def __init__(
+        self, request_id: str, endpoint: str, received_at: float, caller: Caller, received_unix_s: float
+    ) -> None:
+        """`received_at` is on the process's clock, as all times given to this object; `received_unix_s` is the same."""
         self.request_id = request_id
         self.endpoint = endpoint
+        self.caller = caller
         self.received_at = received_at
+        self._unix_offset_s = received_unix_s - received_at
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
+        self.incarnation: int | None = None
         self.books: dict[int, SequenceBook] = {}
         self.prompts: dict[int, PromptBook] = {}
         self.error: RequestError | None = None
-        self.leaving = False
-        self.awaited: frozenset[int] | None = None
-        """Sequences whose Terminals the account waits for; None: all of them."""
 
     # ------------------------------------------------------------ entries
 
@@ -171,63 +171,106 @@ class Account:
         self.books[sequence_id] = SequenceBook(sequence_id, prompt_index, choice_index, num_prompt_tokens)
         self.prompts.setdefault(prompt_index, PromptBook(num_prompt_tokens))
 
-    def admit(
-        self, sequence_id: int, number: int, reused: int, read: int, miss: CacheMiss | None = None
-    ) -> PromptBook | None:
-        """Book an admission. The prompt's book if this one decides what the client is told, else None."""
+    def apply(self, sequence_id: int, entry: Entry) -> None:
+        """Book one entry of one sequence."""
         book = self.books[sequence_id]
-        book.admit(number, reused, read)
+        match entry:
+            case Span():
+                book.compute(entry.start, entry.end)
+            case Written():
+                self.prompts[book.prompt_index].write(entry.start, entry.end)
+            case Admission():
+                self._admit(book, entry)
+            case FirstToken():
+                self._first_token(book, entry.at)
+            case Ended():
+                self._settle(book)
+            case Revision():
+                self._revise(book, entry)
+            case Estimation():
+                if book.choice_index == 0:
+                    self.prompts[book.prompt_index].estimated = entry.num_tokens
+
+    def _admit(self, book: SequenceBook, admission: Admission) -> None:
+        if not book.admit(admission) or admission.side is not Side.PREFILL:
+            return
         prompt = self.prompts[book.prompt_index]
-        if book.choice_index == 0 and prompt.cached is None:
-            prompt.cached = reused
-            prompt.miss = miss
-            return prompt
-        return None
+        if book.choice_index == 0 and prompt.admission is None:
+            prompt.admit(admission)
+            if self.admitted_at is None:
+                self.admitted_at, self.incarnation = admission.at, admission.incarnation
 
-    def write(self, sequence_id: int, start: int, end: int) -> None:
-        self.prompts[self.books[sequence_id].prompt_index].write(start, end)
+    def _first_token(self, book: SequenceBook, at: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = at
+        if not book.num_heard:
+            if book.has_spans:
+                book.mismatches.append("its first token came before any admission")
+            self._admit(book, Admission(number=1, reused=None, read=0, miss=None, incarnation=None, at=at))
+        self._settle(book)
+        if book.choice_index == 0:
+            self.prompts[book.prompt_index].freeze_written()
 
-    def first_token(self, sequence_id: int) -> bool:
-        """A sequence's first token goes out: what was written for its prompt is frozen with the first choice's.
+    def _settle(self, book: SequenceBook) -> None:
+        """No load of a granted block can fail any more."""
+        prompt = self.prompts[book.prompt_index]
+        if book.choice_index == 0 and prompt.admission is not None:
+            prompt.settled = True
 
-        True where that happened.
-        """
+    def _revise(self, book: SequenceBook, revision: Revision) -> None:
+        prompt = self.prompts[book.prompt_index]
+        if book.choice_index == 0 and prompt.settled:
+            book.mismatches.append(f"{revision.num_tokens} tokens of {revision.tier} revised after they were reported")
+            return
+        book.num_revised += revision.num_tokens
+        if book.choice_index == 0:
+            prompt.revise(revision.tier, revision.num_tokens)
+
+    def complete(self, sequence_id: int, num_completion_tokens: int, finish_reason: FinishReason | None) -> None:
+        """The web side's word on a sequence: what its client was given."""
         book = self.books[sequence_id]
-        prompt = self.prompts[book.prompt_index]
-        if book.choice_index == 0 and prompt.frozen_write_tokens is None:
-            prompt.frozen_write_tokens = prompt.cache_write_tokens
-            return True
-        return False
+        book.num_completion_tokens = num_completion_tokens
+        book.finish_reason = finish_reason
 
-    def wait_only_for(self, sequence_ids: tuple[int, ...]) -> None:
-        """No other sequence of the request was, or will be, given to an engine."""
-        self.awaited = frozenset(sequence_ids)
+    def withdraw(self) -> None:
+        """It could not be written down: its prompts were never admitted, as far as anybody is told."""
+        for prompt in self.prompts.values():
+            prompt.withdrawn = True
 
     # ------------------------------------------------------------ what can be said
 
     @property
     def admitted_prompts(self) -> list[PromptBook]:
-        return [prompt for prompt in self.prompts.values() if prompt.cached is not None]
+        """Those whose numbers are known and frozen."""
+        return [prompt for prompt in self.prompts.values() if prompt.is_admitted]
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return sum(prompt.num_prompt_tokens for prompt in self.admitted_prompts)
+    def num_frozen_prompts(self) -> int:
+        """Prompts of which what they wrote is final too."""
+        return sum(prompt.frozen_write_tokens is not None for prompt in self.admitted_prompts)
 
     @property
-    def num_cached_tokens(self) -> int:
-        return sum(prompt.cached or 0 for prompt in self.admitted_prompts)
+    def prompt_tokens(self) -> Count:
+        return total(Known(prompt.num_prompt_tokens) for prompt in self.admitted_prompts)
 
     @property
-    def num_written_tokens(self) -> int:
-        return sum(prompt.cache_write_tokens for prompt in self.admitted_prompts)
+    def cached(self) -> Count:
+        return total(prompt.cached for prompt in self.admitted_prompts)
 
     @property
-    def may_close(self) -> bool:
-        """Every sequence that an engine was given has ended there, and its completion tokens are known."""
-        if self.error is None and not self.leaving and not self.books:
-            return False
-        awaited = self.books.keys() if self.awaited is None else self.awaited
-        return all(self.books[i].terminal and self.books[i].completed for i in awaited if i in self.books)
+    def cache_write(self) -> Count:
+        return total(Known(prompt.cache_write_tokens) for prompt in self.admitted_prompts)
+
+    @property
+    def cached_by_tier(self) -> dict[str, int] | None:
+        """Summed over the prompts; None where any of them has an engine that does not say."""
+        if not isinstance(self.cached, Known):
+            return None
+        tiers = dict.fromkeys(("device", "host", "disk", "remote", "unattributed"), 0)
+        for prompt in self.admitted_prompts:
+            for tier, num_tokens in prompt.by_tier.items():
+                tiers[tier] += num_tokens
+        return tiers
 
     @property
     def outcome(self) -> Outcome:
@@ -245,25 +288,40 @@ class Account:
         for book in self.books.values():
             finished = book.finish_reason is not None
             problems += [f"sequence {book.sequence_id}: {p}" for p in book.dispute(finished=finished)]
+        for index, prompt in self.prompts.items():
+            problems += [f"prompt {index}: {p}" for p in prompt.dispute()]
         return problems
 
-    def record(self) -> UsageRecord:
+    def record(self, now: float) -> UsageRecord:
+        """The record as it is if the request ends now."""
+        books = list(self.books.values())
+        caller, unix = self.caller, self._unix_offset_s
         admitted = bool(self.admitted_prompts)
-        books = self.books.values()
-        cached = self.num_cached_tokens if admitted else None
         return UsageRecord(
             request_id=self.request_id,
+            client_request_id=caller.client_request_id,
+            idempotency_key=caller.idempotency_key,
+            idempotency_digest=caller.idempotency_digest,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=caller.model,
+            endpoint=self.endpoint,
+            received_at=self.received_at + unix,
+            admitted_at=None if self.admitted_at is None else self.admitted_at + unix,
+            first_token_at=None if self.first_token_at is None else self.first_token_at + unix,
+            closed_at=now + unix,
             outcome=self.outcome,
-            prompt=Known(self.num_prompt_tokens) if admitted else UNKNOWN,
-            cached=UNKNOWN if cached is None else Known(cached),
-            cached_by_tier=None
-            if cached is None
-            else {"device": cached, "host": 0, "disk": 0, "remote": 0, "unattributed": 0},
-            cache_write=Known(self.num_written_tokens) if admitted else UNKNOWN,
+            finish_reason=books[0].finish_reason if books else None,
+            num_choices=len(books),
+            prompt=self.prompt_tokens,
+            cached=self.cached,
+            cached_by_tier=self.cached_by_tier,
+            cache_write=self.cache_write if admitted else UNKNOWN,
             completion_tokens=sum(book.num_completion_tokens for book in books),
             computed_tokens=sum(book.computed_first for book in books),
             restored_tokens=sum(book.restored_first for book in books),
             recomputed_tokens=sum(book.recomputed for book in books),
             disputed=bool(self.problems()),
             cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
+            incarnation=self.incarnation,
         )

@@ -15,6 +15,7 @@ class ReportBuilder:
     """Collects what the web side has to hear, until the next grant lets it go out."""
 
     def __init__(self) -> None:
+        self._num_reports = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -56,7 +57,9 @@ class ReportBuilder:
         span_ids, span_starts, span_ends = _join(self._spans, 3)
         written_ids, written_starts, written_ends = _join(self._written, 3)
         token_sequence_ids, token_ids = _join(self._tokens, 2)
+        self._num_reports += 1
         report = StepReport(
+            number=self._num_reports,
             step=step,
             admitted_ids=[a[0] for a in self._admitted],
             admitted_number=[a[1] for a in self._admitted],

@@ -85,6 +85,7 @@ async def test_one_receiver() -> None:
 def messages() -> list[WireMessage]:
     report = StepReport(
         *(
+            1,
             7,
             [1],
             [1],

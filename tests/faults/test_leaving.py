@@ -23,7 +23,7 @@ PROMPT = random.Random(1).choices(range(300, 4000), k=40)
 async def settle(client: Client) -> None:
     """Let everything that was set going come to its end."""
     with trio.fail_after(60):
-        while client.house.accountant.num_open_accounts or client.house.desk.num_live_sequences:
+        while client.house.daybook.num_open_accounts or client.house.desk.num_live_sequences:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()
@@ -73,7 +73,7 @@ async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.ab
         ticket.leave()
         assert len(client.house.desk.lane) == 2
         await trio.testing.wait_all_tasks_blocked()
-        assert client.house.accountant.num_open_accounts == 1, "submitted: the account waits for its Terminal"
+        assert client.house.daybook.num_open_accounts == 1, "submitted: the account waits for its Terminal"
         await trio.sleep(10)
         assert client.engine.executor.backend.num_passes <= 2
         await settle(client)

@@ -93,7 +93,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
             assert dials.fail_steps == 0
             nursery.start_soon(ask, "reader", [*prompt, 300])
         client.assert_at_rest()
-        stats = client.house.accountant.stats
+        stats = client.house.daybook.stats
         assert (stats.total_requests, stats.hit_requests) == (1, 0)
         assert client.house.metrics.usage_disputed._value.get() == 0
     assert answers["writer"].error is not None
@@ -162,7 +162,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
             assert "a block table cannot be trusted" in health.detail
             await trio.testing.wait_all_tasks_blocked()
             assert len(answers) == 3, "failed at once, not after the restart"
-        assert client.house.accountant.num_open_accounts == 0
+        assert client.house.daybook.num_open_accounts == 0
         during = await client.ask(prompt)
         assert client.house.desk.health().is_ready
         client.assert_at_rest()

@@ -20,6 +20,7 @@ from quipu.actors.front import DeskClosed, Health, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import (
     CacheMiss,
+    Caller,
     Closed,
     Delta,
     Encode,
@@ -32,6 +33,7 @@ from quipu.actors.messages import (
     UsageRecord,
 )
 
+NOBODY = Caller()
 INFO = ServingInfo(
     model_names=("org/tiny", "tiny"),
     created=1_700_000_000,
@@ -100,6 +102,7 @@ class FakeTicket:
     encode: Encode
     endpoint: str
     _desk: FakeDesk
+    caller: Caller = attrs.field(factory=Caller)
     mailbox: Mailbox = attrs.field(factory=Mailbox)
     num_starts: int = 0
     num_leaves: int = 0
@@ -141,10 +144,10 @@ class FakeDesk:
         self._num_ids += 1
         return f"r{self._num_ids}"
 
-    def open(self, request: Encode, endpoint: str) -> FakeTicket:
+    def open(self, request: Encode, endpoint: str, caller: Caller = NOBODY, /) -> FakeTicket:
         if self.closed is not None:
             raise DeskClosed(self.closed)
-        ticket = FakeTicket(request, endpoint, self)
+        ticket = FakeTicket(request, endpoint, self, caller)
         self.tickets.append(ticket)
         return ticket
 

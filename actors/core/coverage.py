@@ -1,0 +1,43 @@
+"""Sets of positions that mostly grow at their end. Pure; used by the account."""
+
+from __future__ import annotations
+
+
+class Coverage:
+    """A set of positions, kept as disjoint ascending intervals; nearly always one, growing at its end."""
+
+    __slots__ = ("_intervals",)
+
+    def __init__(self) -> None:
+        self._intervals: list[list[int]] = []
+
+    def add(self, start: int, end: int) -> int:
+        """Cover [start, end); how many of its positions were not covered before."""
+        if start >= end:
+            return 0
+        intervals = self._intervals
+        if not intervals or start > intervals[-1][1]:
+            intervals.append([start, end])
+            return end - start
+        last = intervals[-1]
+        if start >= last[0]:
+            new = max(0, end - last[1])
+            last[1] = max(last[1], end)
+            return new
+        before = self.total
+        merged: list[list[int]] = []
+        for low, high in sorted([*intervals, [start, end]]):
+            if merged and low <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], high)
+            else:
+                merged.append([low, high])
+        self._intervals = merged
+        return self.total - before
+
+    @property
+    def intervals(self) -> list[list[int]]:
+        return self._intervals
+
+    @property
+    def total(self) -> int:
+        return sum(high - low for low, high in self._intervals)

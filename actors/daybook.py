@@ -1,0 +1,224 @@
+"""The daybook: what the accountant has heard of every open request, kept where its death does not reach.
+
+An account is a function of its entries, and the daybook has the entries until the account closes, together with which
+of their effects on the world (counters, journal, client) have been made. The accountant keeps nothing else, so a new
+one goes on where the old one died. Owned by `wiring`, written by the accountant; synchronous.
+
+    inbox ──take──▶ pending ──▶ written into the requests' pages ──▶ effects that are due ──▶ done
+
+What must always hold: a message is written once, whole, and leaves `pending` only after its effects; an effect's mark
+is set in the same breath as the effect.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from quipu.actors.core.account import Account, Ended, Entry, Span
+from quipu.actors.counts import UNKNOWN, Known
+from quipu.actors.messages import (
+    Completed,
+    EngineDied,
+    Left,
+    OpenAccount,
+    Outcome,
+    Prompted,
+    Refused,
+    RequestError,
+    StepReport,
+    UsageRecord,
+)
+
+AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied
+
+MAX_DEATHS = 2
+"""A request in whose hands the accountant dies this often is failed."""
+
+
+@attrs.define(eq=False)
+class Pending:
+    """A message on its way through the accountant."""
+
+    message: AccountantMessage
+    at: float
+    """When it was taken: what its entries are dated, however often it is looked at."""
+    is_written: bool = False
+    is_passed_on: bool = False
+    """Its tokens are with the detokenizer."""
+
+
+@attrs.define
+class Effects:
+    """What has been done about a request, so that nothing is done twice."""
+
+    counted_prompts: set[int] = attrs.field(factory=set)
+    is_withdrawn: bool = False
+    """The journal had no room for it: its prompts are nobody's hits."""
+    told: tuple[int | None, ...] = ()
+    """The numbers that its client was last told."""
+    retry_of: str | None = None
+    timed_first_token: bool = False
+    stopped: bool = False
+    counted_end: bool = False
+    is_filed: bool = False
+    """The journal has its record."""
+
+
+@attrs.define(eq=False)
+class Page:
+    """Everything heard of one open request, in order."""
+
+    opened: OpenAccount
+    opened_unix_s: float
+    prompted: Prompted | None = None
+    entries: dict[int, list[Entry]] = attrs.field(factory=dict)
+    """By sequence."""
+    num_ended: int = 0
+    completed: dict[int, Completed] = attrs.field(factory=dict)
+    error: RequestError | None = None
+    left: bool = False
+    awaited: frozenset[int] | None = None
+    """Those of its sequences that an engine was given, once no other can follow; None: all of them."""
+    num_deaths: int = 0
+    """Times that the accountant died while it had this request in hand."""
+    effects: Effects = attrs.field(factory=Effects)
+
+    @property
+    def request_id(self) -> str:
+        return self.opened.request_id
+
+    def note(self, sequence_id: int, entry: Entry) -> None:
+        """Write one entry down."""
+        self.entries[sequence_id].append(entry)
+        if type(entry) is Ended:
+            self.num_ended += 1
+
+    def span(self, sequence_id: int, start: int, end: int) -> None:
+        """Write computed positions down; those that go on where the last ones ended make one entry with them."""
+        entries = self.entries[sequence_id]
+        if entries:
+            last = entries[-1]
+            if type(last) is Span and last.end == start:
+                last.end = end
+                return
+        entries.append(Span(start, end))
+
+    @property
+    def may_close(self) -> bool:
+        """Every sequence that an engine was given has ended there, and its completion tokens are known."""
+        if self.error is None and not self.left and self.prompted is None:
+            return False
+        awaited = self.entries.keys() if self.awaited is None else self.awaited & self.entries.keys()
+        if self.num_ended < len(awaited) or len(self.completed) < len(awaited):
+            return False
+        return all(i in self.completed and any(type(entry) is Ended for entry in self.entries[i]) for i in awaited)
+
+    def account(self) -> Account:
+        """The account that these entries make."""
+        opened = self.opened
+        account = Account(opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s)
+        if (prompted := self.prompted) is not None:
+            for sequence_id, prompt, choice, num_tokens in zip(
+                prompted.sequence_ids,
+                prompted.prompt_indexes,
+                prompted.choice_indexes,
+                prompted.num_prompt_tokens,
+                strict=True,
+            ):
+                account.prompted(sequence_id, prompt, choice, num_tokens)
+        for sequence_id, entries in self.entries.items():
+            for entry in entries:
+                account.apply(sequence_id, entry)
+        for completed in self.completed.values():
+            account.complete(completed.sequence_id, completed.num_completion_tokens, completed.finish_reason)
+        account.error = self.error
+        if self.effects.is_withdrawn:
+            account.withdraw()
+        return account
+
+    def bare_record(self, now: float) -> UsageRecord:
+        """The record of a request whose entries cannot be booked: what its client was told, and that it is disputed."""
+        opened, told = self.opened, self.effects.told
+        account = Account(opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s)
+        account.error = self.error
+        record = account.record(now)
+        prompt, cached, written = (UNKNOWN if n is None else Known(n) for n in (*told, None, None, None)[:3])
+        return attrs.evolve(
+            record,
+            outcome=Outcome.FAILED,
+            prompt=prompt,
+            cached=cached,
+            cache_write=written,
+            completion_tokens=sum(c.num_completion_tokens for c in self.completed.values()),
+            retry_of=self.effects.retry_of,
+            disputed=True,
+        )
+
+
+@attrs.define
+class CacheStats:
+    """Cumulative, for the life of the web process: what `prefix_cache.stats` says."""
+
+    total_requests: int = 0
+    hit_requests: int = 0
+    total_prompt_tokens: int = 0
+    total_cached_tokens: int = 0
+
+    def fields(self) -> dict[str, int | float]:
+        return {
+            "total_requests": self.total_requests,
+            "hit_requests": self.hit_requests,
+            "miss_requests": self.total_requests - self.hit_requests,
+            "hit_rate": self.hit_requests / max(1, self.total_requests),
+            "total_prompt_tokens": self.total_prompt_tokens,
+            "total_cached_tokens": self.total_cached_tokens,
+            "token_hit_rate": self.total_cached_tokens / max(1, self.total_prompt_tokens),
+        }
+
+
+@attrs.define(eq=False)
+class Daybook:
+    pages: dict[str, Page] = attrs.field(factory=dict)
+    """Of open accounts, by request."""
+    by_sequence: dict[int, Page] = attrs.field(factory=dict)
+    last_token_at: dict[int, float] = attrs.field(factory=dict)
+    """By sequence, since its first token."""
+    pending: deque[Pending] = attrs.field(factory=deque)
+    in_hand: Page | None = None
+    """The request that is being looked at: the one to blame for a death."""
+    num_reports: int = 0
+    """Step reports heard of the living engine."""
+    stats: CacheStats = attrs.field(factory=CacheStats)
+
+    @property
+    def num_open_accounts(self) -> int:
+        return len(self.pages)
+
+    def open(self, opened: OpenAccount, unix_s: float) -> None:
+        self.pages[opened.request_id] = Page(opened, unix_s)
+
+    def prompted(self, message: Prompted) -> None:
+        """Nothing happens where the request has left meanwhile: nothing of it was submitted."""
+        page = self.pages.get(message.request_id)
+        if page is not None:
+            page.prompted = message
+            for sequence_id in message.sequence_ids:
+                page.entries[sequence_id] = []
+                self.by_sequence[sequence_id] = page
+
+    def close(self, page: Page) -> None:
+        """Its record is made: nothing more can concern it."""
+        del self.pages[page.request_id]
+        for sequence_id in page.entries:
+            del self.by_sequence[sequence_id]
+            self.last_token_at.pop(sequence_id, None)
+
+    def blame(self) -> str | None:
+        """The accountant has died: the request that was in its hands, if any."""
+        page, self.in_hand = self.in_hand, None
+        if page is None:
+            return None
+        page.num_deaths += 1
+        return page.request_id

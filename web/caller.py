@@ -1,0 +1,42 @@
+"""Who a request came from, as the books need it: tenant and key, the client's own ids, whether it is a retry.
+
+Made by the life of a generation before its account is opened.
+
+What must always hold: what a client names is an alias or a digest, never a key of ours; two requests share an
+idempotency digest only if tenant, key, endpoint and body are the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from quart import request
+
+from quipu.actors.messages import Caller
+from quipu.web.errors import invalid
+from quipu.web.visit import Visit
+
+HEADER = "Idempotency-Key"
+MAX_IDEMPOTENCY_KEY_CHARS = 255
+
+
+def caller_of(visit: Visit, raw_body: bytes, model: str) -> Caller:
+    """The caller of the request that is being handled. Raises APIError for a key that cannot be kept."""
+    principal, key = visit.principal, request.headers.get(HEADER)
+    if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
+        raise invalid(f"{HEADER} must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters.", HEADER)
+    return Caller(
+        tenant=principal.tenant,
+        key_id=principal.key_id,
+        model=model,
+        client_request_id=visit.client_request_id,
+        idempotency_key=key,
+        idempotency_digest=None if key is None else _digest(principal.tenant, key, visit.endpoint, raw_body),
+    )
+
+
+def _digest(tenant: str, key: str, endpoint: str, raw_body: bytes) -> str:
+    digest = hashlib.sha256(b"quipu-retry-1")
+    for part in (tenant.encode(), key.encode(), endpoint.encode(), raw_body):
+        digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
