@@ -1,0 +1,187 @@
+"""The ledger's database: SQLite in the data directory, or PostgreSQL by URL. Opened, versioned, written to.
+
+`loader.py` writes, in a thread; `reading.py` reads. All of it blocks, so nothing here may run in the event loop.
+
+What must always hold: a record and the position behind it are committed together; a record that is there already is
+left as it is; a schema newer than this code is refused; no password reaches a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.dialects import postgresql, sqlite
+
+from quipu.actors.ledger.entries import Entry, EntryKind
+from quipu.actors.ledger.fields import FIELD_NAMES
+from quipu.actors.ledger.schema import HEAD, marks, records, sources
+from quipu.actors.ledger.segments import BEGINNING, Placed, Position
+
+SQLITE_NAME: Final = "ledger.sqlite3"
+CONNECT_S: Final = 5
+STATEMENT_S: Final = 60
+SQLITE_LOCK_S: Final = 30.0
+"""How long one waits for another process that writes."""
+_MIGRATION_LOCK: Final = 0x71756970
+"""Key of PostgreSQL's advisory lock: of servers that start together, one migrates."""
+
+
+class LedgerError(Exception):
+    """The ledger cannot be used as asked; the message tells an operator why and what to do."""
+
+
+def sqlite_url(data_dir: Path) -> str:
+    return f"sqlite:///{data_dir / SQLITE_NAME}"
+
+
+def redacted(url: str) -> str:
+    """For messages: without the password."""
+    return parse_url(url).render_as_string(hide_password=True)
+
+
+def parse_url(url: str) -> sa.URL:
+    """Raises LedgerError for what is no URL of a database that the ledger knows. Its message quotes no password."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise LedgerError("--ledger-url is no database URL: postgresql+psycopg://USER@HOST/DATABASE") from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("postgresql+psycopg", "sqlite"):
+        raise LedgerError(f"--ledger-url: no {parsed.drivername} here, only postgresql+psycopg and sqlite")
+    return parsed
+
+
+def make_engine(url: str, *, durable: bool = False, reads_only: bool = False) -> sa.Engine:
+    """`durable`: a commit returns when it survives a power loss. Connects to nothing yet. Raises LedgerError."""
+    parsed = parse_url(url)
+    if parsed.drivername == "sqlite":
+        return _make_sqlite(parsed, durable=durable, reads_only=reads_only)
+    arguments = {
+        "connect_timeout": CONNECT_S,
+        "options": f"-c statement_timeout={STATEMENT_S * 1000}",
+        "tcp_user_timeout": STATEMENT_S * 1000,
+        "application_name": "quipu-ledger",
+    }
+    return sa.create_engine(parsed, connect_args=arguments, pool_size=2, pool_pre_ping=True)
+
+
+def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": SQLITE_LOCK_S})
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # or the driver would leave DDL out of the transaction
+        pragmas = [f"synchronous={'FULL' if durable else 'NORMAL'}"]
+        pragmas += ["query_only=ON"] if reads_only else ["journal_mode=WAL"]
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def migrate(engine: sa.Engine) -> None:
+    """Bring the schema to HEAD. Raises LedgerError for one that is newer, SQLAlchemyError where it is away."""
+    config = Config()
+    config.set_main_option("script_location", "quipu.actors.ledger:migrations")
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found == HEAD:
+            return
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is not None and found not in known:
+            raise LedgerError(
+                f"the ledger's database has schema {found}, newer than this quipu's {HEAD}: upgrade quipu"
+            )
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def check_version(engine: sa.Engine) -> None:
+    """For readers, who change nothing. Raises LedgerError where the schema is not HEAD."""
+    with engine.connect() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+    if found is None:
+        raise LedgerError("there is no ledger in this database yet")
+    if found != HEAD:
+        raise LedgerError(
+            f"the ledger's database has schema {found}, this quipu reads {HEAD}: "
+            "a server of this version brings an older one up to date when it starts"
+        )
+
+
+def loaded_position(connection: sa.Connection, ledger: str) -> Position:
+    """Everything of this ledger's write-ahead file before it is in the database."""
+    packed = connection.scalar(sa.select(sources.c.position).where(sources.c.ledger == ledger))
+    return BEGINNING if packed is None else Position.unpack(packed)
+
+
+@attrs.frozen
+class Batch:
+    """A stretch of a write-ahead file."""
+
+    placed: Sequence[Placed]
+    end: Position
+
+
+def load(engine: sa.Engine, ledger: str, batch: Batch) -> int:
+    """Put a batch's chained entries into the database, and remember its end. How many records were new."""
+    chained = [placed for placed in batch.placed if placed.entry.kind is not EntryKind.ADMITTED]
+    with engine.begin() as connection:
+        insert = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
+        closings = {p.entry.request_id: p for p in reversed(chained) if p.entry.kind is EntryKind.CLOSED}
+        known = sa.select(records.c.request_id, records.c.hash).where(records.c.request_id.in_(closings))
+        there = {row.request_id: row.hash for row in connection.execute(known)}
+        rows: list[dict[str, object]] = []
+        others: list[dict[str, object]] = []
+        for placed in chained:
+            entry = placed.entry
+            first = entry.kind is EntryKind.CLOSED and closings[entry.request_id] is placed
+            if first and entry.request_id not in there:
+                rows.append(_record_row(entry, placed.end, ledger))
+            elif entry.kind is not EntryKind.CLOSED or there.get(entry.request_id) != entry.hash:
+                others.append(_mark_row(entry, placed.end, ledger))
+        if rows:
+            connection.execute(insert(records).on_conflict_do_nothing(), rows)
+        if others:
+            connection.execute(insert(marks).on_conflict_do_nothing(), others)
+        upsert = insert(sources).values(ledger=ledger, position=batch.end.packed)
+        connection.execute(
+            upsert.on_conflict_do_update(index_elements=["ledger"], set_={"position": upsert.excluded.position})
+        )
+    return len(rows)
+
+
+def _record_row(entry: Entry, end: Position, ledger: str) -> dict[str, object]:
+    values = {name: entry.values.get(name) for name in FIELD_NAMES}
+    return {**values, "recovered": entry.recovered, **_chain_row(entry, end, ledger)}
+
+
+def _mark_row(entry: Entry, end: Position, ledger: str) -> dict[str, object]:
+    return {"kind": entry.kind.value, "at": entry.at, **_chain_row(entry, end, ledger)}
+
+
+def _chain_row(entry: Entry, end: Position, ledger: str) -> dict[str, object]:
+    return {
+        "server": entry.server,
+        "number": entry.number,
+        "hash": entry.hash,
+        "previous": entry.previous,
+        "entry": entry.text,
+        "ledger": ledger,
+        "position": end.packed,
+    }

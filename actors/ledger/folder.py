@@ -1,0 +1,116 @@
+"""The ledger's folder in a data directory: what lies there, and who may write.
+
+    DATA_DIR/ledger/ledger.json      which ledger this is, and which database it is loaded into
+    DATA_DIR/ledger/lock             held by the server that writes
+    DATA_DIR/ledger/00000001.wal     the write-ahead file's segments
+    DATA_DIR/ledger.sqlite3          the database, unless another is named
+
+What must always hold: one server writes at a time; a ledger keeps its id as long as its folder lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from quipu.actors.ledger.database import SQLITE_NAME, LedgerError, redacted, sqlite_url
+
+FOLDER: Final = "ledger"
+_ABOUT: Final = "ledger.json"
+_LOCK: Final = "lock"
+
+
+class About(msgspec.Struct, frozen=True):
+    """Contents of `ledger.json`."""
+
+    ledger: str
+    database: str | None
+    """The URL without its password; None: SQLite in the data directory."""
+
+
+@attrs.frozen
+class LedgerFolder:
+    data_dir: Path
+
+    @property
+    def path(self) -> Path:
+        return self.data_dir / FOLDER
+
+    def about(self) -> About | None:
+        """None where no server has kept a ledger. Raises LedgerError."""
+        try:
+            return msgspec.json.decode((self.path / _ABOUT).read_bytes(), type=About)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise LedgerError(f"cannot read {self.path / _ABOUT}: {error}") from None
+
+    def open_for_writing(self, url: str | None) -> About:
+        """What this ledger is from now on; a new one gets its id. Raises LedgerError and OSError."""
+        before = self.about()
+        about = About(before.ledger if before else f"led-{secrets.token_hex(8)}", redacted(url) if url else None)
+        if about != before:
+            new = self.path / f"{_ABOUT}.new"
+            with new.open("wb") as file:
+                file.write(msgspec.json.encode(about))
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path / _ABOUT)
+        return about
+
+    @property
+    def default_url(self) -> str:
+        return sqlite_url(self.data_dir)
+
+    def url_for_reading(self, url: str | None) -> str | None:
+        """Where the records are. None: nothing was loaded yet. Raises LedgerError where only the operator knows."""
+        if url is not None:
+            return url
+        about = self.about()
+        if about is not None and about.database is not None:
+            raise LedgerError(
+                f"the records of {self.data_dir} are loaded into {about.database}: name that by --ledger-url, too"
+            )
+        return self.default_url if (self.data_dir / SQLITE_NAME).exists() else None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the one that writes; makes the folder. Raises LedgerError where somebody else is, or it cannot be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LedgerError(f"cannot write to the data directory {self.data_dir}: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LedgerError(
+                    f"another server keeps its ledger in {self.data_dir}: give each its own --data-dir"
+                ) from None
+            yield
+        finally:
+            os.close(fd)
+
+    @property
+    def is_in_use(self) -> bool:
+        """A server holds the lock."""
+        try:
+            fd = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False

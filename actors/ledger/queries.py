@@ -1,0 +1,201 @@
+"""What can be asked of the ledger: filters, groups and sums, on records in memory and as SQL alike.
+
+Used by `reading.py`. What must always hold: both ways count the same; an estimate is never in the sum of what was
+counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import attrs
+import sqlalchemy as sa
+
+from quipu.actors.counts import Count, Estimate, Known
+from quipu.actors.ledger.fields import TIERS
+from quipu.actors.ledger.schema import records
+from quipu.actors.messages import Outcome, UsageRecord
+
+GroupColumn = Literal["tenant", "key_id", "model", "endpoint", "outcome"]
+GROUP_COLUMNS: Final[tuple[GroupColumn, ...]] = get_args(GroupColumn)
+
+
+@attrs.frozen
+class Query:
+    """Which records; an empty tuple is no condition."""
+
+    since: float | None = None
+    """Unix seconds; closed then or later."""
+    until: float | None = None
+    """Closed before."""
+    request_ids: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+    def matches(self, record: UsageRecord) -> bool:
+        return (
+            (self.since is None or record.closed_at >= self.since)
+            and (self.until is None or record.closed_at < self.until)
+            and (not self.request_ids or record.request_id in self.request_ids)
+            and (not self.tenants or record.tenant in self.tenants)
+            and (not self.key_ids or record.key_id in self.key_ids)
+            and (not self.models or record.model in self.models)
+            and (not self.endpoints or record.endpoint in self.endpoints)
+            and (not self.outcomes or record.outcome in self.outcomes)
+        )
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        c = records.c
+        wanted: list[sa.ColumnElement[bool]] = []
+        if self.since is not None:
+            wanted.append(c.closed_at >= self.since)
+        if self.until is not None:
+            wanted.append(c.closed_at < self.until)
+        named = (
+            (c.request_id, self.request_ids),
+            (c.tenant, self.tenants),
+            (c.key_id, self.key_ids),
+            (c.model, self.models),
+            (c.endpoint, self.endpoints),
+            (c.outcome, tuple(outcome.value for outcome in self.outcomes)),
+        )
+        wanted += [column.in_(values) for column, values in named if values]
+        return wanted
+
+
+@attrs.define
+class Sum:
+    """One group in one bucket. Token sums are of what was counted; estimates stand apart and are never billed."""
+
+    bucket: float | None = None
+    """Unix seconds at which the bucket begins; None where there are no buckets."""
+    group: dict[GroupColumn, str | None] = attrs.field(factory=dict)
+    num_requests: int = 0
+    num_admitted: int = 0
+    """Requests that an engine has admitted; the others were refused or left in the queue."""
+    num_disputed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    cached_device_tokens: int = 0
+    cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
+    cached_remote_tokens: int = 0
+    cached_unattributed_tokens: int = 0
+    created_5m_tokens: int = 0
+    created_1h_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    computed_tokens: int = 0
+    restored_tokens: int = 0
+    recomputed_tokens: int = 0
+    estimated_prompt_tokens: int = 0
+    estimated_cached_tokens: int = 0
+    estimated_cache_write_tokens: int = 0
+
+
+_PLAIN: Final = (
+    "created_5m_tokens",
+    "created_1h_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "computed_tokens",
+    "restored_tokens",
+    "recomputed_tokens",
+)
+_COUNTS: Final = ("prompt", "cached", "cache_write")
+SUM_NAMES: Final = tuple(field.name for field in attrs.fields(Sum) if field.name not in ("bucket", "group"))
+
+
+def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect: str) -> sa.Select[Any]:
+    """The same sums as SumBuilder's, as a statement; its columns are SUM_NAMES, the groups, and `bucket`."""
+    c = records.c
+
+    def total(value: Any) -> sa.ColumnElement[int]:
+        # PostgreSQL's sum of bigints is a numeric
+        return sa.cast(sa.func.coalesce(sa.func.sum(value), 0), sa.BigInteger)
+
+    def where(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return total(sa.case((condition, 1), else_=0))
+
+    columns: dict[str, sa.ColumnElement[Any]] = {
+        "num_requests": sa.func.count(),
+        "num_admitted": where(c.admitted_at.is_not(None)),
+        "num_disputed": where(c.disputed),
+    }
+    columns |= {name: total(c[name]) for name in _PLAIN}
+    columns |= {f"cached_{tier}_tokens": total(_of_kind("cached", "known", f"cached_{tier}_tokens")) for tier in TIERS}
+    for name in _COUNTS:
+        columns[f"{name}_tokens"] = total(_of_kind(name, "known", f"{name}_tokens"))
+        columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
+    groups: list[sa.ColumnElement[Any]] = [c[name] for name in group_by]
+    if bucket_s is not None:
+        quotient = c.closed_at / bucket_s
+        # SQLite may lack floor(); its cast cuts, PostgreSQL's rounds
+        whole = sa.func.floor(quotient) if dialect == "postgresql" else quotient
+        groups.append((sa.cast(whole, sa.BigInteger) * bucket_s).label("bucket"))
+    labelled = [column.label(name) for name, column in columns.items()]
+    return sa.select(*labelled, *groups).group_by(*groups)
+
+
+def _of_kind(count: str, kind: str, name: str) -> sa.ColumnElement[int]:
+    return sa.case((records.c[f"{count}_kind"] == kind, records.c[name]), else_=0)
+
+
+class SumBuilder:
+    """Adds up records, and rows of `select_sums`, by bucket and group."""
+
+    def __init__(self, group_by: tuple[GroupColumn, ...], bucket_s: int | None) -> None:
+        self._group_by = group_by
+        self._bucket_s = bucket_s
+        self._sums: dict[tuple[object, ...], Sum] = {}
+
+    def add_record(self, record: UsageRecord) -> None:
+        bucket = None if self._bucket_s is None else math.floor(record.closed_at / self._bucket_s) * self._bucket_s
+        into = self._sum(bucket, {name: getattr(record, name) for name in self._group_by})
+        into.num_requests += 1
+        into.num_admitted += record.admitted_at is not None
+        into.num_disputed += record.disputed
+        for name in _PLAIN:
+            setattr(into, name, getattr(into, name) + getattr(record, name))
+        for name, count in zip(_COUNTS, (record.prompt, record.cached, record.cache_write), strict=True):
+            _add(into, name, count)
+        if isinstance(record.cached, Known):
+            for tier, number in (record.cached_by_tier or {}).items():
+                name = f"cached_{tier if tier in TIERS else 'unattributed'}_tokens"
+                setattr(into, name, getattr(into, name) + number)
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        bucket = None if self._bucket_s is None else float(row["bucket"])
+        into = self._sum(bucket, {name: row[name] for name in self._group_by})
+        for name in SUM_NAMES:
+            setattr(into, name, getattr(into, name) + int(row[name]))
+
+    def sums(self) -> list[Sum]:
+        """By bucket, then by group."""
+        if not self._group_by and self._bucket_s is None:
+            self._sum(None, {})
+
+        def key(item: Sum) -> tuple[object, ...]:
+            return item.bucket or 0.0, *((value is not None, value or "") for value in item.group.values())
+
+        return sorted(self._sums.values(), key=key)
+
+    def _sum(self, bucket: float | None, group: dict[GroupColumn, str | None]) -> Sum:
+        key = (bucket, *group.values())
+        if key not in self._sums:
+            self._sums[key] = Sum(bucket=bucket, group=group)
+        return self._sums[key]
+
+
+def _add(into: Sum, name: str, count: Count) -> None:
+    match count:
+        case Known(n):
+            setattr(into, f"{name}_tokens", getattr(into, f"{name}_tokens") + n)
+        case Estimate(n):
+            setattr(into, f"estimated_{name}_tokens", getattr(into, f"estimated_{name}_tokens") + n)

@@ -1,0 +1,232 @@
+"""Reads the ledger, for every report: online beside a running server, or with the server down, also after a crash.
+
+    with open_reader(data_dir=Path("data")) as reader:          # or url="postgresql+psycopg://..."; or both
+        one = reader.get("req-...")                              # a LedgerRecord, or None
+        for found in reader.records(Query(since=t0, until=t1, tenants=("acme",))): ...
+        sums = reader.sums(Query(since=t0, until=t1), group_by=("model", "key_id"), bucket_s=3600)
+
+All of it blocks: a server calls it in a worker thread, and opens a reader a report. With a data directory, records
+that are still only in the write-ahead file are read from there, so a record can be found as soon as its client has its
+answer. Times select by `closed_at`, `since <= closed_at < until`: a bucket that has passed never changes. Sums leave
+out records that are a retry of another one, unless asked.
+
+What must always hold: each request is there once, whether loading goes on meanwhile or not; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import sqlalchemy as sa
+
+from quipu.actors.ledger.database import LedgerError, check_version, loaded_position, make_engine
+from quipu.actors.ledger.entries import Entry, EntryKind
+from quipu.actors.ledger.fields import restore
+from quipu.actors.ledger.folder import LedgerFolder
+from quipu.actors.ledger.queries import GroupColumn, Query, Sum, SumBuilder, select_sums
+from quipu.actors.ledger.schema import records
+from quipu.actors.ledger.segments import DiskStorage, Position, scan
+from quipu.actors.messages import UsageRecord
+
+__all__ = ["GroupColumn", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
+
+_PAGE = 1000
+
+
+@attrs.frozen
+class LedgerRecord:
+    """One record and its place in the chain."""
+
+    record: UsageRecord
+    server: str
+    """Incarnation of the server that wrote it."""
+    number: int
+    """Its place in that server's chain."""
+    hash: str
+    recovered: bool
+    """Its server died; the next one closed it, with what was known at its admission."""
+
+
+@contextmanager
+def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iterator[LedgerReader]:
+    """A reader of a data directory's ledger, of a database, or of both together. Raises LedgerError."""
+    folder = None if data_dir is None else LedgerFolder(data_dir)
+    if folder is not None:
+        if url is None and folder.about() is None and not folder.path.is_dir():
+            raise LedgerError(f"there is no ledger in {data_dir}")
+        url = folder.url_for_reading(url)
+    elif url is None:
+        raise LedgerError("which ledger? --data-dir or --ledger-url")
+    engine = None if url is None else make_engine(url, reads_only=True)
+    try:
+        if engine is not None:
+            try:
+                check_version(engine)
+            except sa.exc.SQLAlchemyError as error:
+                raise LedgerError(f"cannot read the ledger's database: {_reason(error)}") from None
+            except LedgerError:
+                if folder is None:
+                    raise
+                engine.dispose()
+                engine = None  # a server has started and not loaded anything
+        yield LedgerReader(engine, folder)
+    finally:
+        if engine is not None:
+            engine.dispose()
+
+
+class LedgerReader:
+    """Made by `open_reader`."""
+
+    def __init__(self, engine: sa.Engine | None, folder: LedgerFolder | None) -> None:
+        self._engine = engine
+        self._folder = folder
+
+    # ------------------------------------------------------------ what reports ask
+
+    def get(self, request_id: str) -> LedgerRecord | None:
+        """The record of the server's own request id."""
+        return next(self.records(Query(request_ids=(request_id,))), None)
+
+    def records(self, query: Query | None = None, *, newest_first: bool = False) -> Iterator[LedgerRecord]:
+        """By `closed_at`, then request id. Read in pages: the whole ledger is never in memory."""
+        query = query or Query()
+        view = self._look()
+
+        def key(found: LedgerRecord) -> tuple[float, str]:
+            return found.record.closed_at, found.record.request_id
+
+        waiting = [found for found in view.unloaded if query.matches(found.record)]
+        waiting.sort(key=key, reverse=newest_first)
+        yield from heapq.merge(waiting, self._loaded(query, view, newest_first), key=key, reverse=newest_first)
+
+    def sums(
+        self,
+        query: Query | None = None,
+        *,
+        group_by: Sequence[GroupColumn] = (),
+        bucket_s: int | None = None,
+        with_retries: bool = False,
+    ) -> list[Sum]:
+        """Sums over groups and time buckets (aligned to the epoch, UTC), oldest first.
+
+        Groups and buckets of nothing are absent; without either there is always one sum.
+        """
+        query = query or Query()
+        view = self._look()
+        builder = SumBuilder(tuple(group_by), bucket_s)
+        for found in view.unloaded:
+            if query.matches(found.record) and (with_retries or found.record.retry_of is None):
+                builder.add_record(found.record)
+        if self._engine is not None:
+            wanted = [*query.conditions(), *view.condition()]
+            if not with_retries:
+                wanted.append(records.c.retry_of.is_(None))
+            with self._engine.connect() as connection:
+                statement = select_sums(tuple(group_by), bucket_s, self._engine.dialect.name).where(*wanted)
+                for row in connection.execute(statement):
+                    builder.add_row(row._asdict())
+        return builder.sums()
+
+    # ------------------------------------------------------------ both places as one
+
+    def _look(self) -> _View:
+        """Where the database ends, then what lies behind that; in this order, since loading may go on."""
+        if self._folder is None:
+            return _View(None, None, ())
+        about = self._folder.about()
+        if about is None:
+            return _View(None, None, ())
+        if self._engine is None:
+            loaded = Position(0, 0)
+        else:
+            with self._engine.connect() as connection:
+                loaded = loaded_position(connection, about.ledger)
+        found: dict[str, LedgerRecord] = {}
+        for entry in entries_behind(self._folder, loaded):
+            if entry.kind is EntryKind.CLOSED:
+                found.setdefault(entry.request_id, _of_entry(entry))
+        for request_id in self._among_loaded(list(found), about.ledger, loaded):
+            del found[request_id]
+        return _View(about.ledger, loaded, tuple(found.values()))
+
+    def _among_loaded(self, request_ids: list[str], ledger: str, loaded: Position) -> set[str]:
+        """Those that stand in the database already, before what is read from the write-ahead file."""
+        there: set[str] = set()
+        if self._engine is None:
+            return there
+        with self._engine.connect() as connection:
+            for at in range(0, len(request_ids), _PAGE):
+                some = records.c.request_id.in_(request_ids[at : at + _PAGE])
+                before = sa.or_(records.c.ledger != ledger, records.c.position <= loaded.packed)
+                there.update(connection.scalars(sa.select(records.c.request_id).where(some, before)))
+        return there
+
+    def _loaded(self, query: Query, view: _View, newest_first: bool) -> Iterator[LedgerRecord]:
+        if self._engine is None:
+            return
+        where = [*query.conditions(), *view.condition()]
+        columns = (records.c.closed_at, records.c.request_id)
+        order = [column.desc() if newest_first else column.asc() for column in columns]
+        last: sa.Row[tuple[object, ...]] | None = None
+        while True:
+            page = sa.select(records).where(*where).order_by(*order).limit(_PAGE)
+            if last is not None:
+                place = sa.tuple_(*columns)
+                here = sa.tuple_(sa.literal(last.closed_at), sa.literal(last.request_id))
+                page = page.where(place < here if newest_first else place > here)
+            with self._engine.connect() as connection:
+                rows = connection.execute(page).all()
+            for row in rows:
+                yield _of_row(row)
+            if len(rows) < _PAGE:
+                return
+            last = rows[-1]
+
+
+@attrs.frozen
+class _View:
+    """One look at both places: the database up to `loaded`, and the records behind it."""
+
+    ledger: str | None
+    loaded: Position | None
+    unloaded: tuple[LedgerRecord, ...]
+
+    def condition(self) -> list[sa.ColumnElement[bool]]:
+        """Leaves out of the database what has been loaded since: `unloaded` has it."""
+        if self.ledger is None or self.loaded is None:
+            return []
+        return [sa.or_(records.c.ledger != self.ledger, records.c.position <= self.loaded.packed)]
+
+
+def entries_behind(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
+    """What the write-ahead file holds from `start` on, oldest first."""
+    storage = DiskStorage(folder.path)
+    for number in storage.numbers():
+        if number < start.segment:
+            continue
+        offset = start.offset if number == start.segment else 0
+        try:
+            data = storage.read(number, offset)
+        except FileNotFoundError:
+            continue  # loaded and deleted since we looked
+        for placed in scan(data, Position(number, offset)).entries:
+            yield placed.entry
+
+
+def _of_entry(entry: Entry) -> LedgerRecord:
+    return LedgerRecord(entry.record(), entry.server, entry.number or 0, entry.hash, entry.recovered)
+
+
+def _of_row(row: sa.Row[tuple[object, ...]]) -> LedgerRecord:
+    return LedgerRecord(restore(row._asdict()), row.server, row.number, row.hash, row.recovered)
+
+
+def _reason(error: sa.exc.SQLAlchemyError) -> str:
+    """One line, without the statement and its parameters."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(error).__name__
