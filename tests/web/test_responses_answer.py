@@ -164,6 +164,8 @@ async def test_no_text_is_an_empty_message() -> None:
     events = await stream(desk)
     assert "response.output_text.delta" not in [event["type"] for event in events]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
+    silent = await stream(FakeDesk(says(STARTED, Closed(record(), None))))
+    assert [event["type"] for event in silent] == [event["type"] for event in events]
 
 
 async def test_any_split_of_the_text() -> None:
@@ -253,6 +255,7 @@ async def test_writer_failure_stays_its_own() -> None:
         events = read_events(data + await exchange.read())
     assert [event["type"] for event in events][-2:] == ["error", "response.failed"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "a"
+    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "no record has come: what was counted so far"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
