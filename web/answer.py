@@ -37,6 +37,9 @@ from quipu.web.visit import Visit, current_visit
 class Reply(ABC):
     """One request that can be served, and how its answer is put in the words of its API."""
 
+    heartbeat: bytes = sse.PING
+    """What a silent stream sends from time to time."""
+
     def __init__(self, wanted: GenerationRequest, *, stream: bool) -> None:
         self.wanted = wanted
         self.stream = stream
@@ -113,6 +116,7 @@ async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options
     sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut)
     writer = reply.writer(sink, visit.tally, visit.log)
     mailbox.attach(writer.consume)
-    response = Response(sse.body(sink, options.heartbeat_s), content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
+    body = sse.body(sink, options.heartbeat_s, reply.heartbeat)
+    response = Response(body, content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
     response.timeout = None
     return response

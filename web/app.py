@@ -14,6 +14,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk
 from quipu.web.admin.routes import install_admin
+from quipu.web.anthropic.serve import install_anthropic
 from quipu.web.auth import install_auth
 from quipu.web.errors import frames_of, install_error_handlers
 from quipu.web.keys import KeyStore
@@ -58,6 +59,7 @@ def make_app(desk: FrontDesk, options: AppOptions | None = None, keys: KeyStore 
     install_error_handlers(app)
     install_openai(app, desk, options)
     install_responses(app, desk, options)
+    install_anthropic(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
     return app

@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     options = AppOptions(
         always_include_usage=arguments.always_include_usage,
+        keep_billing_header=arguments.keep_billing_header,
         request_timeout_s=arguments.request_timeout,
     )
     server = ServerConfig(graceful_timeout_s=CLOSING_S)
@@ -151,6 +152,11 @@ def make_parser() -> argparse.ArgumentParser:
     add_key_flags(command)
     add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
+    add(
+        "--keep-billing-header",
+        action="store_true",
+        help="render the x-anthropic-billing-header of Claude Code's prompts, which then never hit across sessions",
+    )
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
     add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")

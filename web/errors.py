@@ -51,13 +51,18 @@ class APIError(Exception):
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
     def response(self) -> Response:
-        body = self.anthropic_body(_request_id()) if speaks_anthropic() else self.body()
-        response = Response(body, status=self.status, content_type="application/json")
+        if speaks_anthropic():
+            status = ANTHROPIC_OVERLOADED if self.status == HTTPStatus.SERVICE_UNAVAILABLE else self.status
+            response = Response(self.anthropic_body(_request_id()), status=int(status), content_type="application/json")
+        else:
+            response = Response(self.body(), status=self.status, content_type="application/json")
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
         return response
 
 
+ANTHROPIC_OVERLOADED = 529
+"""Its API's own status for "come back later", which its clients know."""
 _ANTHROPIC_TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",

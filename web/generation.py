@@ -6,15 +6,20 @@ Each API has a reader of its own (`openai/`, `anthropic/`) that checks a body fi
 
 from __future__ import annotations
 
+import secrets
+
 import attrs
 
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import Encode, Prompt, SamplingParams
-from quipu.web.errors import not_found
-from quipu.web.fields import Fields
+from quipu.web.errors import invalid, not_found
+from quipu.web.fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
+MAX_CACHE_SALT_CHARS = 256
+_SEED_SPACE = 2**64
+_MAX_PRIORITY = 2**31 - 1
 
 
 @attrs.frozen
@@ -64,3 +69,27 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
     if model not in info.model_names:
         raise not_found("The model does not exist on this server.", "model", "model_not_found")
     return model
+
+
+def read_seed(fields: Fields) -> int:
+    """`seed`, or one that nobody else has. Raises APIError."""
+    seed = fields.integer("seed", -(_SEED_SPACE // 2), _SEED_SPACE - 1)
+    # A negative seed is the same 64 bits read as unsigned.
+    return secrets.randbits(64) if seed is None else seed % _SEED_SPACE
+
+
+def read_priority(fields: Fields) -> int:
+    """`priority`, for the scheduling policy that looks at it. Raises APIError."""
+    return fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY) or 0
+
+
+def read_cache_salt(fields: Fields) -> str:
+    """`cache_salt`, which subdivides a tenant's cache; empty where there is none. Raises APIError."""
+    value = fields.get("cache_salt")
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise wrong_type("cache_salt", "a string")
+    if len(value) > MAX_CACHE_SALT_CHARS:
+        raise invalid(f"`cache_salt` may have at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
+    return value

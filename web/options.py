@@ -13,6 +13,8 @@ class AppOptions:
     """The one tenant, where no keys were asked for; otherwise each key has its own."""
     always_include_usage: bool = False
     """Streams carry usage without being asked, for operators who meter at a gateway."""
+    keep_billing_header: bool = False
+    """Claude Code's `x-anthropic-billing-header` is rendered into prompts, which then differ in each session."""
     max_content_length: int = 64 << 20
     """Largest body, in bytes."""
     body_timeout_s: float = 60.0

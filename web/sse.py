@@ -91,15 +91,15 @@ class Sink:
         return data
 
 
-async def body(sink: Sink, heartbeat_s: float) -> AsyncGenerator[bytes, None]:
-    """Drain `sink`, one write a wake-up, with a comment after every `heartbeat_s` of silence."""
+async def body(sink: Sink, heartbeat_s: float, heartbeat: bytes = PING) -> AsyncGenerator[bytes, None]:
+    """Drain `sink`, one write a wake-up, with a `heartbeat` after every `heartbeat_s` of silence."""
     while True:
         if sink.is_idle:
             # The scope is closed again before every yield: trio allows no other way.
             with trio.move_on_after(heartbeat_s):
                 await sink.wait_not_idle()
             if sink.is_idle:
-                yield PING
+                yield heartbeat
                 continue
         if sink.overflowed:
             # Whoever was told of the overflow has most likely cancelled this request: then nothing needs to be raised.

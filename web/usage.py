@@ -23,6 +23,8 @@ class Tally:
     """Summed over the prompts admitted so far. None: none was admitted yet."""
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    created_5m_tokens: int = 0
+    created_1h_tokens: int = 0
     completion_tokens: int = 0
 
     def start(self, event: Started) -> None:
@@ -30,6 +32,8 @@ class Tally:
         self.prompt_tokens = event.prompt_tokens
         self.cached_tokens = event.cached_tokens
         self.cache_write_tokens = event.cache_write_tokens
+        self.created_5m_tokens = event.created_5m_tokens
+        self.created_1h_tokens = event.created_1h_tokens
 
     def add(self, delta: Delta) -> None:
         self.completion_tokens += delta.num_tokens

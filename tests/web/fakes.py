@@ -28,6 +28,7 @@ from quipu.actors.messages import (
     FinishReason,
     Outcome,
     OutletEvent,
+    Prompt,
     RequestError,
     Started,
     UsageRecord,
@@ -138,7 +139,12 @@ class FakeDesk:
     state: State = State.READY
     tickets: list[FakeTicket] = attrs.field(factory=list)
     num_resets: int = 0
+    counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
     _num_ids: int = 0
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:
+        await trio.lowlevel.checkpoint()
+        return self.counted(prompt, prompt_param)
 
     def new_request_id(self) -> str:
         self._num_ids += 1

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import attrs
@@ -14,13 +13,17 @@ from quipu.actors.front import ServingInfo
 from quipu.actors.messages import Prompt, SamplingParams
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, token_ids, wrong_type
-from quipu.web.generation import MAX_STOP_CHARS, MAX_STOP_STRINGS, GenerationRequest
+from quipu.web.generation import (
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    GenerationRequest,
+    read_cache_salt,
+    read_priority,
+    read_seed,
+)
 
 MAX_CHOICES = 16
 MAX_STOP_TOKEN_IDS = 256
-MAX_CACHE_SALT_CHARS = 256
-_SEED_SPACE = 2**64
-_MAX_PRIORITY = 2**31 - 1
 
 
 @attrs.frozen
@@ -63,8 +66,8 @@ def read_generation(
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
-        priority=fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
-        cache_salt=_read_cache_salt(fields),
+        priority=read_priority(fields),
+        cache_salt=read_cache_salt(fields),
     )
 
 
@@ -73,7 +76,6 @@ def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None) ->
     if top_p == 0.0:
         raise invalid("`top_p` must be above 0.", "top_p")
     top_k = fields.integer("top_k", -1)
-    seed = fields.integer("seed", -(_SEED_SPACE // 2), _SEED_SPACE - 1)
     stop_token_ids = fields.get("stop_token_ids")
     if stop_token_ids is not None and type(stop_token_ids) is not list:
         raise wrong_type("stop_token_ids", "a list of integer token ids")
@@ -86,8 +88,7 @@ def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None) ->
         top_p=1.0 if top_p is None else top_p,
         top_k=0 if top_k is None or top_k == -1 else min(top_k, info.vocab_size),
         min_p=fields.number("min_p", 0.0, 1.0) or 0.0,
-        # A negative seed is the same 64 bits read as unsigned.
-        seed=secrets.randbits(64) if seed is None else seed % _SEED_SPACE,
+        seed=read_seed(fields),
         stop_token_ids=token_ids(stop_token_ids or [], "stop_token_ids", info.vocab_size),
         ignore_eos=fields.flag("ignore_eos"),
     )
@@ -106,17 +107,6 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in value):
         raise invalid(f"Strings in `stop` must have between 1 and {MAX_STOP_CHARS} characters.", "stop")
     return tuple(value)
-
-
-def _read_cache_salt(fields: Fields) -> str:
-    value = fields.get("cache_salt")
-    if value is None:
-        return ""
-    if type(value) is not str:
-        raise wrong_type("cache_salt", "a string")
-    if len(value) > MAX_CACHE_SALT_CHARS:
-        raise invalid(f"`cache_salt` may have at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
-    return value
 
 
 def read_delivery(fields: Fields) -> Delivery:

@@ -1,4 +1,7 @@
-"""`GET /v1/models`: what is served here, in the shape of the OpenAI API with the field's usual extras."""
+"""`GET /v1/models`: what is served here, in the shape of the OpenAI API with the field's usual extras.
+
+A client that speaks Anthropic's API (`anthropic-version`) is answered in that API's shape.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk, ServingInfo
-from quipu.web.errors import not_found
+from quipu.web.anthropic import models as anthropic_models
+from quipu.web.errors import not_found, speaks_anthropic
 
 OWNER = "quipu"
 
@@ -32,6 +36,8 @@ def install_models(app: QuartTrio, desk: FrontDesk) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         info = desk.info
+        if speaks_anthropic():
+            return anthropic_models.list_models(info)
         return {"object": "list", "data": [describe_model(name, info) for name in info.model_names]}
 
     # Names of models have slashes.
@@ -40,4 +46,4 @@ def install_models(app: QuartTrio, desk: FrontDesk) -> None:
         info = desk.info
         if name not in info.model_names:
             raise not_found("The model does not exist on this server.", "model", "model_not_found")
-        return describe_model(name, info)
+        return anthropic_models.describe_model(name, info) if speaks_anthropic() else describe_model(name, info)

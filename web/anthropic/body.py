@@ -1,0 +1,114 @@
+"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+
+Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds; those that would change the
+answer and cannot be honoured yet are refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from quipu.actors.front import ServingInfo
+from quipu.actors.messages import ChatPrompt, SamplingParams
+from quipu.web.anthropic.prompt import read_prompt
+from quipu.web.errors import invalid
+from quipu.web.fields import Fields, missing, wrong_type
+from quipu.web.generation import (
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    GenerationRequest,
+    read_cache_salt,
+    read_model,
+    read_priority,
+    read_seed,
+)
+from quipu.web.options import AppOptions
+
+_UNSUPPORTED = ("container", "mcp_servers", "output_format")
+
+
+@attrs.frozen
+class MessagesRequest:
+    wanted: GenerationRequest
+    stream: bool
+
+
+def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> MessagesRequest:
+    """Check a body. Raises APIError."""
+    fields = Fields(body)
+    model = read_model(fields, info)
+    prompt = _read_counted(fields, options)
+    if fields.get("max_tokens") is None:
+        raise missing("max_tokens")
+    max_tokens = fields.integer("max_tokens", 1)
+    _check_metadata(fields)
+    wanted = GenerationRequest(
+        model=model,
+        prompts=(prompt,),
+        prompt_param="messages",
+        num_choices=1,
+        max_tokens=max_tokens,
+        max_tokens_param="max_tokens",
+        sampling=_read_sampling(fields, info),
+        stop=_read_stop(fields),
+        include_stop=False,
+        skip_special_tokens=True,
+        priority=read_priority(fields),
+        cache_salt=read_cache_salt(fields),
+    )
+    return MessagesRequest(wanted, fields.flag("stream"))
+
+
+def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
+    """Check a body of which only the tokens are to be counted. Raises APIError."""
+    fields = Fields(body)
+    read_model(fields, info)
+    return _read_counted(fields, options)
+
+
+def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
+    for name in _UNSUPPORTED:
+        if fields.get(name):
+            raise invalid(f"`{name}` is not supported by this server yet.", name, "unsupported_parameter")
+    if fields.fields("output_config").get("format"):
+        message = "`output_config.format` is not supported by this server yet."
+        raise invalid(message, "output_config.format", "unsupported_parameter")
+    return read_prompt(fields, keep_billing_header=options.keep_billing_header)
+
+
+def _read_sampling(fields: Fields, info: ServingInfo) -> SamplingParams:
+    temperature = fields.number("temperature", 0.0, 1.0)
+    top_p = fields.number("top_p", 0.0, 1.0)
+    if top_p == 0.0:
+        raise invalid("`top_p` must be above 0.", "top_p")
+    return SamplingParams(
+        max_tokens=info.max_model_len,
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=min(fields.integer("top_k", 0) or 0, info.vocab_size),
+        seed=read_seed(fields),
+        ignore_eos=fields.flag("ignore_eos"),
+    )
+
+
+def _read_stop(fields: Fields) -> tuple[str, ...]:
+    stops: Any = fields.get("stop_sequences")
+    if stops is None:
+        return ()
+    if type(stops) is not list or any(type(stop) is not str for stop in stops):
+        raise wrong_type("stop_sequences", "a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise invalid(f"`stop_sequences` may have at most {MAX_STOP_STRINGS} strings.", "stop_sequences")
+    for index, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            param = f"stop_sequences.{index}"
+            raise invalid(f"`{param}` must have between 1 and {MAX_STOP_CHARS} characters.", param)
+    return tuple(stops)
+
+
+def _check_metadata(fields: Fields) -> None:
+    metadata = fields.fields("metadata")
+    if metadata.get("user_id") is not None:
+        metadata.text("user_id")

@@ -1,0 +1,31 @@
+"""Models in the shape of Anthropic's API, for clients that say `anthropic-version`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from quipu.actors.front import ServingInfo
+
+
+def list_models(info: ServingInfo) -> dict[str, Any]:
+    """All of them, on one page."""
+    names = info.model_names
+    data = [describe_model(name, info) for name in names]
+    return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+
+def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
+        "max_input_tokens": info.max_model_len,
+        "max_tokens": info.max_model_len,
+        "capabilities": None,
+    }

@@ -1,0 +1,71 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: their routes. Registered by `install_anthropic`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from quipu.actors.front import FrontDesk, PromptRefused
+from quipu.actors.messages import UsageRecord
+from quipu.web.answer import Asked, Reply, answer
+from quipu.web.anthropic.body import MessagesRequest, read_count, read_messages_request
+from quipu.web.anthropic.render import PING, MessageWriter, whole_message
+from quipu.web.errors import from_request_error, speaks_anthropic
+from quipu.web.fields import parse_object
+from quipu.web.options import AppOptions
+from quipu.web.sse import Sink
+from quipu.web.stream import Transcript
+from quipu.web.usage import Tally
+from quipu.web.visit import current_visit
+
+ENDPOINT = "/v1/messages"
+COUNT_ENDPOINT = "/v1/messages/count_tokens"
+REQUEST_ID_HEADER = "request-id"
+
+
+class MessageReply(Reply):
+    """One message of the assistant."""
+
+    heartbeat = PING
+
+    def __init__(self, asked_for: MessagesRequest, request_id: str) -> None:
+        super().__init__(asked_for.wanted, stream=asked_for.stream)
+        self._request_id = request_id
+        self._message_id = f"msg_{request_id}"
+
+    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
+        return whole_message(self._message_id, self.wanted.model, transcript, record)
+
+    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
+        return MessageWriter(sink, self._message_id, self.wanted.model, self._request_id, tally, log)
+
+
+def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+    """Register both endpoints."""
+
+    @app.post(ENDPOINT)
+    async def create_message() -> Response:
+        return await answer(ENDPOINT, read_message, desk, options)
+
+    @app.post(COUNT_ENDPOINT)
+    async def count_tokens() -> dict[str, int]:
+        body = parse_object(await request.get_data(False, False, False))
+        prompt = read_count(body, desk.info, options)
+        try:
+            num_tokens = await desk.count_tokens(prompt, "messages")
+        except PromptRefused as refused:
+            raise from_request_error(refused.error) from None
+        return {"input_tokens": num_tokens}
+
+    @app.after_request
+    async def name_response(response: Response) -> Response:
+        if speaks_anthropic():
+            response.headers[REQUEST_ID_HEADER] = current_visit().request_id
+        return response
+
+
+def read_message(asked: Asked) -> Reply:
+    return MessageReply(read_messages_request(asked.body, asked.info, asked.options), asked.request_id)

@@ -1,0 +1,61 @@
+"""`tools` and `tool_choice`: what the model is told that it may call.
+
+Tools are rendered into the prompt; calls are not read back out of the answer yet, so a request that insists on one is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from quipu.actors.messages import CacheTtl, ToolMark
+from quipu.web.anthropic.cache_control import Breakpoints
+from quipu.web.errors import invalid
+from quipu.web.fields import Fields, wrong_type
+
+_CHOICES = ("auto", "none")
+
+
+def read_tools(fields: Fields, breakpoints: Breakpoints) -> tuple[Mapping[str, Any], ...]:
+    """The tools as chat templates know them. Raises APIError."""
+    tools = fields.get("tools")
+    if tools is None:
+        return ()
+    if type(tools) is not list:
+        raise wrong_type("tools", "a list of tools")
+    return tuple(_read_tool(tool, index, breakpoints) for index, tool in enumerate(tools))
+
+
+def _read_tool(tool: Any, index: int, breakpoints: Breakpoints) -> Mapping[str, Any]:
+    where = f"tools.{index}"
+    if type(tool) is not dict:
+        raise wrong_type(where, "an object")
+    fields = Fields(tool, where)
+    if fields.get("type") not in (None, "custom"):
+        message = f"`{where}.type` must be `custom`: tools that a server runs by itself are not supported."
+        raise invalid(message, f"{where}.type", "unsupported_value")
+    schema = fields.get("input_schema")
+    if type(schema) is not dict:
+        raise wrong_type(fields.param("input_schema"), "an object")
+    name = fields.text("name")
+    if not name:
+        raise invalid(f"`{where}.name` must not be empty.", f"{where}.name")
+    description = "" if fields.get("description") is None else fields.text("description")
+    breakpoints.block(fields, partial(_tool_mark, index))
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def _tool_mark(index: int, ttl: CacheTtl) -> ToolMark:
+    return ToolMark(ttl, index)
+
+
+def check_tool_choice(fields: Fields) -> None:
+    """Raises APIError for a choice that cannot be kept."""
+    if fields.get("tool_choice") is None:
+        return
+    choice = fields.fields("tool_choice")
+    if choice.text("type") not in _CHOICES:
+        message = "`tool_choice.type` must be `auto` or `none`: this server cannot make a model call a tool yet."
+        raise invalid(message, "tool_choice.type", "unsupported_value")

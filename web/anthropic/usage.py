@@ -1,0 +1,42 @@
+"""Usage as the Messages API shows it: a projection of the one usage record, or of what is known at the first token.
+
+    input_tokens + cache_read_input_tokens + cache_creation_input_tokens = the prompt's tokens
+
+What must always hold: the three parts are disjoint positions of the prompt, so none of them is ever negative; they are
+the same in every event of a stream and in a whole answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quipu.actors.messages import UsageRecord
+from quipu.web.usage import Tally
+
+
+def messages_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:
+    """`usage` of a message or of `message_start` (specification of usage, section 3)."""
+    return {
+        **delta_usage(known, num_output_tokens, num_thinking_tokens),
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
+        "speed": "standard",
+    }
+
+
+def delta_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:
+    """`usage` of `message_delta`: everything that counts, again."""
+    created = known.created_5m_tokens + known.created_1h_tokens
+    cached = known.cached_tokens or 0  # always a number here, also where an engine does not count
+    return {
+        "input_tokens": (known.prompt_tokens or 0) - cached - created,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": cached,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": known.created_5m_tokens,
+            "ephemeral_1h_input_tokens": known.created_1h_tokens,
+        },
+        "output_tokens": num_output_tokens,
+        "output_tokens_details": {"thinking_tokens": num_thinking_tokens},
+    }
