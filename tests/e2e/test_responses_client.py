@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from tests.e2e.prompts import count, text_prompt
-from tests.e2e.servers import Server, eventually, full_blocks, usage_of
+from tests.e2e.servers import PATIENCE_S, Server, eventually, full_blocks, serving, usage_of
 
 GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0}
 ENDLESS = {"ignore_eos": True}
@@ -122,6 +127,20 @@ def test_salts_part_and_keys_do_not(client: openai.OpenAI) -> None:
     assert keyed.cached_tokens >= full_blocks(count(text)) and salted.cached_tokens == 0
 
 
+def test_history_of_tools_is_in_the_prompt(client: openai.OpenAI) -> None:
+    """Calls, their outputs and thoughts are rendered, and none dropped: each makes the prompt longer."""
+    question = {"role": "user", "content": "What is in the list?"}
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": "list.py"}'}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "returns a new object"}
+    thought = {"type": "reasoning", "id": "r1", "summary": [], "content": [{"type": "reasoning_text", "text": "sorts"}]}
+    lengths = [
+        ask(client, "tools", input=items, max_output_tokens=1).usage.input_tokens
+        for items in ([question], [question, call], [question, call, output], [question, thought, call, output])
+    ]
+    said = [count(call["arguments"]), count("returns a new object"), count("sorts")]
+    assert all(after - before > least for (before, after), least in zip(pairwise(lengths), said, strict=True))
+
+
 def test_context_is_the_limit(client: openai.OpenAI) -> None:
     """What does not fit is refused with a status of its own, streamed or not, naming the field in this API's words."""
     for stream in (False, True):
@@ -134,7 +153,7 @@ def test_client_that_leaves(fake: Server) -> None:
     """A client that leaves in mid-stream has its account closed as cancelled, and its blocks freed."""
     before = fake.wait_at_rest().get('requests_total{outcome="cancelled"}', 0)
     body = {"model": "demo", "input": "hi", "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{fake.url}/v1/responses", json=body, timeout=20) as response:
+    with httpx.stream("POST", f"{fake.url}/v1/responses", json=body, timeout=PATIENCE_S) as response:
         assert any(line.startswith("event: response.output_text.delta") for line in response.iter_lines())
     metrics = fake.wait_at_rest()
     assert metrics['requests_total{outcome="cancelled"}'] == before + 1
@@ -142,3 +161,23 @@ def test_client_that_leaves(fake: Server) -> None:
         lambda: [line for line in fake.events("request.done") if line["endpoint"] == "/v1/responses"], "its log line"
     )
     assert line["outcome"] == "cancelled" and line["cached_tokens"] == 0 and line["completion_tokens"] > 0
+
+
+def test_engine_dies_in_mid_stream(tmp_path: Path) -> None:
+    """The client raises and has no whole answer; read on, the stream ends with the failed response and its usage."""
+    fields: dict[str, Any] = {"model": "demo", "input": "hi", "stream": True}
+    with serving(tmp_path, "--executor", "fake") as server, server.client() as client:
+        with httpx.stream("POST", f"{server.url}/v1/responses", json=fields | ENDLESS, timeout=PATIENCE_S) as raw:
+            lines = raw.iter_lines()
+            assert any("output_text.delta" in line for line in lines)
+            stream = client.responses.create(**fields, extra_body=ENDLESS)
+            assert any(event.type == "response.output_text.delta" for event in stream)
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="engine"):
+                list(stream)
+            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        response = events[-1]["response"]
+        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+        assert response["status"] == "failed" and response["usage"]["output_tokens"] > 0
+        assert response["output"][0]["content"][0]["text"]
+        assert server.wait_at_rest()['requests_total{outcome="failed"}'] == 2
