@@ -120,14 +120,15 @@ class Page:
         opened = self.opened
         account = Account(opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s)
         if (prompted := self.prompted) is not None:
-            for sequence_id, prompt, choice, num_tokens in zip(
+            for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
                 prompted.sequence_ids,
                 prompted.prompt_indexes,
                 prompted.choice_indexes,
                 prompted.num_prompt_tokens,
+                prompted.breakpoints or [()] * len(prompted.sequence_ids),
                 strict=True,
             ):
-                account.prompted(sequence_id, prompt, choice, num_tokens)
+                account.prompted(sequence_id, prompt, choice, num_tokens, breakpoints)
         for sequence_id, entries in self.entries.items():
             for entry in entries:
                 account.apply(sequence_id, entry)
@@ -145,9 +146,12 @@ class Page:
         account.error = self.error
         record = account.record(now)
         prompt, cached, written = (UNKNOWN if n is None else Known(n) for n in (*told, None, None, None)[:3])
+        created_5m, created_1h = (*(n or 0 for n in told[3:5]), 0, 0)[:2]
         return attrs.evolve(
             record,
             outcome=Outcome.FAILED,
+            created_5m_tokens=created_5m,
+            created_1h_tokens=created_1h,
             prompt=prompt,
             cached=cached,
             cache_write=written,

@@ -21,7 +21,7 @@ from quipu.actors.core.prompt_book import PromptBook
 from quipu.actors.counts import Estimate, Known, billable, kind_of, shown
 from quipu.actors.daybook import MAX_DEATHS, Daybook, Page
 from quipu.actors.journal import Journal
-from quipu.actors.messages import Closed, ErrorKind, RequestError, Started, UsageRecord
+from quipu.actors.messages import CacheTtl, Closed, ErrorKind, RequestError, Started, UsageRecord
 from quipu.actors.metrics import Metrics
 from quipu.actors.registry import Registry
 
@@ -113,11 +113,13 @@ class Reckoning:
             shown(account.prompt_tokens),
             shown(account.cached),
             shown(account.cache_write),
+            account.created(CacheTtl.FIVE_MINUTES),
+            account.created(CacheTtl.ONE_HOUR),
             account.num_frozen_prompts,
         )
         if numbers != page.effects.told:
             page.effects.told = numbers
-            page.opened.outlet.put(Started(*numbers[:3]))
+            page.opened.outlet.put(Started(*numbers[:5]))
 
     # ------------------------------------------------------------ the end
 

@@ -18,7 +18,7 @@ import attrs
 from quipu.actors.core.coverage import Coverage
 from quipu.actors.core.prompt_book import Admission, PromptBook
 from quipu.actors.counts import UNKNOWN, Count, Known, total
-from quipu.actors.messages import Caller, FinishReason, Outcome, RequestError, Side, UsageRecord
+from quipu.actors.messages import Breakpoint, CacheTtl, Caller, FinishReason, Outcome, RequestError, Side, UsageRecord
 
 
 @attrs.define
@@ -167,9 +167,16 @@ class Account:
 
     # ------------------------------------------------------------ entries
 
-    def prompted(self, sequence_id: int, prompt_index: int, choice_index: int, num_prompt_tokens: int) -> None:
+    def prompted(
+        self,
+        sequence_id: int,
+        prompt_index: int,
+        choice_index: int,
+        num_prompt_tokens: int,
+        breakpoints: tuple[Breakpoint, ...] = (),
+    ) -> None:
         self.books[sequence_id] = SequenceBook(sequence_id, prompt_index, choice_index, num_prompt_tokens)
-        self.prompts.setdefault(prompt_index, PromptBook(num_prompt_tokens))
+        self.prompts.setdefault(prompt_index, PromptBook(num_prompt_tokens, breakpoints))
 
     def apply(self, sequence_id: int, entry: Entry) -> None:
         """Book one entry of one sequence."""
@@ -261,6 +268,10 @@ class Account:
     def cache_write(self) -> Count:
         return total(Known(prompt.cache_write_tokens) for prompt in self.admitted_prompts)
 
+    def created(self, ttl: CacheTtl) -> int:
+        """Tokens written up to the last breakpoints, of those that this ttl was asked for."""
+        return sum(prompt.created[ttl] for prompt in self.admitted_prompts)
+
     @property
     def cached_by_tier(self) -> dict[str, int] | None:
         """Summed over the prompts; None where any of them has an engine that does not say."""
@@ -317,6 +328,8 @@ class Account:
             cached=self.cached,
             cached_by_tier=self.cached_by_tier,
             cache_write=self.cache_write if admitted else UNKNOWN,
+            created_5m_tokens=self.created(CacheTtl.FIVE_MINUTES),
+            created_1h_tokens=self.created(CacheTtl.ONE_HOUR),
             completion_tokens=sum(book.num_completion_tokens for book in books),
             computed_tokens=sum(book.computed_first for book in books),
             restored_tokens=sum(book.restored_first for book in books),

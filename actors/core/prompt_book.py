@@ -18,7 +18,7 @@ import attrs
 
 from quipu.actors.core.coverage import Coverage
 from quipu.actors.counts import UNKNOWN, Count, Estimate, Known
-from quipu.actors.messages import CacheMiss, Side
+from quipu.actors.messages import Breakpoint, CacheMiss, CacheTtl, Side
 
 DEVICE = "device"
 TIERS = (DEVICE, "host", "disk", "remote")
@@ -46,6 +46,8 @@ class Admission:
 @attrs.define(eq=False)
 class PromptBook:
     num_prompt_tokens: int
+    breakpoints: tuple[Breakpoint, ...] = ()
+    """What its client has marked, in order."""
     admission: Admission | None = None
     """Of its first choice."""
     settled: bool = False
@@ -58,6 +60,8 @@ class PromptBook:
     written: Coverage = attrs.field(factory=Coverage)
     frozen_write_tokens: int | None = None
     """Set with the first choice's first token; later writes are not the client's."""
+    frozen_created: dict[CacheTtl, int] | None = None
+    """Likewise."""
 
     def admit(self, admission: Admission) -> None:
         self.admission = admission
@@ -77,6 +81,7 @@ class PromptBook:
     def freeze_written(self) -> None:
         if self.frozen_write_tokens is None:
             self.frozen_write_tokens = self.cache_write_tokens
+            self.frozen_created = self.created
 
     # ------------------------------------------------------------ what can be said
 
@@ -115,6 +120,23 @@ class PromptBook:
         for low, high in self.written.intervals:
             both.add(low, min(high, position))
         return both.total - before
+
+    @property
+    def created(self) -> dict[CacheTtl, int]:
+        """Of the written tokens, those up to the last breakpoint, by the ttl of the first breakpoint after each.
+
+        None are where it is not known what was reused: they might be the same ones.
+        """
+        if self.frozen_created is not None:
+            return self.frozen_created
+        created = dict.fromkeys(CacheTtl, 0)
+        if isinstance(self.cached, Known):
+            so_far = 0
+            for breakpoint_ in self.breakpoints:
+                up_to = self.written_up_to(breakpoint_.position)
+                created[breakpoint_.ttl] += up_to - so_far
+                so_far = up_to
+        return created
 
     def dispute(self) -> list[str]:
         """Why its parts do not make a whole; empty where they do."""
