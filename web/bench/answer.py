@@ -113,7 +113,7 @@ class AnswerReader:
                 return
             if data.strip() == DONE:
                 self._done_s = now_s
-            else:
+            elif data:  # an empty one only keeps the connection alive
                 self._take(data, now_s)
 
     def end(self, now_s: float, failure: Failure | None = None) -> Outcome:

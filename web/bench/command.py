@@ -12,7 +12,8 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -96,8 +97,7 @@ async def measure(arguments: argparse.Namespace) -> Run:
     async with Client.of(make_target(arguments, model, headers)) as client:
         await _warm_up(arguments, wording, client)
         _allow_files(arguments.max_concurrency or workload.num_conversations)
-        _calm_collector()
-        with _progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
+        with calm_collector(), _progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
             result = await run_load(
                 workload,
                 client.ask,
@@ -188,11 +188,18 @@ def _allow_files(num_connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _calm_collector() -> None:
+@contextmanager
+def calm_collector() -> Iterator[None]:
     """A collection in mid-run would show as the server's latency."""
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _complain(message: str, code: int) -> int:

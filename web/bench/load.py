@@ -32,6 +32,8 @@ class Answered:
 
 @attrs.define
 class LoadResult:
+    began_s: float
+    """When the schedule began."""
     answered: list[Answered] = attrs.field(factory=list)
     """In the order of their ends."""
     num_skipped: int = 0
@@ -64,7 +66,7 @@ async def run_load(
 ) -> LoadResult:
     """Send every ask of `workload`. `on_ended` hears how many asks have just ended, well or not, or been skipped."""
     begin_s = anyio.current_time()
-    result = LoadResult()
+    result = LoadResult(begin_s)
     places = anyio.Semaphore(max_concurrency) if max_concurrency is not None else None
 
     async def converse(place: int, conversation: Conversation) -> None:

@@ -76,18 +76,18 @@ def summarize(result: LoadResult, *, metrics: Sequence[str], percentiles: Sequen
 
 
 def describe_requests(result: LoadResult) -> list[dict[str, Any]]:
-    """One row a request, in the order of sending."""
-    begin_s = min((answered.outcome.started_s for answered in result.answered), default=0.0)
-    return [_row(answered, begin_s) for answered in sorted(result.answered, key=lambda a: a.outcome.started_s)]
+    """One row a request, in the order of sending; `due_s` and `start_s` count from the beginning of the schedule."""
+    by_start = sorted(result.answered, key=lambda answered: answered.outcome.started_s)
+    return [_row(answered, result.began_s) for answered in by_start]
 
 
-def _row(answered: Answered, begin_s: float) -> dict[str, Any]:
+def _row(answered: Answered, began_s: float) -> dict[str, Any]:
     outcome = answered.outcome
     return {
         "conversation": answered.conversation,
         "turn": answered.turn,
-        "due_s": answered.due_s - begin_s,
-        "start_s": outcome.started_s - begin_s,
+        "due_s": answered.due_s - began_s,
+        "start_s": outcome.started_s - began_s,
         "ttft_s": next(iter(_ttfts_s([outcome])), None),
         "tpot_s": next(iter(_tpots_s([outcome])), None),
         "e2el_s": outcome.ended_s - outcome.started_s,

@@ -1,0 +1,145 @@
+"""One request over a real socket: whatever server and network do, it ends in one outcome of a known kind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from tests.web.bench_server import DONE, BenchServer, Reply, bench_server, good_reply, text_event, usage_event
+
+from quipu.web.bench.answer import Outcome, ReportedUsage
+from quipu.web.bench.client import Client, Target
+from quipu.web.bench.workload import Ask
+
+ASK = Ask({"prompt": [1, 2, 3], "max_tokens": 7})
+
+
+def target_of(url: str, **settings: Any) -> Target:
+    fields: dict[str, Any] = {"headers": {}, "fields": {"model": "m"}, "extra_fields": {}, "timeout_s": 10.0}
+    return Target(url=f"{url}/v1/completions", **{**fields, **settings})
+
+
+def ask_of(reply: Reply, num: int = 1, backend: str = "trio", **settings: Any) -> tuple[list[Outcome], BenchServer]:
+    """So many requests, one after another, to a server that answers each with `reply`."""
+
+    async def main() -> tuple[list[Outcome], BenchServer]:
+        async with bench_server(lambda request: reply, pause_s=0.002) as server:
+            async with Client.of(target_of(server.url, **settings)) as client:
+                return [await client.ask(ASK) for _ in range(num)], server
+
+    return anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_good_answer(backend: str) -> None:
+    """On both loops: times in order, the counts that were sent, and one connection for requests that follow."""
+    outcomes, server = ask_of(good_reply(), num=2, backend=backend)
+    for outcome in outcomes:
+        assert outcome.failure is None
+        assert outcome.text == "one two"
+        assert outcome.usage == ReportedUsage(100, 2, 32)
+        assert outcome.first_token_s is not None and outcome.last_token_s is not None
+        assert outcome.started_s < outcome.first_token_s < outcome.last_token_s < outcome.ended_s
+    assert outcomes[0].ended_s <= outcomes[1].started_s
+    assert server.most_open == 1
+
+
+def test_what_is_sent() -> None:
+    """Streaming with usage; the ask's own fields over the common ones, the extra ones over all; headers."""
+    _, server = ask_of(
+        good_reply(),
+        headers={"Authorization": "Bearer k", "X-Tenant": "a"},
+        fields={"model": "m", "temperature": 0.5},
+        extra_fields={"temperature": 1.0, "cache_salt": "s"},
+    )
+    (request,) = server.requests
+    assert (request.method, request.path) == ("POST", "/v1/completions")
+    assert request.body == {
+        "model": "m",
+        "prompt": [1, 2, 3],
+        "max_tokens": 7,
+        "temperature": 1.0,
+        "cache_salt": "s",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert request.headers["authorization"] == "Bearer k"
+    assert request.headers["x-tenant"] == "a"
+    assert request.headers["accept-encoding"] == "identity"
+    assert request.headers["content-type"] == "application/json"
+
+
+def split(data: bytes, size: int) -> list[bytes]:
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def test_pieces_of_any_size() -> None:
+    """Several events in one read, one event and one character in several."""
+    body = text_event("wörd ") + text_event("🪢", "stop") + usage_event(5, 2, cached_tokens=0) + DONE
+    body = body.replace(b"\\u00f6", "ö".encode()).replace(b"\\ud83e\\udea2", "🪢".encode())
+    for pieces in ([body], split(body, 7)):
+        (outcome,), _ = ask_of(Reply(pieces=pieces))
+        assert outcome.failure is None
+        assert outcome.text == "wörd 🪢"
+        assert outcome.usage == ReportedUsage(5, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        (Reply(400, "application/json", [b'{"error": {"message": "no `tools`"}}']), "http_400", "no `tools`"),
+        (Reply(422, "application/json", [b'{"detail": "x"}']), "http_422", "{'detail': 'x'}"),
+        (Reply(503, "text/plain", [b"come back"]), "http_503", "come back"),
+        (Reply(500, "text/html", []), "http_500", ""),
+        (Reply(307, "text/html", []), "http_307", ""),
+        (Reply(200, "application/json", [b'{"choices": []}']), "not_a_stream", "'application/json': {'choices': []}"),
+        (Reply(pieces=[text_event("one")], is_cut=True), "stream_cut", "incomplete chunked read"),
+        (Reply(pieces=[text_event("one")]), "stream_ended_early", "without a finish reason"),
+        (Reply(pieces=[]), "stream_ended_early", "without a finish reason"),
+        (Reply(is_cut=True), "disconnected", "incomplete chunked read"),
+        (Reply(pieces=[b'data: {"error": {"message": "engine died"}}\n\n']), "error_event", "engine died"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_failures_have_kinds(backend: str, reply: Reply, kind: str, message: str) -> None:
+    """Each is an outcome with the server's own words, not an exception; the next request is not harmed."""
+    outcomes, _ = ask_of(reply, num=2, backend=backend)
+    for outcome in outcomes:
+        assert outcome.failure is not None
+        assert outcome.failure.kind == kind
+        assert message in outcome.failure.message
+
+
+def test_hanging_server() -> None:
+    """A request that takes too long fails as `timeout`."""
+    (outcome,), _ = ask_of(Reply(pieces=[text_event("one")], hangs=True), timeout_s=0.2)
+    assert outcome.failure is not None and outcome.failure.kind == "timeout"
+
+
+def test_server_that_stays_after_done() -> None:
+    """After `[DONE]` an answer is complete, whether or not its body ends, and its time is that of `[DONE]`."""
+    (outcome,), _ = ask_of(Reply(pieces=[text_event("one", "stop"), DONE], hangs=True))
+    assert outcome.failure is None
+    assert outcome.ended_s - outcome.started_s < 1
+
+
+def closed_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("url", [closed_port, lambda: "http://name.invalid"], ids=["refused", "unknown"])
+def test_nobody_there(url: Callable[[], str]) -> None:
+    """A refused connection and an unknown name fail as `connect`."""
+
+    async def main() -> Outcome:
+        async with Client.of(target_of(url())) as client:
+            return await client.ask(ASK)
+
+    outcome = anyio.run(main, backend="trio")
+    assert outcome.failure is not None and outcome.failure.kind == "connect"
+    assert outcome.failure.message

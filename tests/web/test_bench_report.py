@@ -1,0 +1,186 @@
+"""The numbers of a run: right, named as in the field, and null where nobody told them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from quipu.web.bench.answer import Failure, Outcome, ReportedUsage
+from quipu.web.bench.load import Answered, LoadResult
+from quipu.web.bench.render import render_csv, render_table
+from quipu.web.bench.report import METRICS, describe_requests, summarize
+
+TYPICAL = ReportedUsage(100, 3, 32)
+
+
+def outcome(
+    started_s: float = 0.0,
+    *token_times_s: float,
+    usage: ReportedUsage = TYPICAL,
+    failure: Failure | None = None,
+) -> Outcome:
+    times_s = [started_s + at for at in token_times_s]
+    return Outcome(
+        started_s=started_s,
+        ended_s=(times_s[-1] if times_s else started_s) + 0.5,
+        first_token_s=times_s[0] if times_s else None,
+        last_token_s=times_s[-1] if times_s else None,
+        gaps_s=tuple(b - a for a, b in pairwise(times_s)),
+        text="",
+        usage=usage,
+        failure=failure,
+        saw_done=failure is None,
+    )
+
+
+def result_of(*outcomes: Outcome, num_skipped: int = 0) -> LoadResult:
+    answered = [Answered(place, 0, outcome.started_s - 0.25, outcome) for place, outcome in enumerate(outcomes)]
+    return LoadResult(9.0, answered, num_skipped)
+
+
+def summary(*outcomes: Outcome, num_skipped: int = 0) -> dict[str, Any]:
+    return summarize(result_of(*outcomes, num_skipped=num_skipped), metrics=list(METRICS), percentiles=[50, 99.9])
+
+
+def test_times() -> None:
+    """Time to first token, between chunks, per token after the first (by the server's count), and to the end."""
+    report = summary(outcome(10.0, 1.0, 1.5, 3.0), outcome(12.0, 3.0, usage=ReportedUsage(100, 1, 0)))
+    assert (report["mean_ttft_ms"], report["median_ttft_ms"], report["std_ttft_ms"]) == (2000, 2000, 1000)
+    assert (report["mean_itl_ms"], report["p50_itl_ms"]) == (1000, 1000)
+    assert report["mean_tpot_ms"] == 1000  # two tokens in two seconds; an answer of one token has none
+    assert report["mean_e2el_ms"] == 3500
+    assert report["p99.9_ttft_ms"] == pytest.approx(2998)
+    assert report["duration"] == 5.5
+    assert report["request_throughput"] == pytest.approx(2 / 5.5)
+    assert report["output_throughput"] == pytest.approx(4 / 5.5)
+    assert report["total_token_throughput"] == pytest.approx(204 / 5.5)
+    assert report["max_start_delay_ms"] == 250
+
+
+def test_cached_tokens() -> None:
+    """The sum over all requests, and its share of their prompts; 0 of something is a rate of 0."""
+    report = summary(outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, 0)))
+    assert (report["total_input_tokens"], report["total_cached_tokens"]) == (160, 32)
+    assert report["cache_hit_rate"] == 0.2
+    assert report["usage_available"] is True
+    none_hit = summary(outcome(0, 1, usage=ReportedUsage(60, 3, 0)))
+    assert (none_hit["total_cached_tokens"], none_hit["cache_hit_rate"]) == (0, 0.0)
+    assert none_hit["usage_available"] is True
+
+
+def test_cached_tokens_of_some() -> None:
+    """The rate is over the requests that reported; those that did not are not taken for 0."""
+    report = summary(outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, None)))
+    assert report["total_cached_tokens"] == 32
+    assert report["cache_hit_rate"] == 0.32
+    assert report["usage_available"] == "partial"
+    assert (report["num_cached_tokens_reported"], report["num_usage_reported"], report["completed"]) == (1, 2, 2)
+    assert report["total_input_tokens"] == 160
+
+
+def test_cached_tokens_of_none() -> None:
+    """A server that does not tell leaves null, not 0."""
+    report = summary(outcome(0, 1, usage=ReportedUsage(60, 3, None)))
+    assert report["total_cached_tokens"] is None
+    assert report["cache_hit_rate"] is None
+    assert report["usage_available"] is False
+    assert report["total_output_tokens"] == 3
+
+
+def test_no_usage() -> None:
+    """Without usage tokens are unknown, and so is their throughput; requests and times are still known."""
+    report = summary(outcome(0, 1, 2, usage=ReportedUsage()), outcome(0, 1, 2))
+    assert report["num_usage_reported"] == 1
+    assert report["total_output_tokens"] == 3
+    assert (report["output_throughput"], report["total_token_throughput"]) == (None, None)
+    assert report["request_throughput"] == pytest.approx(2 / 2.5)
+    alone = summary(outcome(0, 1, 2, usage=ReportedUsage()))
+    assert (alone["total_input_tokens"], alone["total_output_tokens"], alone["mean_tpot_ms"]) == (None, None, None)
+    assert alone["mean_itl_ms"] == 1000
+
+
+def test_failures_are_counted_by_kind() -> None:
+    """Neither their times nor their tokens count; each kind has a number and its first message."""
+    report = summary(
+        outcome(0, 1),
+        outcome(0, 9, failure=Failure("http_503", "full")),
+        outcome(0, 9, failure=Failure("connect", "refused")),
+        outcome(0, 9, failure=Failure("http_503", "still full")),
+        num_skipped=2,
+    )
+    assert (report["completed"], report["failed"], report["skipped"]) == (1, 3, 2)
+    assert report["errors"] == [
+        {"kind": "http_503", "count": 2, "example": "full"},
+        {"kind": "connect", "count": 1, "example": "refused"},
+    ]
+    assert report["total_input_tokens"] == 100
+    assert report["mean_ttft_ms"] == 1000
+
+
+def test_nothing_completed() -> None:
+    """Every number is there, and says 0, null or false."""
+    report = summary(outcome(0, failure=Failure("connect", "refused")))
+    assert (report["completed"], report["request_throughput"]) == (0, 0.0)
+    assert report["usage_available"] is False
+    assert [report[name] for name in ("total_input_tokens", "cache_hit_rate", "mean_ttft_ms", "p50_itl_ms")] == [
+        None
+    ] * 4
+    assert summary()["duration"] == 0
+
+
+def head() -> dict[str, Any]:
+    return {"model": "m", "dataset_name": "random"}
+
+
+def test_csv() -> None:
+    """Two lines that a spreadsheet reads: unknown is empty, 0 is 0, errors are by kind."""
+    report = head() | summary(
+        outcome(0, 1, usage=ReportedUsage(10, 3, None)), outcome(0, failure=Failure("http_503", "x,y"))
+    )
+    (row,) = csv.DictReader(io.StringIO(render_csv(report)))
+    assert row["total_cached_tokens"] == row["cache_hit_rate"] == ""
+    assert row["usage_available"] == "false"
+    assert row["skipped"] == "0"
+    assert row["errors"] == "http_503:1"
+    assert float(row["mean_ttft_ms"]) == 1000
+    assert set(row) == set(report)
+
+
+def test_table() -> None:
+    """People read `unknown` where nothing was told, how many told, and each error with its first message."""
+    report = head() | summary(
+        outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, None)), outcome(0, failure=Failure("http_503", "full"))
+    )
+    table = render_table(report, metrics=list(METRICS), percentiles=[50, 99.9])
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    assert "Cache hit rate (%) 32.00" in lines
+    assert "Requests whose cached tokens were 1 of 2" in lines
+    assert "P99.9 ITL unknown" in lines
+    assert "http_503 1" in lines
+    assert "full" in lines
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_rows_of_requests() -> None:
+    """In the order of sending, times from the beginning of the schedule."""
+    rows = describe_requests(result_of(outcome(12.0, 1.0, 2.0), outcome(10.0, 1.0, failure=Failure("connect", "x"))))
+    assert [row["start_s"] for row in rows] == [1.0, 3.0]
+    assert rows[0]["error"] == {"kind": "connect", "message": "x"}
+    assert rows[1] == {
+        "conversation": 0,
+        "turn": 0,
+        "due_s": 2.75,
+        "start_s": 3.0,
+        "ttft_s": 1.0,
+        "tpot_s": 0.5,
+        "e2el_s": 2.5,
+        "itls_s": [1.0],
+        "prompt_tokens": 100,
+        "completion_tokens": 3,
+        "cached_tokens": 32,
+        "error": None,
+    }
