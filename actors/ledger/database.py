@@ -22,6 +22,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.fields import FIELD_NAMES
+from quipu.actors.ledger.retries import FirstRequest
 from quipu.actors.ledger.schema import HEAD, marks, records, sources
 from quipu.actors.ledger.segments import BEGINNING, Placed, Position
 
@@ -128,6 +129,22 @@ def loaded_position(connection: sa.Connection, ledger: str) -> Position:
     """Everything of this ledger's write-ahead file before it is in the database."""
     packed = connection.scalar(sa.select(sources.c.position).where(sources.c.ledger == ledger))
     return BEGINNING if packed is None else Position.unpack(packed)
+
+
+def read_firsts(engine: sa.Engine, since: float) -> dict[str, FirstRequest]:
+    """By idempotency digest, the requests admitted since then that were nobody's retry."""
+    c = records.c
+    wanted = sa.select(c.idempotency_digest, c.request_id, c.admitted_at)
+    wanted = wanted.where(c.idempotency_digest.is_not(None), c.admitted_at >= since, c.retry_of.is_(None))
+    with engine.connect() as connection:
+        rows = connection.execute(wanted.order_by(c.admitted_at.desc()))  # of several the first one stays
+        return {row.idempotency_digest: FirstRequest(row.request_id, row.admitted_at) for row in rows}
+
+
+def reason(error: Exception) -> str:
+    """Why, in one line, without the statement and its parameters."""
+    text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 @attrs.frozen

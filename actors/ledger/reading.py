@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 import sqlalchemy as sa
 
-from quipu.actors.ledger.database import LedgerError, check_version, loaded_position, make_engine
+from quipu.actors.ledger.database import LedgerError, check_version, loaded_position, make_engine, reason
 from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.fields import restore
 from quipu.actors.ledger.folder import LedgerFolder
@@ -67,7 +67,7 @@ def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iter
             try:
                 check_version(engine)
             except sa.exc.SQLAlchemyError as error:
-                raise LedgerError(f"cannot read the ledger's database: {_reason(error)}") from None
+                raise LedgerError(f"cannot read the ledger's database: {reason(error)}") from None
             except LedgerError:
                 if folder is None:
                     raise
@@ -224,9 +224,3 @@ def _of_entry(entry: Entry) -> LedgerRecord:
 
 def _of_row(row: sa.Row[tuple[object, ...]]) -> LedgerRecord:
     return LedgerRecord(restore(row._asdict()), row.server, row.number, row.hash, row.recovered)
-
-
-def _reason(error: sa.exc.SQLAlchemyError) -> str:
-    """One line, without the statement and its parameters."""
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(error).__name__

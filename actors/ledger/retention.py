@@ -1,0 +1,53 @@
+"""Deletes records that are older than the operator wants to keep.
+
+Called by the loader, in a worker thread, in batches that hold no lock for long.
+
+What must always hold: of each server's chain a suffix remains, without a gap, so that it can still be verified; and
+the database says from when on its records are complete.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from quipu.actors.ledger.schema import marks, records, sources
+
+BATCH_ROWS: Final = 1000
+
+
+def delete_old(engine: sa.Engine, ledger: str, before: float) -> int:
+    """Delete this ledger's records closed before that time; how many there were."""
+    c = records.c
+    with engine.begin() as connection:
+        oldest = connection.scalar(sa.select(sa.func.min(c.closed_at)).where(c.ledger == ledger))
+        if oldest is None or oldest >= before:
+            return 0
+        connection.execute(sa.update(sources).where(sources.c.ledger == ledger).values(retained_since=before))
+        # a chain is cut behind its last record that is followed by younger ones only: clocks may have stepped
+        young = sa.func.min(sa.case((c.closed_at >= before, c.number)))
+        chains = sa.select(c.server, young.label("first_young")).where(c.ledger == ledger).group_by(c.server)
+        cuts = {row.server: row.first_young for row in connection.execute(chains)}
+    num_deleted = 0
+    for server, first_young in cuts.items():
+        old = c.server == server
+        if first_young is not None:
+            old = sa.and_(old, c.number < first_young)
+        num_deleted += _delete_in_batches(engine, old)
+        if first_young is not None:
+            stale = sa.and_(marks.c.server == server, marks.c.number < first_young)
+            with engine.begin() as connection:
+                connection.execute(sa.delete(marks).where(stale))
+    return num_deleted
+
+
+def _delete_in_batches(engine: sa.Engine, which: sa.ColumnElement[bool]) -> int:
+    total = 0
+    while True:
+        some = sa.select(records.c.request_id).where(which).order_by(records.c.number).limit(BATCH_ROWS)
+        with engine.begin() as connection:
+            num_rows = connection.execute(sa.delete(records).where(records.c.request_id.in_(some))).rowcount
+        total += num_rows
+        if num_rows < BATCH_ROWS:
+            return total

@@ -1,0 +1,81 @@
+"""Segments with room in them, in the order in which they are filled.
+
+The journal fills them from the event loop; new ones are made in a worker thread before they are needed, or, in a
+burst, on the spot. Segments are used in the order of their numbers: the lock sees to it.
+
+What must always hold: every byte counted here is already taken on the disk.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import attrs
+
+from quipu.actors.ledger.entries import MAX_LINE_BYTES
+from quipu.actors.ledger.segments import Position, SegmentFile, Storage
+
+
+@attrs.define(eq=False)
+class OpenSegment:
+    """One that may still be written to."""
+
+    number: int
+    file: SegmentFile
+    size: int
+    used: int = 0
+
+    @property
+    def end(self) -> Position:
+        return Position(self.number, self.used)
+
+    @property
+    def room(self) -> int:
+        """What lines can surely use: the last line that does not fit wastes less than its own length."""
+        return max(0, self.size - self.used - MAX_LINE_BYTES)
+
+
+class Room:
+    """The segment that is being filled, and those made for later."""
+
+    def __init__(self, storage: Storage, *, segment_bytes: int, next_number: int) -> None:
+        """Makes the first segment. Raises OSError."""
+        self._storage = storage
+        self._segment_bytes = segment_bytes
+        self._next_number = next_number
+        self._lock = threading.Lock()
+        self._spare: list[OpenSegment] = []
+        self.current = self._create()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.current.room + sum(segment.room for segment in self._spare)
+
+    @property
+    def num_spare(self) -> int:
+        return len(self._spare)
+
+    def make(self, *, unless_spare: bool = False) -> None:
+        """One more segment. In any thread. Raises OSError."""
+        with self._lock:
+            if not (unless_spare and self._spare):
+                self._spare.append(self._create())
+
+    def advance(self) -> OpenSegment:
+        """Go on to the next segment; the one that was current. Raises OSError if there is none and none can be made."""
+        full = self.current
+        with self._lock:
+            if not self._spare:
+                self._spare.append(self._create())
+            self.current = self._spare.pop(0)
+        return full
+
+    def close(self) -> None:
+        for segment in (self.current, *self._spare):
+            segment.file.close()
+
+    def _create(self) -> OpenSegment:
+        file = self._storage.create(self._next_number, self._segment_bytes)
+        segment = OpenSegment(self._next_number, file, self._segment_bytes)
+        self._next_number += 1
+        return segment

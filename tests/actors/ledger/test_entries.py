@@ -1,0 +1,140 @@
+"""What a line of the write-ahead file holds, and that nothing changes it unseen."""
+
+from __future__ import annotations
+
+import string
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.actors.ledger.ledgers import T0, record_of, so_far_of
+
+from quipu.actors.counts import UNKNOWN, Estimate, Known
+from quipu.actors.ledger.entries import (
+    GROWTH_BYTES,
+    MAX_LINE_BYTES,
+    NO_HASH,
+    Chain,
+    EntryKind,
+    admitted_line,
+    parse_line,
+)
+from quipu.actors.ledger.fields import FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
+from quipu.actors.ledger.schema import CHAIN_COLUMNS, records
+from quipu.actors.messages import CacheMiss, FinishReason, MissReason, Outcome, UsageRecord
+
+texts = st.text(max_size=300) | st.just("\x01" * 300) | st.just("\ud800\0")
+numbers = st.integers(0, 2**62)
+times = st.floats(0, 1e11) | st.just(float("nan"))
+counts = st.builds(Known, numbers) | st.builds(Estimate, numbers) | st.just(UNKNOWN)
+misses = st.lists(st.builds(CacheMiss, st.sampled_from(MissReason), numbers), max_size=40).map(tuple)
+anything = st.builds(
+    UsageRecord,
+    request_id=texts,
+    client_request_id=st.none() | texts,
+    idempotency_key=st.none() | texts,
+    idempotency_digest=st.none() | texts,
+    retry_of=st.none() | texts,
+    tenant=texts,
+    key_id=st.none() | texts,
+    model=texts,
+    endpoint=texts,
+    received_at=times,
+    admitted_at=st.none() | times,
+    first_token_at=st.none() | times,
+    closed_at=times,
+    outcome=st.sampled_from(Outcome),
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+    num_choices=numbers,
+    prompt=counts,
+    cached=counts,
+    cached_by_tier=st.none() | st.fixed_dictionaries(dict.fromkeys(TIERS, numbers)),
+    cache_write=counts,
+    created_5m_tokens=numbers,
+    created_1h_tokens=numbers,
+    completion_tokens=numbers,
+    reasoning_tokens=numbers,
+    computed_tokens=numbers,
+    restored_tokens=numbers,
+    recomputed_tokens=numbers,
+    disputed=st.booleans(),
+    cache_misses=misses,
+    incarnation=st.none() | numbers,
+)
+
+
+@given(anything)
+def test_every_record_goes_through_a_line(record: UsageRecord) -> None:
+    """Whatever a record holds comes back from its line, text bounded and storable; no line is longer than the limit."""
+    line = Chain("srv").close(T0, record).data
+    assert len(line) <= MAX_LINE_BYTES
+    entry = parse_line(line.removesuffix(b"\n"))
+    assert entry is not None and entry.kind is EntryKind.CLOSED
+    assert dict(entry.values) == flatten(record)
+    back = entry.record()
+    assert flatten(back) == flatten(record)
+    assert back.prompt == record.prompt and back.cached == record.cached and back.cache_write == record.cache_write
+    assert back.cache_misses == record.cache_misses[:MAX_MISSES]
+    assert back.cached_by_tier == record.cached_by_tier
+
+
+@given(anything, anything)
+def test_closing_fits_what_was_reserved(first: UsageRecord, last: UsageRecord) -> None:
+    """The closing of a request is never longer than its open entry and GROWTH_BYTES, whatever happens to it between."""
+    same = ("request_id", "client_request_id", "idempotency_key", "idempotency_digest", "retry_of")
+    same += ("tenant", "key_id", "model", "endpoint")
+    last = attrs.evolve(last, **{name: getattr(first, name) for name in same})
+    opened = admitted_line("srv-0123456789abcdef", T0, first)
+    chain = Chain("srv-0123456789abcdef")
+    chain.num_entries = 2**62
+    assert len(chain.close(T0, last).data) <= len(opened.data) + GROWTH_BYTES
+
+
+def test_every_field_of_a_record_is_kept() -> None:
+    """A field that is added to the record must be added to entries and schema too, or it would be lost."""
+    different = record_of("r")
+    defaults = UsageRecord(request_id="", outcome=Outcome.FAILED)
+    for field in attrs.fields(UsageRecord):
+        other = {
+            "outcome": Outcome.CANCELLED,
+            "finish_reason": FinishReason.LENGTH,
+            "cache_misses": (CacheMiss(MissReason.EVICTED, 3),),
+            "cached_by_tier": dict.fromkeys(TIERS, 1),
+            "disputed": True,
+        }.get(field.name)
+        if other is None:
+            kind = str(field.type)
+            other = Known(77) if "Count" in kind else "text" if "str" in kind else 7.5 if "float" in kind else 7
+        changed = attrs.evolve(different, **{field.name: other})
+        assert getattr(restore(flatten(changed)), field.name) == other, field.name
+    assert set(flatten(defaults)) == set(FIELD_NAMES)
+    assert set(records.c.keys()) == {*FIELD_NAMES, *CHAIN_COLUMNS, "recovered"}
+
+
+def test_chain() -> None:
+    """Chained entries are numbered from 0 and each has the hash of the one before it."""
+    chain = Chain("srv")
+    lines = [chain.start(T0, {"version": "1"}), *(chain.close(T0, record_of(f"r{i}")) for i in range(3))]
+    entries = [parse_line(line.data.removesuffix(b"\n")) for line in (*lines, chain.stop(T0, {"counters": None}))]
+    previous = NO_HASH
+    for number, entry in enumerate(entries):
+        assert entry is not None and entry.number == number and entry.previous == previous
+        previous = entry.hash
+
+
+def test_any_changed_byte_is_seen() -> None:
+    """No byte of a line can change without the line becoming unreadable."""
+    line = Chain("srv").close(T0, record_of("r")).data.removesuffix(b"\n")
+    assert parse_line(line) is not None
+    for at in range(len(line)):
+        changed = line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :]
+        assert parse_line(changed) is None
+    assert parse_line(line[:-1]) is None and parse_line(b"") is None
+
+
+def test_open_entry_is_in_no_chain() -> None:
+    """An open entry goes when its closing has come, so the chain must not need it."""
+    entry = parse_line(admitted_line("srv", T0, so_far_of("r")).data.removesuffix(b"\n"))
+    assert entry is not None and entry.kind is EntryKind.ADMITTED
+    assert entry.number is None and entry.previous is None
+    assert set(entry.request_id) <= set(string.ascii_letters)

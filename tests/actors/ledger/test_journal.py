@@ -1,0 +1,311 @@
+"""The journal: what is written when, who hears when, and what a disk that fails may and may not do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+import trio.testing
+from tests.actors.ledger.ledgers import (
+    SEGMENT,
+    T0,
+    DiskDials,
+    FaultyStorage,
+    closed_ids,
+    entries_in,
+    record_of,
+    so_far_of,
+)
+
+from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
+from quipu.actors.ledger.journal import RETRY_S, LedgerJournal
+from quipu.actors.ledger.retries import RetryIndex
+from quipu.actors.ledger.room import Room
+from quipu.actors.ledger.segments import DiskStorage
+from quipu.actors.messages import Outcome
+
+
+@attrs.define
+class Desk:
+    """A journal and what its clients have heard."""
+
+    folder: Path
+    dials: DiskDials
+    journal: LedgerJournal
+    heard: list[str]
+
+    def admit(self, name: str, **fields: Any) -> bool:
+        return self.journal.admit(so_far_of(name, **fields))
+
+    def close(self, name: str, **fields: Any) -> None:
+        self.journal.close(record_of(name, **fields), partial(self.heard.append, name))
+
+    @property
+    def written(self) -> list[str]:
+        return closed_ids(entries_in(self.folder))
+
+
+def open_desk(folder: Path, *, fsync: bool = False, segment_bytes: int = SEGMENT, **dials: Any) -> Desk:
+    folder.mkdir(exist_ok=True)
+    disk = DiskDials(**dials)
+    room = Room(FaultyStorage(folder, disk), segment_bytes=segment_bytes, next_number=1)
+    retries = RetryIndex(3600.0)
+    return Desk(folder, disk, LedgerJournal(room, Chain("srv"), retries, fsync=fsync, unix_time=lambda: T0), [])
+
+
+@asynccontextmanager
+async def running(desk: Desk) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.journal.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Worker threads finish in their own time, so this waits in real time."""
+    with trio.fail_after(10):
+        while not condition():
+            await trio.sleep(0.001)
+
+
+# ---------------------------------------------------------------- what is written when
+
+
+def test_many_records_one_write(tmp_path: Path) -> None:
+    """What was said since the last flush is one write, and each client hears once, after it."""
+    desk = open_desk(tmp_path)
+    for name in "abcdef":
+        assert desk.admit(name)
+    desk.close("a")
+    desk.close("b", cached_by_tier=None)
+    assert desk.dials.num_writes == 0 and desk.heard == []
+    desk.journal.flush()
+    assert desk.dials.num_writes == 1 and desk.heard == ["a", "b"]
+    desk.journal.flush()
+    assert desk.dials.num_writes == 1 and desk.heard == ["a", "b"]
+    kinds = [entry.kind for entry in entries_in(tmp_path)]
+    assert kinds.count(EntryKind.ADMITTED) == 4, "what is closed already needs no open entry"
+    assert kinds.count(EntryKind.CLOSED) == 2
+
+
+def test_last_admission_counts(tmp_path: Path) -> None:
+    """A request whose prompts are admitted one by one is opened again with more; recovery takes the last one."""
+    desk = open_desk(tmp_path)
+    for num_choices in (1, 2):
+        assert desk.admit("list", num_choices=num_choices)
+    desk.journal.flush()
+    assert desk.admit("list", num_choices=3)
+    desk.journal.flush()
+    assert [entry.record().num_choices for entry in entries_in(tmp_path)] == [2, 3]
+    assert desk.journal.num_open == 1
+    desk.close("list")
+    desk.journal.flush()
+    assert desk.journal.num_open == 0 and desk.written == ["list"]
+
+
+def test_segments_follow_one_another(tmp_path: Path) -> None:
+    """A full segment is followed by the next one; no entry spans two, and the chain goes on."""
+    desk = open_desk(tmp_path)
+    names = [f"request-{i}" for i in range(600)]
+    for at in range(0, len(names), 20):
+        for name in names[at : at + 20]:
+            assert desk.admit(name)
+        desk.journal.flush()
+        for name in names[at : at + 20]:
+            desk.close(name)
+        desk.journal.flush()
+    assert desk.written == names and len(DiskStorage(tmp_path).numbers()) > 3
+    chained = [entry for entry in entries_in(tmp_path) if entry.number is not None]
+    assert [entry.number for entry in chained] == list(range(600))
+    assert all(later.previous == entry.hash for entry, later in zip(chained, chained[1:], strict=False))
+
+
+def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
+    """The segment of an open entry is needed until its closing is written; admission again moves the need."""
+    desk = open_desk(tmp_path)
+    assert desk.admit("long")
+    desk.journal.flush()
+    for i in range(300):
+        assert desk.admit(f"r{i}")
+        desk.close(f"r{i}")
+        desk.journal.flush()
+    assert desk.journal.durable.segment > 1
+    assert desk.journal.oldest_needed == 1
+    desk.close("long")
+    assert desk.journal.oldest_needed == 1, "not written yet"
+    desk.journal.flush()
+    assert desk.journal.oldest_needed == desk.journal.durable.segment
+
+
+# ---------------------------------------------------------------- a disk that is full
+
+
+async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    """When no segment can be had, newcomers are refused; everybody admitted before is closed, in reserved room."""
+    desk = open_desk(tmp_path, max_segments=2)
+    admitted = []
+    while desk.admit(f"request-{len(admitted)}"):
+        admitted.append(f"request-{len(admitted)}")
+        desk.journal.flush()
+    assert len(admitted) > 30 and "No space left" in (desk.journal.trouble or "")
+    long = {"client_request_id": "\x01" * 256, "model": "m" * 256}
+    for name in admitted:
+        desk.close(name, cache_misses=record_of("").cache_misses * 40)
+        desk.journal.flush()
+    assert desk.written == desk.heard == admitted
+    assert desk.admit("small again") is True, "what was reserved and not needed is free again"
+    while desk.admit(f"{len(admitted)}", **long):
+        admitted.append(f"{len(admitted)}")
+    desk.dials.max_segments = None
+    async with running(desk):
+        await until(lambda: desk.journal.trouble is None)
+        assert desk.admit("after")
+
+
+def test_full_disk_closes_the_longest(tmp_path: Path) -> None:
+    """Room is reserved for the longest closing that the request can have, not for a likely one."""
+    desk = open_desk(tmp_path, max_segments=1, segment_bytes=4 * MAX_LINE_BYTES)
+    fields: dict[str, Any] = {"client_request_id": "\x01" * 256, "idempotency_key": "\x02" * 256, "model": "\x03" * 256}
+    names = []
+    while desk.admit(f"r{len(names)}", **fields):
+        names.append(f"r{len(names)}")
+        desk.journal.flush()
+    huge = dict.fromkeys(("completion_tokens", "reasoning_tokens", "computed_tokens", "recomputed_tokens"), 2**62)
+    for name in names:
+        desk.close(name, **fields, **huge, cache_misses=record_of("").cache_misses * 40)
+        desk.journal.flush()
+    assert names and desk.written == names
+
+
+def test_refused_hear_at_once_and_are_written_later(tmp_path: Path) -> None:
+    """A request that was refused for want of room gets its answer now, and its record when there is room."""
+    desk = open_desk(tmp_path, max_segments=1)
+    names = []
+    while desk.admit(f"r{len(names)}"):
+        names.append(f"r{len(names)}")
+    desk.close("refused", outcome=Outcome.REJECTED, admitted_at=None)
+    assert desk.heard == ["refused"] and desk.journal.num_held_back == 1
+    desk.journal.flush()
+    assert "refused" not in desk.written
+    for name in names:
+        desk.close(name)
+    desk.journal.flush()
+    desk.journal.flush()
+    assert sorted(desk.written) == sorted([*names, "refused"]) and desk.heard.count("refused") == 1
+
+
+# ---------------------------------------------------------------- a disk that fails
+
+
+async def test_failed_write_is_tried_again(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """While writing fails nobody hears and nobody is admitted; once it works everything is there, in order, once."""
+    desk = open_desk(tmp_path)
+    async with running(desk):
+        assert desk.admit("a")
+        desk.journal.flush()
+        desk.dials.fails_writes = True
+        desk.close("a")
+        desk.journal.flush()
+        assert desk.heard == [] and "cannot write" in (desk.journal.trouble or "")
+        assert not desk.admit("b")
+        desk.close("refused", outcome=Outcome.REJECTED)
+        await trio.sleep(RETRY_S * 3)
+        assert desk.heard == []
+        desk.dials.fails_writes = False
+        await trio.sleep(RETRY_S * 1.5)
+        assert desk.heard == ["a", "refused"] and desk.journal.trouble is None
+        assert desk.admit("b")
+    assert desk.written == ["a", "refused"]
+
+
+async def test_short_write_is_completed(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A write that took half and then failed leaves no half behind, and moves nobody past it."""
+    desk = open_desk(tmp_path)
+    async with running(desk):
+        before = desk.journal.durable
+        desk.dials.short_writes = True
+        desk.close("a")
+        desk.close("b")
+        desk.journal.flush()
+        assert desk.heard == [] and desk.journal.durable == before
+        desk.dials.short_writes = desk.dials.fails_writes = False
+        await trio.sleep(RETRY_S * 1.5)
+        assert desk.heard == ["a", "b"] == desk.written
+
+
+# ---------------------------------------------------------------- power loss
+
+
+async def test_fsync_before_anybody_hears(tmp_path: Path) -> None:
+    """With fsync a client hears after a sync that began after its record was written; many share one sync."""
+    desk = open_desk(tmp_path, fsync=True)
+    for name in "abc":
+        desk.close(name)
+    desk.journal.flush()
+    assert desk.written == ["a", "b", "c"] and desk.heard == [] and desk.dials.num_syncs == 0
+    async with running(desk):
+        await until(lambda: desk.heard == ["a", "b", "c"])
+        assert desk.dials.num_syncs == 1
+
+
+async def test_failed_sync_writes_again(tmp_path: Path) -> None:
+    """A failed sync may have dropped what was written: nobody hears until it is written again and synced."""
+    desk = open_desk(tmp_path, fsync=True)
+    desk.dials.fails_syncs = True
+    desk.close("a")
+    desk.journal.flush()
+    async with running(desk):
+        await until(lambda: desk.journal.trouble is not None)
+        assert not desk.admit("b") and desk.heard == []
+        num_writes = desk.dials.num_writes
+        desk.dials.fails_syncs = False
+        await until(lambda: desk.heard == ["a"])
+        assert desk.dials.num_writes == num_writes + 1 and desk.journal.trouble is None
+    assert desk.written == ["a"]
+
+
+async def test_room_is_taken_in_advance(tmp_path: Path) -> None:
+    """The next segment is there before the current one is full, without an admission having waited for it."""
+    desk = open_desk(tmp_path)
+    async with running(desk):
+        i = 0
+        while len(DiskStorage(tmp_path).numbers()) == 1:
+            i += 1
+            assert i < 1000 and desk.journal.durable.offset < SEGMENT * 3 // 4
+            desk.close(f"r{i}")
+            desk.journal.flush()
+            await trio.sleep(0.0005)
+
+
+# ---------------------------------------------------------------- retries
+
+
+def test_first_admitted_request_wins(tmp_path: Path) -> None:
+    """A later request of the same digest is a retry of the first admitted one, within the window and not beyond it."""
+    desk = open_desk(tmp_path)
+    same: dict[str, Any] = {"idempotency_digest": "d" * 64}
+    assert desk.journal.retry_of(so_far_of("refused", **same)) is None
+    assert desk.admit("first", **same)
+    assert desk.journal.retry_of(so_far_of("first", **same)) is None, "nobody is a retry of itself"
+    assert desk.journal.retry_of(so_far_of("second", received_at=T0 + 60, **same)) == "first"
+    assert desk.admit("second", retry_of="first", admitted_at=T0 + 3000.0, **same)
+    assert desk.journal.retry_of(so_far_of("third", received_at=T0 + 3590, **same)) == "first"
+    assert desk.journal.retry_of(so_far_of("other", idempotency_digest="e" * 64)) is None
+    assert desk.journal.retry_of(so_far_of("none")) is None
+    late = so_far_of("late", received_at=T0 + 3700, admitted_at=T0 + 3701, **same)
+    assert desk.journal.retry_of(late) is None
+    assert desk.journal.admit(late)
+    assert desk.journal.retry_of(so_far_of("later", received_at=T0 + 3800, **same)) == "late"
+
+
+def test_retries_are_forgotten() -> None:
+    """The index holds a window, not a lifetime."""
+    index = RetryIndex(10.0)
+    for i in range(1000):
+        index.admit(so_far_of(f"r{i}", idempotency_digest=f"{i}", admitted_at=T0 + i))
+    assert len(index) <= 12
