@@ -1,0 +1,48 @@
+"""What the tests of the Messages API share: a body, and the events of a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.web.fakes import Client, Exchange
+
+PATH = "/v1/messages"
+COUNT_PATH = "/v1/messages/count_tokens"
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """A request of the fake desk's model; a field given as None is left out."""
+    whole = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], **fields}
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+def text(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **fields}
+
+
+def parse_events(data: bytes) -> list[dict[str, Any]]:
+    """The data of each event, which must have the name that its data says; comments are left out."""
+    events = []
+    for block in data.decode().split("\n\n"):
+        if block and not block.startswith(":"):
+            name, _, payload = block.removeprefix("event: ").partition("\ndata: ")
+            event = json.loads(payload)
+            assert event["type"] == name
+            events.append(event)
+    return events
+
+
+async def stream(client: Client, request: dict[str, Any]) -> tuple[Exchange, list[dict[str, Any]]]:
+    """A streamed request that is over, and its events."""
+    async with client.open("POST", PATH, {**request, "stream": True}) as exchange:
+        await exchange.wait_started()
+        return exchange, parse_events(await exchange.read())
+
+
+def total(usage: dict[str, Any]) -> int:
+    """The prompt's tokens, as clients of this API add them up; every part must be a count."""
+    parts = [usage[f"{name}input_tokens"] for name in ("", "cache_read_", "cache_creation_")]
+    assert all(type(part) is int and part >= 0 for part in parts)
+    assert sum(usage["cache_creation"].values()) == usage["cache_creation_input_tokens"]
+    return sum(parts)
