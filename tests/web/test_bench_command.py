@@ -173,6 +173,27 @@ def test_foreign_server_without_vocabulary() -> None:
     assert all(1000 <= id_ < 8000 for request in asks(server) for id_ in request.body["prompt"])
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "shared-prefix --shared-prefix-num-prefixes 2 --shared-prefix-prefix-len 9 --shared-prefix-suffix-len 4"
+        " --shared-prefix-output-len 3",
+        "prefix_repetition --prefix-repetition-num-prefixes 2 --prefix-repetition-prefix-len 9"
+        " --prefix-repetition-suffix-len 4 --prefix-repetition-output-len 3",
+        "generated-shared-prefix --gsp-num-groups 2 --gsp-system-prompt-len 9 --gsp-question-len 4 --gsp-output-len 3",
+    ],
+)
+def test_names_of_other_benchmarks(flags: str) -> None:
+    """Shared prefixes go by vLLM's and SGLang's names, too."""
+    with serving(like_a_server) as server:
+        common = ("--base-url", server.url, "--num-prompts", "4", "--disable-tqdm", "--max-concurrency", "1")
+        assert run(*common, "--dataset-name", *flags.split()) == 0
+    prompts = [request.body["prompt"] for request in asks(server)]
+    assert [len(prompt) for prompt in prompts] == [13] * 4
+    assert prompts[0][:9] == prompts[2][:9] != prompts[1][:9]
+    assert {request.body["max_tokens"] for request in asks(server)} == {3}
+
+
 def test_tools_reach_the_server(tmp_path: Path) -> None:
     """Each row's own tools and choice are in its request."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -24,6 +24,8 @@ from quipu.web.bench.values import (
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 DATASETS = ("random", "shared-prefix", "multi-turn", "custom", "trace")
+NAMES_ELSEWHERE = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
+"""What vLLM and SGLang call a dataset of ours."""
 FROM_FILES = ("custom", "trace")
 
 
@@ -73,7 +75,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
 
 def _add_dataset(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--dataset-name", choices=DATASETS, default="random", help="(default: %(default)s)")
+    add("--dataset-name", type=_dataset, choices=DATASETS, default="random", help="(default: %(default)s)")
     add("--dataset-path", type=Path, metavar="FILE", help="JSON lines, of `custom` and `trace`")
     add(
         "--num-prompts",
@@ -100,11 +102,11 @@ def _add_dataset(group: argparse._ArgumentGroup) -> None:
         metavar="R",
         help="lengths are L*(1-r) to L*(1+r) (default: %(default)s)",
     )
-    shared = partial(add, type=positive, metavar="N")
-    shared("--shared-prefix-num-prefixes", "--gsp-num-groups", default=10, help="they take turns (default: 10)")
-    shared("--shared-prefix-prefix-len", "--gsp-system-prompt-len", default=256, help="(default: 256)")
-    shared("--shared-prefix-suffix-len", "--gsp-question-len", default=256, help="of each prompt's own (default: 256)")
-    shared("--shared-prefix-output-len", "--gsp-output-len", default=128, help="(default: 128)")
+    shared = partial(_add_shared_prefix, group)
+    shared("num-prefixes", "num-groups", 10, "they take turns")
+    shared("prefix-len", "system-prompt-len", 256, "tokens, or words, that prompts share")
+    shared("suffix-len", "question-len", 256, "of each prompt's own")
+    shared("output-len", "output-len", 128, "tokens")
     add(
         "--multi-turn-num-turns",
         type=positive,
@@ -140,6 +142,13 @@ def _add_dataset(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="multiplies all lengths (default: %(default)s)",
     )
+
+
+def _add_shared_prefix(group: argparse._ArgumentGroup, name: str, sglang_name: str, default: int, text: str) -> None:
+    """By our name, and unseen in the help by vLLM's and SGLang's."""
+    add = partial(group.add_argument, type=positive, metavar="N", dest=f"shared_prefix_{name.replace('-', '_')}")
+    add(f"--shared-prefix-{name}", default=default, help=f"{text} (default: {default})")
+    add(f"--prefix-repetition-{name}", f"--gsp-{sglang_name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -190,3 +199,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     add("--metric-percentiles", type=percentiles, default=[90.0, 99.0], metavar="P,P", help="(default: 90,99)")
     add("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def _dataset(text: str) -> str:
+    return NAMES_ELSEWHERE.get(text, text)
