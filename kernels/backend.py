@@ -57,7 +57,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def step(self, batch: StepBatch) -> Drawn:
-        """Run one pass: write KV for every token, draw a token for every row with `samples`."""
+        """Run one pass: write KV for every token, draw a token for every row with `samples`, score what is asked."""
         ...
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ that a backend without torch (the fake one) stays light.
 
 What must always hold: rows are independent sequences; row i owns tokens `query_start[i]:query_start[i+1]`, at
 consecutive positions from `positions[i]`; its KV for every position up to its last one is reachable through
-`block_tables[i]`; no two rows write the same physical slot.
+`block_tables[i]`; no two rows write the same physical slot. Scores cost nothing where nobody asks for them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,59 @@ class StepBatch:
     """64 bits, unsigned."""
     output_position: list[int]
     """How many outputs the sequence has drawn before this one: Philox's counter."""
+    scoring: Scoring | None = None
+    """What to say of tokens besides drawing them; None, as nearly always: nothing."""
+
+
+@attrs.frozen
+class Scoring:
+    """Tokens of a pass whose logprobs are wanted."""
+
+    drawn_rows: list[int]
+    """Rows with `samples`, ascending: the token that each draws is scored."""
+    drawn_num_top: list[int]
+    """How many of the likeliest tokens are told beside each."""
+    prompt_tokens: list[int]
+    """Flat indexes, ascending: the logits of each score the token that follows it in its prompt..."""
+    prompt_target_ids: list[int]
+    """...which is this one."""
+    prompt_num_top: list[int]
+
+
+@attrs.frozen
+class Scores:
+    """What a model gave some tokens, as parallel columns.
+
+    A logprob is log-softmax of the raw logits in float32, before temperature and filters. The order of tokens is that
+    of their logits; of equals the lower id comes first.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    """1 is the likeliest."""
+    top_ids: list[list[int]]
+    """The likeliest tokens, as many as were asked for; the scored one is among them or not."""
+    top_logprobs: list[list[float]]
+
+    @classmethod
+    def empty(cls) -> Scores:
+        return cls([], [], [], [], [])
+
+    def extend(self, others: Scores) -> None:
+        """Put `others` behind these."""
+        self.token_ids.extend(others.token_ids)
+        self.logprobs.extend(others.logprobs)
+        self.ranks.extend(others.ranks)
+        self.top_ids.extend(others.top_ids)
+        self.top_logprobs.extend(others.top_logprobs)
+
+    def cut(self, start: int, end: int) -> Scores:
+        """Those from `start` to `end`."""
+        part = slice(start, end)
+        return Scores(
+            self.token_ids[part], self.logprobs[part], self.ranks[part], self.top_ids[part], self.top_logprobs[part]
+        )
 
 
 @attrs.frozen
@@ -51,3 +104,7 @@ class Drawn:
     """Indexes of the rows that drew, ascending: those with `samples`."""
     token_ids: list[int]
     """One for each."""
+    scores: Scores | None = None
+    """Of the tokens drawn by `Scoring.drawn_rows`. None where the batch has no scoring."""
+    prompt_scores: Scores | None = None
+    """Of `Scoring.prompt_target_ids`."""

@@ -2,19 +2,23 @@
 
 Each KV slot holds a number made from the token and its position; a drawn token is a hash of all slots from position 0
 to the row's last one, read back through the row's block table. So a stale, swapped, shared-too-early or prematurely
-freed block changes the text, and `continuation` says what the text should have been.
+freed block changes the text, and `continuation` says what the text should have been. Logprobs are made from the same
+reads; `prompt_scores` and `continuation_scores` say what they should have been.
 
 Used by tests, benchmarks of everything around the model, and `quipu serve --executor fake`. It has dials for faults.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import attrs
 
 from quipu.kernels.backend import BackendConfig, Capabilities
-from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
 
 _MASK = (1 << 61) - 1
+_LOGPROB_STEPS = 1 << 20
 
 
 class FakeFault(RuntimeError):
@@ -79,17 +83,39 @@ class FakeBackend:
         if failing:
             raise FakeFault("the dial said that this pass fails")
         drawing = [row for row in rows if batch.samples[row]]
-        drawn = [self._draw(batch, row) for row in drawing]
-        for row, token_id in zip(drawing, drawn, strict=True):
+        drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row) for row in drawing])
+        if batch.scoring is not None:
+            drawn = self._score(batch, batch.scoring, drawn)
+        for row, token_id in zip(drawing, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
-        return Drawn(rows=drawing, token_ids=drawn)
+        return drawn
 
     def close(self) -> None:
         self._slots = []
 
     def _draw(self, batch: StepBatch, row: int) -> int:
+        values = self._read(batch, row, batch.query_start[row + 1] - 1)
+        seed = batch.seed[row] if batch.temperature[row] > 0 else 0
+        return draw(values, seed, batch.output_position[row], self.dials)
+
+    def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
+        """Add what is wanted to what was drawn."""
+        token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
+        drawn_scores, prompt_scores = Scores.empty(), Scores.empty()
+        for row, count in zip(scoring.drawn_rows, scoring.drawn_num_top, strict=True):
+            values = self._read(batch, row, batch.query_start[row + 1] - 1)
+            drawn_scores.extend(score(values, token_of[row], count, self.dials))
+        for token, target_id, count in zip(
+            scoring.prompt_tokens, scoring.prompt_target_ids, scoring.prompt_num_top, strict=True
+        ):
+            values = self._read(batch, bisect_right(batch.query_start, token) - 1, token)
+            prompt_scores.extend(score(values, target_id, count, self.dials))
+        return attrs.evolve(drawn, scores=drawn_scores, prompt_scores=prompt_scores)
+
+    def _read(self, batch: StepBatch, row: int, token: int) -> list[int]:
+        """All slots of a row's sequence up to that of the token with this flat index."""
         size, table = self._block_size, batch.block_tables[row]
-        length = batch.positions[row] + batch.query_start[row + 1] - batch.query_start[row]
+        length = batch.positions[row] + token + 1 - batch.query_start[row]
         slots: list[int | None] = []
         for block in table[: -(-length // size)]:
             slots += self._slots[block]
@@ -97,8 +123,7 @@ class FakeBackend:
         values = [value for value in slots if value is not None]
         if len(values) < length:
             raise FakeFault(f"a slot was read that no pass has written (position {slots.index(None)})")
-        seed = batch.seed[row] if batch.temperature[row] > 0 else 0
-        return draw(values, seed, batch.output_position[row], self.dials)
+        return values
 
 
 def slot_value(token_id: int, position: int) -> int:
@@ -112,6 +137,39 @@ def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> in
         return dials.eos_token_id
     mixed = hash((seed & _MASK, output_position, *values))
     return dials.first_token_id + (mixed & _MASK) % dials.num_token_ids
+
+
+def score(values: list[int], token_id: int, num_top: int, dials: Dials) -> Scores:
+    """What the fake makes of `token_id` after KV slots `values`: a number below 0 for each id that it can draw.
+
+    They do not add up to anything; an id that it cannot draw comes last.
+    """
+    mixed = hash(tuple(values)) & _MASK
+    drawable = range(dials.first_token_id, dials.first_token_id + dials.num_token_ids)
+    logprobs = {i: -1.0 - (slot_value(i, mixed) % _LOGPROB_STEPS) / _LOGPROB_STEPS for i in drawable}
+    order = sorted(drawable, key=lambda i: (-logprobs[i], i))
+    return Scores(
+        token_ids=[token_id],
+        logprobs=[logprobs.get(token_id, -3.0 - (slot_value(token_id, mixed) % _LOGPROB_STEPS) / _LOGPROB_STEPS)],
+        ranks=[order.index(token_id) + 1 if token_id in logprobs else len(order) + 1],
+        top_ids=[order[:num_top]],
+        top_logprobs=[[logprobs[i] for i in order[:num_top]]],
+    )
+
+
+def prompt_scores(token_ids: list[int], num_top: int, dials: Dials | None = None) -> Scores:
+    """What a correct engine says of `token_ids`, but for the first of them."""
+    values = [slot_value(token_id, position) for position, token_id in enumerate(token_ids)]
+    scores = Scores.empty()
+    for position in range(1, len(token_ids)):
+        scores.extend(score(values[:position], token_ids[position], num_top, dials or Dials()))
+    return scores
+
+
+def continuation_scores(token_ids: list[int], count: int, num_top: int, dials: Dials | None = None) -> Scores:
+    """What a correct engine says of the greedy `continuation` of `token_ids`."""
+    whole = token_ids + continuation(token_ids, count, dials)
+    return prompt_scores(whole, num_top, dials).cut(len(token_ids) - 1, len(whole) - 1)
 
 
 def continuation(token_ids: list[int], count: int, dials: Dials | None = None, seed: int = 0) -> list[int]:

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import attrs
 import torch
 
 from quipu.kernels.backend import BackendConfig, Capabilities
-from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
 from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.logprobs import score
 from quipu.kernels.models.config import read_config
-from quipu.kernels.models.registry import find_family
+from quipu.kernels.models.registry import Model, find_family
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
 from quipu.kernels.reference.tiles import ROWS, round_up
@@ -78,37 +80,73 @@ class ReferenceBackend:
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
-        logits_MV = self.logits(batch, [batch.query_start[row + 1] - 1 for row in rows]).numpy()
-        token_ids = [
-            sample(
-                logits_V,
-                temperature=batch.temperature[row],
-                top_k=batch.top_k[row],
-                top_p=batch.top_p[row],
-                min_p=batch.min_p[row],
-                seed=batch.seed[row],
-                output_position=batch.output_position[row],
-            )
-            for row, logits_V in zip(rows, logits_MV, strict=True)
-        ]
+        with self._pass(batch) as head:
+            logits_MV = head.logits([batch.query_start[row + 1] - 1 for row in rows])
+            token_ids = [
+                sample(
+                    logits_V,
+                    temperature=batch.temperature[row],
+                    top_k=batch.top_k[row],
+                    top_p=batch.top_p[row],
+                    min_p=batch.min_p[row],
+                    seed=batch.seed[row],
+                    output_position=batch.output_position[row],
+                )
+                for row, logits_V in zip(rows, logits_MV.numpy(), strict=True)
+            ]
+            drawn = Drawn(rows=rows, token_ids=token_ids)
+            if batch.scoring is not None:
+                drawn = _score(batch.scoring, drawn, logits_MV, head)
         for row, token_id in zip(rows, token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
-        return Drawn(rows=rows, token_ids=token_ids)
+        return drawn
 
-    @torch.inference_mode()
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
         """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
-        with _threads(1 if self.one_thread else torch.get_num_threads()):
+        with self._pass(batch) as head:
+            return head.logits(tokens)
+
+    @contextmanager
+    def _pass(self, batch: StepBatch) -> Iterator[_Head]:
+        """Run the model up to its head."""
+        with torch.inference_mode(), _threads(1 if self.one_thread else torch.get_num_threads()):
             plan = make_plan(batch, self._last_drawn, self.cache.block_size)
             ops = ReferenceOps(plan, self.cache)
-            x_ND = self._model.forward(plan.token_ids_N, ops)
-            x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
-            x_MD[: len(tokens)] = x_ND[tokens]
-            return self._model.logits(x_MD, ops)[: len(tokens)]
+            yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)
 
     def close(self) -> None:
         """Drop weights and cache; the memory goes with them."""
         del self._model, self.cache
+
+
+class _Head:
+    """What is left of a pass: from hidden states to logits, for the tokens that are looked at."""
+
+    def __init__(self, model: Model, x_ND: torch.Tensor, ops: ReferenceOps) -> None:
+        self._model = model
+        self._x_ND = x_ND
+        self._ops = ops
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Those of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        x_ND = self._x_ND
+        x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
+        x_MD[: len(tokens)] = x_ND[tokens]
+        return self._model.logits(x_MD, self._ops)[: len(tokens)]
+
+
+def _score(scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor, head: _Head) -> Drawn:
+    """Add the scores that are wanted to what was drawn; `logits_MV` are those of the rows that drew."""
+    at = {row: index for index, row in enumerate(drawn.rows)}
+    looked_at = [at[row] for row in scoring.drawn_rows]
+    drawn_scores = score(logits_MV[looked_at], [drawn.token_ids[index] for index in looked_at], scoring.drawn_num_top)
+    prompt_scores = Scores.empty()
+    # a tile at a time: the logits of a whole prompt may be larger than the model
+    for start in range(0, len(scoring.prompt_tokens), ROWS):
+        tile = slice(start, start + ROWS)
+        tile_MV = head.logits(scoring.prompt_tokens[tile])
+        prompt_scores.extend(score(tile_MV, scoring.prompt_target_ids[tile], scoring.prompt_num_top[tile]))
+    return attrs.evolve(drawn, scores=drawn_scores, prompt_scores=prompt_scores)
 
 
 @contextmanager

@@ -1,0 +1,142 @@
+"""`kernels/logprobs.py`, and the reference's logprobs beside transformers' and beside its own in other batches."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from kernel_checkpoints import CONFIGS, VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+from transformers import AutoModelForCausalLM
+
+from quipu.kernels.batch import Drawn, Scores, Scoring
+from quipu.kernels.logprobs import likeliest, rank, score
+from quipu.kernels.reference.backend import ReferenceBackend
+
+LENGTH = 140
+NUM_TOP = 20
+TOKENS = prompt(LENGTH, seed=31)
+
+
+def test_values_against_float64() -> None:
+    """A logprob is the logit less the logarithm of the sum of exponentials, also where logits are large."""
+    logits = torch.randn(5, 1000) * 30 + 500
+    scores = score(logits, [7, 0, 999, 500, 3], [3] * 5)
+    exact = logits.double() - torch.logsumexp(logits.double(), -1, keepdim=True)
+    for row, (target, logprob) in enumerate(zip(scores.token_ids, scores.logprobs, strict=True)):
+        assert logprob == pytest.approx(exact[row, target].item(), abs=1e-4)
+        ids = np.lexsort((np.arange(1000), -logits[row].numpy()))
+        assert scores.top_ids[row] == ids[:3].tolist()
+        assert scores.ranks[row] == ids.tolist().index(target) + 1
+        assert scores.top_logprobs[row] == pytest.approx(exact[row, ids[:3]].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ties_go_to_the_lower_id(seed: int) -> None:
+    """Among equal logits the order is that of the ids, at the border of the likeliest and in ranks."""
+    draw = random.Random(seed)
+    logits = torch.tensor([float(draw.randrange(4)) for _ in range(300)])
+    order = sorted(range(300), key=lambda i: (-logits[i].item(), i))
+    for count in (0, 1, 2, 20, 300, 400):
+        assert likeliest(logits, count) == order[:count]
+    assert [rank(logits, token_id) for token_id in order] == list(range(1, 301))
+
+
+def test_what_is_no_number_is_no_answer() -> None:
+    """A row with NaN raises, as drawing from it does; a forbidden token has no probability, and that is all."""
+    with pytest.raises(ArithmeticError):
+        score(torch.tensor([[0.0, float("nan")]]), [0], [1])
+    with pytest.raises(ArithmeticError):
+        score(torch.full((1, 4), -float("inf")), [0], [1])
+    masked = score(torch.tensor([[0.0, -float("inf")]]), [1], [1])
+    assert masked == Scores([1], [-float("inf")], [2], [[0]], [[0.0]])
+
+
+def drawn_and_prompt(backend: ReferenceBackend, chunks: list[int], others: int, seed: int) -> tuple[Scores, Scores]:
+    """Scores of TOKENS' prompt and of the token drawn after it, prefilled in chunks beside `others` rows."""
+    tables = scattered_blocks(10 + 4 * others, seed=seed)
+    whole = Scores.empty()
+    position = 0
+    for size in chunks:
+        rows = [
+            {"slot": i + 1, "token_ids": prompt(3 + i, seed=i), "position": 0, "blocks": tables[10 + 4 * i :][:4]}
+            for i in range(others)
+        ]
+        is_last = position + size == LENGTH
+        mine = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": tables[:10]}
+        place = len(rows) // 2
+        batch = make_batch(*rows[:place], {**mine, "slot": 0, "samples": is_last}, *rows[place:])
+        start = batch.query_start[place]
+        targets = TOKENS[position + 1 : position + size + 1]
+        scoring = Scoring(
+            drawn_rows=[place] if is_last else [],
+            drawn_num_top=[NUM_TOP] if is_last else [],
+            prompt_tokens=list(range(start, start + len(targets))),
+            prompt_target_ids=targets,
+            prompt_num_top=[NUM_TOP] * len(targets),
+        )
+        drawn = backend.step(attrs.evolve(batch, scoring=scoring))
+        assert drawn.scores is not None and drawn.prompt_scores is not None
+        whole.extend(drawn.prompt_scores)
+        position += size
+    return drawn.scores, whole
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_matches_transformers(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
+    """Teacher-forced, prompt and drawn tokens: logprobs as transformers has them, near where it rounds more."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoints[name], dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        theirs = torch.log_softmax(model(torch.tensor([TOKENS])).logits[0].float(), -1)
+    drawn, scored = drawn_and_prompt(make_backend(checkpoints[name], dtype=dtype), [LENGTH], 0, seed=1)
+    everything = Scores.empty()
+    everything.extend(scored)
+    everything.extend(drawn)
+    assert everything.token_ids == [*TOKENS[1:], drawn.token_ids[0]]
+    spread = theirs.std().item()
+    mean, worst = (1e-5, 1e-4) if dtype == "float32" else (0.04, 0.3)
+    gaps = [
+        abs(ours - theirs[at, token_id].item()) / spread
+        for at in range(LENGTH)
+        for token_id, ours in zip(
+            [everything.token_ids[at], *everything.top_ids[at]],
+            [everything.logprobs[at], *everything.top_logprobs[at]],
+            strict=True,
+        )
+    ]
+    print(name, dtype, "mean", np.mean(gaps), "worst", max(gaps))
+    assert np.mean(gaps) <= mean and max(gaps) <= worst
+    assert drawn.ranks == [1] and drawn.top_ids[0][0] == drawn.token_ids[0], "greedy is the likeliest"
+    if dtype == "float32":
+        assert [ids[0] for ids in everything.top_ids] == theirs.argmax(-1).tolist()
+        for at, logprob in enumerate(everything.logprobs):
+            assert everything.ranks[at] == pytest.approx(1 + int((theirs[at] > logprob + 1e-4).sum()), abs=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_bits_in_any_batch(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
+    """Alone, in chunks, beside 30 other rows: every logprob and every rank is the same, to the bit."""
+    backend = make_backend(checkpoints[name], dtype=dtype, max_num_seqs=40)
+    alone = drawn_and_prompt(backend, [LENGTH], 0, seed=2)
+    backend.cache.fill(float("nan"))
+    assert drawn_and_prompt(backend, [33, 1, 70, 36], 0, seed=3) == alone
+    backend.cache.fill(float("nan"))
+    assert drawn_and_prompt(backend, [50, 90], 30, seed=4) == alone
+
+
+def test_scoring_changes_no_draw(checkpoints: dict[str, Path]) -> None:
+    """The tokens drawn are those of a pass without scoring, which says nothing of scores."""
+    row = {"token_ids": TOKENS, "position": 0, "blocks": scattered_blocks(10, seed=1), "temperature": 1.0, "seed": 5}
+    batch = make_batch(row)
+    plain = make_backend(checkpoints["llama"]).step(batch)
+    assert plain == Drawn(rows=[0], token_ids=plain.token_ids)
+    scoring = Scoring([0], [VOCAB_SIZE + 1], [], [], [])
+    scored = make_backend(checkpoints["llama"]).step(attrs.evolve(batch, scoring=scoring))
+    assert scored.token_ids == plain.token_ids
+    assert scored.scores is not None and sorted(scored.scores.top_ids[0]) == list(range(VOCAB_SIZE))
+    assert sum(np.exp(scored.scores.top_logprobs[0])) == pytest.approx(1)
