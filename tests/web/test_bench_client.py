@@ -28,7 +28,8 @@ def ask_of(reply: Reply, num: int = 1, backend: str = "trio", **settings: Any) -
     async def main() -> tuple[list[Outcome], BenchServer]:
         async with bench_server(lambda request: reply, pause_s=0.002) as server:
             async with Client.of(target_of(server.url, **settings)) as client:
-                return [await client.ask(ASK) for _ in range(num)], server
+                with anyio.fail_after(5):
+                    return [await client.ask(ASK) for _ in range(num)], server
 
     return anyio.run(main, backend=backend)
 
@@ -53,14 +54,14 @@ def test_what_is_sent() -> None:
         good_reply(),
         headers={"Authorization": "Bearer k", "X-Tenant": "a"},
         fields={"model": "m", "temperature": 0.5},
-        extra_fields={"temperature": 1.0, "cache_salt": "s"},
+        extra_fields={"temperature": 1.0, "max_tokens": 9, "cache_salt": "s"},
     )
     (request,) = server.requests
     assert (request.method, request.path) == ("POST", "/v1/completions")
     assert request.body == {
         "model": "m",
         "prompt": [1, 2, 3],
-        "max_tokens": 7,
+        "max_tokens": 9,
         "temperature": 1.0,
         "cache_salt": "s",
         "stream": True,

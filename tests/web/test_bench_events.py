@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from quipu.web.bench.events import EventReader
 
 STREAM = (
-    b"\xef\xbb\xbf: a comment\r\n\r\n"
-    b"data: one\n\n"
+    b"\xef\xbb\xbfdata: one\n\n"
+    b": a comment\r\n\r\n"
     b'event: delta\ndata:{"text": "h\xc3\xa9 \xf0\x9f\xaa\xa2"}\r\n\r\n'
-    b"data: two\ndata:  lines\n\n"
+    b"data: two\r\ndata:  lines\r\n\r\n"
     b"id: 7\nretry: 10\n\n"
     b"data: bare\r\r"
     b"data\n\n"
