@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from quipu.actors.channel import Receiver, Sender
-from quipu.actors.core.account import Ended, Estimation, FirstToken, Revision, Written
+from quipu.actors.core.account import Ended, Estimation, FirstToken, Gap, Revision, Written
 from quipu.actors.core.prompt_book import Admission
 from quipu.actors.daybook import AccountantMessage, Daybook, Page, Pending
 from quipu.actors.journal import Journal
@@ -130,19 +130,28 @@ class Accountant:
         if not pending.is_written:
             pending.is_written = True
             if not self._is_next(report):
-                pending.is_passed_on = True
+                pending.is_timed = pending.is_passed_on = pending.is_shown = True
                 return
-            self._write_report(report, pending.at)
+            try:
+                self._write_report(report, pending.at)
+            except ValueError as error:
+                log.error("report.unreadable", number=report.number, error=str(error))
+                self._write_gap()
         self._settle(report.admitted_ids, pending.at)
         self._settle(report.revised_ids, pending.at)
         self._settle(self._first_tokens(report), pending.at)
-        if report.token_ids and not pending.is_passed_on:
-            pending.is_passed_on = True
+        if report.token_ids and not pending.is_timed:
+            pending.is_timed = True
             self._time_tokens(report, pending.at)
+        if report.token_ids and not pending.is_passed_on:
             await self._detokenizer.send(
                 Tokens(report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons)
             )
-        self._set_gauges(report)
+            pending.is_passed_on = True
+        if not pending.is_shown:
+            pending.is_shown = True
+            self._show(report)
+        self._end_those_with_gaps(report)
         self._settle(report.terminal_ids, pending.at)
 
     def _is_next(self, report: StepReport) -> bool:
@@ -154,8 +163,23 @@ class Accountant:
             return False
         if report.number > expected:
             log.error("report.lost", number=report.number, expected=expected)
+            self._write_gap()
         daybook.num_reports = report.number
         return True
+
+    def _write_gap(self) -> None:
+        """Whatever the engine holds may have been in what cannot be read any more."""
+        for sequence_id, page in self._daybook.by_sequence.items():
+            if self._registry.incarnation_of(sequence_id) is not None:
+                page.note(sequence_id, Gap())
+
+    def _end_those_with_gaps(self, report: StepReport) -> None:
+        """After a Terminal, or when the engine is idle, nothing more can come of a sequence."""
+        pages = self._daybook.by_sequence
+        is_idle = report.num_running == report.num_waiting == 0
+        ids = [i for i in (list(pages) if is_idle else report.terminal_ids) if i in pages and pages[i].has_gap]
+        if ids:
+            self._registry.give_up(ids)
 
     def _settle(self, sequence_ids: list[int], now: float) -> None:
         by_sequence = self._daybook.by_sequence
@@ -237,7 +261,7 @@ class Accountant:
                 continue
             last[sequence_id] = now
 
-    def _set_gauges(self, report: StepReport) -> None:
+    def _show(self, report: StepReport) -> None:
         metrics = self._metrics
         metrics.num_requests_running.set(report.num_running)
         metrics.num_requests_waiting.set(report.num_waiting)

@@ -16,8 +16,8 @@ from collections import deque
 
 import attrs
 
-from quipu.actors.core.account import Account, Ended, Entry, Span
-from quipu.actors.counts import UNKNOWN, Known
+from quipu.actors.core.account import Account, Ended, Entry, Gap, Span
+from quipu.actors.counts import UNKNOWN, Count, Known, total
 from quipu.actors.messages import (
     Completed,
     EngineDied,
@@ -33,6 +33,8 @@ from quipu.actors.messages import (
 
 AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied
 
+_ENDS = (Ended, Gap)
+
 MAX_DEATHS = 2
 """A request in whose hands the accountant dies this often is failed."""
 
@@ -45,15 +47,27 @@ class Pending:
     at: float
     """When it was taken: what its entries are dated, however often it is looked at."""
     is_written: bool = False
+    is_timed: bool = False
     is_passed_on: bool = False
     """Its tokens are with the detokenizer."""
+    is_shown: bool = False
+    """Its gauges are set and its preemptions counted."""
+
+
+@attrs.frozen
+class CountedPrompt:
+    """A prompt as the counters took it."""
+
+    num_prompt_tokens: int
+    cached: Count
 
 
 @attrs.define
 class Effects:
     """What has been done about a request, so that nothing is done twice."""
 
-    counted_prompts: set[int] = attrs.field(factory=set)
+    counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
+    """By index."""
     is_withdrawn: bool = False
     """The journal had no room for it: its prompts are nobody's hits."""
     told: tuple[int | None, ...] = ()
@@ -75,7 +89,10 @@ class Page:
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
     """By sequence."""
-    num_ended: int = 0
+    num_ends: int = 0
+    """Entries that say that a sequence has ended, or may have."""
+    has_gap: bool = False
+    """A report that may have concerned it was lost."""
     completed: dict[int, Completed] = attrs.field(factory=dict)
     error: RequestError | None = None
     left: bool = False
@@ -92,8 +109,9 @@ class Page:
     def note(self, sequence_id: int, entry: Entry) -> None:
         """Write one entry down."""
         self.entries[sequence_id].append(entry)
-        if type(entry) is Ended:
-            self.num_ended += 1
+        if type(entry) in _ENDS:
+            self.num_ends += 1
+            self.has_gap |= type(entry) is Gap
 
     def span(self, sequence_id: int, start: int, end: int) -> None:
         """Write computed positions down; those that go on where the last ones ended make one entry with them."""
@@ -107,13 +125,16 @@ class Page:
 
     @property
     def may_close(self) -> bool:
-        """Every sequence that an engine was given has ended there, and its completion tokens are known."""
+        """Every sequence that an engine was given has ended there, and its completion tokens are known.
+
+        One whose Terminal may be lost is not waited for beyond its completion.
+        """
         if self.error is None and not self.left and self.prompted is None:
             return False
         awaited = self.entries.keys() if self.awaited is None else self.awaited & self.entries.keys()
-        if self.num_ended < len(awaited) or len(self.completed) < len(awaited):
+        if self.num_ends < len(awaited) or len(self.completed) < len(awaited):
             return False
-        return all(i in self.completed and any(type(entry) is Ended for entry in self.entries[i]) for i in awaited)
+        return all(i in self.completed and any(type(entry) in _ENDS for entry in self.entries[i]) for i in awaited)
 
     def account(self) -> Account:
         """The account that these entries make."""
@@ -140,23 +161,24 @@ class Page:
         return account
 
     def bare_record(self, now: float) -> UsageRecord:
-        """The record of a request whose entries cannot be booked: what its client was told, and that it is disputed."""
-        opened, told = self.opened, self.effects.told
+        """The record of a request whose entries cannot be booked: disputed, with what was counted and told."""
+        opened, effects = self.opened, self.effects
         account = Account(opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s)
         account.error = self.error
         record = account.record(now)
-        prompt, cached, written = (UNKNOWN if n is None else Known(n) for n in (*told, None, None, None)[:3])
-        created_5m, created_1h = (*(n or 0 for n in told[3:5]), 0, 0)[:2]
+        counted = effects.counted_prompts.values()
+        written = effects.told[2] if effects.told else None
+        created_5m, created_1h = (*(n or 0 for n in effects.told[3:5]), 0, 0)[:2]
         return attrs.evolve(
             record,
             outcome=Outcome.FAILED,
             created_5m_tokens=created_5m,
             created_1h_tokens=created_1h,
-            prompt=prompt,
-            cached=cached,
-            cache_write=written,
+            prompt=total(Known(prompt.num_prompt_tokens) for prompt in counted),
+            cached=total(prompt.cached for prompt in counted),
+            cache_write=UNKNOWN if written is None else Known(written),
             completion_tokens=sum(c.num_completion_tokens for c in self.completed.values()),
-            retry_of=self.effects.retry_of,
+            retry_of=effects.retry_of,
             disputed=True,
         )
 

@@ -18,8 +18,8 @@ import structlog
 
 from quipu.actors.core.account import Account
 from quipu.actors.core.prompt_book import PromptBook
-from quipu.actors.counts import Estimate, Known, billable, kind_of, shown
-from quipu.actors.daybook import MAX_DEATHS, Daybook, Page
+from quipu.actors.counts import Count, Estimate, Known, billable, kind_of, shown
+from quipu.actors.daybook import MAX_DEATHS, CountedPrompt, Daybook, Page
 from quipu.actors.journal import Journal
 from quipu.actors.messages import CacheTtl, Closed, ErrorKind, RequestError, Started, UsageRecord
 from quipu.actors.metrics import Metrics
@@ -40,18 +40,14 @@ class Reckoning:
         self._daybook.in_hand = page
         if page.num_deaths >= MAX_DEATHS:
             self._give_up(page, now)
-            return
-        account = page.account()
-        self._admit(page, account)
-        self._time_first_token(page, account)
-        self._tell_started(page, account)
-        if page.error is not None and not page.effects.stopped:
-            page.effects.stopped = True
-            if not page.left:
-                # one failed sequence fails its request and stops the others
-                page.awaited = frozenset(self._registry.stop(page.request_id))
-        if page.may_close:
-            self._close(page, account, now)
+        else:
+            account = page.account()
+            self._admit(page, account)
+            self._time_first_token(page, account)
+            self._tell_started(page, account)
+            self._stop_failed(page)
+            if page.may_close:
+                self._close(page, account, now)
         self._daybook.in_hand = None
 
     # ------------------------------------------------------------ admission
@@ -74,19 +70,19 @@ class Reckoning:
             )
             return
         for index, prompt in due:
-            before = [account.prompts[i] for i in effects.counted_prompts]
-            effects.counted_prompts.add(index)
+            before = list(effects.counted_prompts.values())
+            effects.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
             self._count_admission(account, prompt, before)
 
-    def _count_admission(self, account: Account, prompt: PromptBook, before: list[PromptBook]) -> None:
+    def _count_admission(self, account: Account, prompt: PromptBook, before: list[CountedPrompt]) -> None:
         """A prompt's numbers are frozen: one event raises every counter that they concern."""
         metrics, stats = self._metrics, self._daybook.stats
-        cached = _num_known(prompt)
+        cached = _num_known(prompt.cached)
         if not before:
             stats.total_requests += 1
             if account.admitted_at is not None:
                 metrics.request_queue.observe(account.admitted_at - account.received_at)
-        if cached and not any(_num_known(other) for other in before):
+        if cached and not any(_num_known(other.cached) for other in before):
             stats.hit_requests += 1
         stats.total_prompt_tokens += prompt.num_prompt_tokens
         stats.total_cached_tokens += cached
@@ -123,6 +119,13 @@ class Reckoning:
 
     # ------------------------------------------------------------ the end
 
+    def _stop_failed(self, page: Page) -> None:
+        """One failed sequence fails its request and stops the others."""
+        if page.error is not None and not page.effects.stopped:
+            page.effects.stopped = True
+            if not page.left:
+                page.awaited = frozenset(self._registry.stop(page.request_id))
+
     def _close(self, page: Page, account: Account, now: float) -> None:
         record = attrs.evolve(account.record(now), retry_of=page.effects.retry_of)
         if not page.effects.counted_end:
@@ -134,21 +137,26 @@ class Reckoning:
         if not page.effects.is_filed:
             self._journal.close(record, partial(page.opened.outlet.put, Closed(record, page.error)))
             page.effects.is_filed = True
+        if page.has_gap:
+            for sequence_id in page.entries:
+                self._registry.terminal(sequence_id)  # its own may be lost
         self._daybook.close(page)
         self._metrics.open_accounts.set(self._daybook.num_open_accounts)
 
     def _give_up(self, page: Page, now: float) -> None:
         """A request that kills its accountant: it fails, with the numbers that its client was told."""
         page.error = page.error or RequestError(ErrorKind.INTERNAL, "the request could not be accounted for")
-        self._registry.stop(page.request_id)
+        self._stop_failed(page)
+        if not page.may_close:
+            return
         record = page.bare_record(now)
-        log.error("account.given_up", **fields_of(record))
         if not page.effects.counted_end:
             page.effects.counted_end = True
+            log.error("account.given_up", **fields_of(record))
             self._metrics.usage_disputed.inc()
             self._metrics.count_request(record.outcome)
+            self._metrics.generation_tokens.inc(record.completion_tokens)
         self._file(page, record)
-        self._daybook.in_hand = None
 
     def _count_end(self, account: Account, record: UsageRecord, now: float) -> None:
         metrics = self._metrics
@@ -166,9 +174,9 @@ class Reckoning:
         log.debug("account.closed", **fields_of(record))
 
 
-def _num_known(prompt: PromptBook) -> int:
-    """Its cached tokens where they were counted; an estimate is nobody's hit."""
-    return billable(prompt.cached) or 0
+def _num_known(cached: Count) -> int:
+    """Cached tokens where they were counted; an estimate is nobody's hit."""
+    return billable(cached) or 0
 
 
 def fields_of(record: UsageRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ called in any state, any number of times.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import trio
@@ -261,6 +261,12 @@ class Registry:
             self.abort(sequence_id)
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
+
+    def give_up(self, sequence_ids: Sequence[int]) -> None:
+        """Nothing more is expected of these; their last tokens, where they had not come, are lost."""
+        for sequence_id in sequence_ids:
+            self.abort(sequence_id)
+        self._detokenizer.post(Forget(tuple(sequence_ids)))
 
     def incarnation_of(self, sequence_id: int) -> int | None:
         """The engine that holds a sequence; None: none does."""

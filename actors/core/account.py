@@ -64,7 +64,22 @@ class Ended:
     """The engine's last word on the sequence."""
 
 
-Entry = Admission | Span | Written | Revision | Estimation | FirstToken | Ended
+@attrs.frozen
+class Gap:
+    """Something that the engine said was lost, and may have concerned the sequence: its end, too."""
+
+
+Entry = Admission | Span | Written | Revision | Estimation | FirstToken | Ended | Gap
+
+
+@attrs.frozen
+class Grant:
+    """One admission's two entries."""
+
+    side: Side
+    number: int
+    reused: int
+    read: int
 
 
 @attrs.define(eq=False)
@@ -87,9 +102,9 @@ class SequenceBook:
     restored_first: int = 0
     recomputed: int = 0
     """Positions covered again, outputs included."""
-    granted: list[tuple[int, int, int]] = attrs.field(factory=list)
-    """Number, reused and read of each admission."""
+    granted: list[Grant] = attrs.field(factory=list)
     num_revised: int = 0
+    has_ended: bool = False
     mismatches: list[str] = attrs.field(factory=list)
     num_completion_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -111,7 +126,7 @@ class SequenceBook:
             self.restored_first += new
             self.recomputed += admission.read - new
         if admission.reused is not None:
-            self.granted.append((admission.number, admission.reused, admission.read))
+            self.granted.append(Grant(admission.side, admission.number, admission.reused, admission.read))
         return True
 
     def compute(self, start: int, end: int) -> None:
@@ -130,10 +145,11 @@ class SequenceBook:
     def dispute(self, *, finished: bool) -> list[str]:
         """Why the entries do not add up; empty where they do."""
         problems = list(self.mismatches)
-        for number, reused, read in self.granted:
-            usable = reused - self.num_revised if number == 1 else reused
-            if usable != read:
-                problems.append(f"admission {number}: reused {usable}, read {read}")
+        for grant in self.granted:
+            is_first = grant.number == 1 and grant.side is Side.PREFILL
+            usable = grant.reused - self.num_revised if is_first else grant.reused
+            if usable != grant.read:
+                problems.append(f"admission {grant.number}: reused {usable}, read {grant.read}")
         if not self.counts_reuse and not self.has_spans:
             return problems  # an engine that keeps no books
         covered = self.read + self.computed_first + self.restored_first
@@ -181,6 +197,8 @@ class Account:
     def apply(self, sequence_id: int, entry: Entry) -> None:
         """Book one entry of one sequence."""
         book = self.books[sequence_id]
+        if book.has_ended:
+            book.mismatches.append(f"{type(entry).__name__} after its end")
         match entry:
             case Span():
                 book.compute(entry.start, entry.end)
@@ -191,12 +209,16 @@ class Account:
             case FirstToken():
                 self._first_token(book, entry.at)
             case Ended():
+                book.has_ended = True
                 self._settle(book)
+            case Gap():
+                book.mismatches.append("a report was lost")
             case Revision():
                 self._revise(book, entry)
             case Estimation():
-                if book.choice_index == 0:
-                    self.prompts[book.prompt_index].estimated = entry.num_tokens
+                prompt = self.prompts[book.prompt_index]
+                if book.choice_index == 0 and not prompt.settled:
+                    prompt.estimated = entry.num_tokens
 
     def _admit(self, book: SequenceBook, admission: Admission) -> None:
         if not book.admit(admission) or admission.side is not Side.PREFILL:
@@ -210,7 +232,7 @@ class Account:
     def _first_token(self, book: SequenceBook, at: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = at
-        if not book.num_heard:
+        if Side.PREFILL not in book.num_heard:
             if book.has_spans:
                 book.mismatches.append("its first token came before any admission")
             self._admit(book, Admission(number=1, reused=None, read=0, miss=None, incarnation=None, at=at))
@@ -228,6 +250,9 @@ class Account:
         prompt = self.prompts[book.prompt_index]
         if book.choice_index == 0 and prompt.settled:
             book.mismatches.append(f"{revision.num_tokens} tokens of {revision.tier} revised after they were reported")
+            return
+        if book.choice_index == 0 and not 0 <= revision.num_tokens <= prompt.tiers.get(revision.tier, 0):
+            book.mismatches.append(f"{revision.num_tokens} tokens of {revision.tier} revised, which were not granted")
             return
         book.num_revised += revision.num_tokens
         if book.choice_index == 0:
