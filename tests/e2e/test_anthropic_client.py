@@ -1,0 +1,178 @@
+"""Anthropic's own client against a real server and a real model: every answer must be of the types that it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, Usage
+from tests.e2e.prompts import text_prompt
+from tests.e2e.servers import PATIENCE_S, Server, full_blocks
+
+USER = {"role": "user", "content": "What is tied into a quipu?"}
+
+
+@pytest.fixture
+def claude(demo: Server) -> Iterator[anthropic.Anthropic]:
+    """The official client, which must neither try again nor let a wrong type pass."""
+    with anthropic.Anthropic(
+        base_url=demo.url, api_key="none", max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    """Arguments of a greedy request that does not end by itself."""
+    extra = {"temperature": 0, "ignore_eos": True}
+    return {"model": "demo", "max_tokens": 8, "messages": [USER], "extra_body": extra, **fields}
+
+
+def total(usage: Usage) -> int:
+    assert usage.cache_read_input_tokens is not None and usage.cache_creation_input_tokens is not None
+    return usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+
+
+def text_of(message: Message) -> str:
+    (block,) = message.content
+    assert block.type == "text"
+    return block.text
+
+
+def test_a_message(claude: anthropic.Anthropic) -> None:
+    """A whole answer, typed through and through, with the id of the request in the header that the client reads."""
+    message = claude.messages.create(**ask(metadata={"user_id": "u1"}))
+    assert message.role == "assistant" and message.model == "demo" and text_of(message)
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    assert message.usage.output_tokens == 8 and message.usage.service_tier == "standard"
+    assert message._request_id is not None and message.id == f"msg_{message._request_id}"
+
+
+def test_the_streaming_helper(claude: anthropic.Anthropic) -> None:
+    """The text as it comes is the final message's, which is that of a whole answer, its usage included."""
+    asked = ask(system=text_prompt("helper", 60))
+    claude.messages.create(**asked)
+    whole = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(pieces) > 1 and "".join(pieces) == text_of(whole) == text_of(final)
+    assert final.usage == whole.usage and final.stop_reason == whole.stop_reason
+    assert whole.usage.cache_read_input_tokens == full_blocks(total(whole.usage) - 1) > 0
+
+
+def test_the_events(claude: anthropic.Anthropic) -> None:
+    """In their order; taken alone, the first and the last usage each say the whole prompt."""
+    asked = ask(system=[{"type": "text", "text": text_prompt("events", 60), "cache_control": {"type": "ephemeral"}}])
+    counted = claude.messages.count_tokens(model="demo", system=asked["system"], messages=[USER]).input_tokens
+    for warm in (False, True):
+        events = list(claude.messages.create(**asked, stream=True))
+        kinds = [event.type for event in events if event.type != "content_block_delta"]
+        assert kinds == [
+            "message_start",
+            "content_block_start",
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]
+        start, end = events[0], events[-2]
+        assert start.type == "message_start" and end.type == "message_delta"
+        assert total(start.message.usage) == counted
+        assert start.message.usage.output_tokens <= 1 and end.usage.output_tokens == 8
+        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
+            assert getattr(start.message.usage, name) == getattr(end.usage, name)
+        assert (end.usage.cache_read_input_tokens == 0) is not warm
+        assert (end.usage.cache_creation_input_tokens == 0) is warm
+
+
+def test_breakpoints_of_both_times(claude: anthropic.Anthropic) -> None:
+    """What is created is split by the ttl that was asked for, tools and system before the messages."""
+    hour, short = {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}
+    tool = {"name": "count", "description": text_prompt("tool", 30), "input_schema": {"type": "object"}}
+    asked = ask(
+        tools=[{**tool, "cache_control": hour}],
+        system=[{"type": "text", "text": text_prompt("both times", 40), "cache_control": hour}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": text_prompt("asked", 40)}]}],
+        cache_control=short,
+    )
+    cold = claude.messages.create(**asked).usage
+    assert cold.cache_creation is not None
+    assert cold.cache_creation.ephemeral_1h_input_tokens > 0 < cold.cache_creation.ephemeral_5m_input_tokens
+    parts = cold.cache_creation.ephemeral_1h_input_tokens + cold.cache_creation.ephemeral_5m_input_tokens
+    assert parts == cold.cache_creation_input_tokens
+    warm = claude.messages.create(**asked).usage
+    assert warm.cache_creation_input_tokens == 0 and warm.cache_read_input_tokens == full_blocks(total(warm) - 1)
+    assert total(cold) == total(warm)
+
+
+def test_stop_sequences_and_prefill(claude: anthropic.Anthropic) -> None:
+    """The stop string that was found is named; a begun answer is gone on with."""
+    said = text_of(claude.messages.create(**ask(max_tokens=12)))
+    stop = said[len(said) // 2 :][:3]
+    stopped = claude.messages.create(**ask(max_tokens=12, stop_sequences=[stop, "\x00"]))
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert text_of(stopped) == said[: said.index(stop)]
+    begun = claude.messages.create(**ask(messages=[USER, {"role": "assistant", "content": said[:6].strip()}]))
+    assert text_of(begun)
+
+
+def test_a_history_of_tools(claude: anthropic.Anthropic) -> None:
+    """What the client sends back of an earlier turn is rendered: more of it is more tokens."""
+    history: list[Any] = [
+        USER,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I need the count.", "signature": "s"},
+                {"type": "text", "text": "Let me count."},
+                {"type": "tool_use", "id": "toolu_1", "name": "count", "input": {"cords": 3}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Three."}]},
+        {"role": "system", "content": "Answer in one word."},
+    ]
+    answer = claude.messages.create(**ask(messages=history, tool_choice={"type": "auto"}))
+    counted = claude.messages.count_tokens(model="demo", messages=history)
+    assert total(answer.usage) == counted.input_tokens
+    shorter = claude.messages.count_tokens(model="demo", messages=history[:1])
+    assert counted.input_tokens > shorter.input_tokens + 20
+    back = claude.messages.create(**ask(messages=[USER, answer.to_param(), USER]))
+    assert text_of(back)
+
+
+def test_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
+    """Each is the exception that its users catch, and names the request."""
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        claude.messages.create(**ask(model="huge"))
+    assert unknown.value.type == "not_found_error" and unknown.value.request_id is not None
+    image: Any = {"type": "image", "source": {"type": "url", "url": "https://example.com"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0") as refused:
+        claude.messages.create(**ask(messages=[{"role": "user", "content": [image]}]))
+    assert refused.value.type == "invalid_request_error"
+    with pytest.raises(anthropic.BadRequestError, match="context length"):
+        claude.messages.create(**ask(max_tokens=10**6))
+
+
+def test_models(claude: anthropic.Anthropic) -> None:
+    """A page of them, and one by its name."""
+    (model,) = list(claude.models.list())
+    assert model.id == "demo" and claude.models.retrieve("demo") == model
+
+
+def test_a_stream_that_is_left(claude: anthropic.Anthropic, demo: Server) -> None:
+    """Closing it early is no error, and the server comes to rest (looked at by the fixture of this folder)."""
+    with claude.messages.stream(**ask(max_tokens=2000)) as stream:
+        assert next(iter(stream)).type == "message_start"
+
+
+def test_the_billing_header(demo: Server) -> None:
+    """Two sessions of Claude Code, whose first block differs, share the rest of their prompts."""
+    hits = []
+    for cch in ("00a", "00b"):
+        header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={cch};"}
+        rest = {"type": "text", "text": text_prompt("billing", 80), "cache_control": {"type": "ephemeral"}}
+        body = {"model": "demo", "max_tokens": 2, "system": [header, rest], "messages": [USER]}
+        usage = demo.post("/v1/messages?beta=true", body).json()["usage"]
+        hits.append(usage["cache_read_input_tokens"])
+    assert hits[0] == 0 < hits[1]

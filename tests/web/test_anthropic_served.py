@@ -1,0 +1,249 @@
+"""The Messages API over a whole house: every way a request can end, what breakpoints cost, and counting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.traps.wire import COMPLETIONS, over_http, samples, settle
+from tests.web.fakes import Client as HttpClient
+from tests.web.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
+
+from houses import BLOCK, Client, small_house
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.vocabulary import Vocabulary
+from quipu.kernels.fake import Dials
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+VOCABULARY = Vocabulary(DEMO)
+LONG = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. "
+MARK = {"cache_control": {"type": "ephemeral"}}
+LONG_MARK = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def request(content: Any = "what?", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"model": "demo", "max_tokens": 8, "temperature": 0, "messages": messages, **fields}
+
+
+async def both(client: Client, asked: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A whole answer and the events of a streamed one."""
+    http = over_http(client)
+    exchange, answer = await http.post(PATH, asked)
+    assert exchange.status == 200, answer
+    _, events = await stream(http, asked)
+    shown = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+    assert shown == answer["content"][0]["text"]
+    end = events[-2]
+    assert {name: answer[name] for name in ("stop_reason", "stop_sequence")} == {
+        name: end["delta"][name] for name in ("stop_reason", "stop_sequence")
+    }
+    assert answer["usage"]["output_tokens"] == end["usage"]["output_tokens"]
+    return answer, events
+
+
+# ---------------------------------------------------------------- how it ends
+
+
+async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None:
+    """The text ends where the stop string begins, and the answer says which of them it was."""
+    async with small_house() as client:
+        whole, _ = await both(client, request())
+        assert (whole["stop_reason"], whole["stop_sequence"], whole["usage"]["output_tokens"]) == (
+            "max_tokens",
+            None,
+            8,
+        )
+        said = whole["content"][0]["text"]
+        stop = said[len(said) // 2 :][:2]
+        stopped, _ = await both(client, request(stop_sequences=["never said", stop]))
+        assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+        assert stopped["content"][0]["text"] == said[: said.index(stop)]
+        assert stopped["usage"]["output_tokens"] <= 8
+        await settle(client)
+
+
+async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
+    """The model's own end is none of the client's stop strings; its token is counted and not shown."""
+    dials = Dials(step_seconds=0.01, eos_after=3, eos_token_id=0)
+    async with small_house(dials, eos_token_ids=(0,)) as client:
+        ended, _ = await both(client, request(stop_sequences=["never said"]))
+        assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+        assert ended["usage"]["output_tokens"] == 4
+        await settle(client)
+
+
+async def test_a_client_that_leaves(autojump_clock: trio.abc.Clock) -> None:
+    """Nothing stays, and the request counts as cancelled."""
+    async with small_house() as client:
+        async with over_http(client).open("POST", PATH, request(max_tokens=500, stream=True)) as exchange:
+            await exchange.wait_started()
+            assert b"message_start" in await exchange.read_some()
+            exchange.leave()
+        await settle(client)
+        assert samples(client)['requests_total{outcome="cancelled"}'] == 1
+
+
+async def test_a_step_that_fails(autojump_clock: trio.abc.Clock) -> None:
+    """Before the first token it is a 500, after it an `error` event and the end; both in this API's shape."""
+    dials = Dials(step_seconds=0.01)
+    async with small_house(dials) as client:
+        http = over_http(client)
+        for streamed in (False, True):
+            dials.fail_steps = 1
+            exchange, answer = await http.post(PATH, request(stream=streamed))
+            assert exchange.status == 500 and answer["error"]["type"] == "api_error"
+        async with http.open("POST", PATH, request(max_tokens=100, stream=True)) as exchange:
+            await exchange.wait_started()
+            data = await exchange.read_some()
+            dials.fail_steps = 1
+            events = parse_events(data + await exchange.read())
+        assert [event["type"] for event in (events[0], events[-1])] == ["message_start", "error"]
+        assert events[-1]["error"]["type"] == "api_error"
+        await settle(client)
+        assert samples(client)['requests_total{outcome="failed"}'] == 3
+
+
+# ---------------------------------------------------------------- the prompt
+
+
+async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
+    """The answer goes on where the last message ended, and has only what is new: the prompt is that of a completion."""
+    async with small_house() as client:
+        http = over_http(client)
+        turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "It is a"}]
+        answer, _ = await both(client, {**request(), "messages": turns})
+        prompt = "<|im_start|>user\nwhat?<|im_end|>\n<|im_start|>assistant\nIt is a"
+        completion = {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+        _, same = await http.post(COMPLETIONS, completion)
+        assert answer["content"][0]["text"] == same["choices"][0]["text"]
+        assert total(answer["usage"]) == same["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Clock) -> None:
+    """Their billing headers differ: two sessions share a prompt unless the header is kept."""
+    async with small_house() as client:
+        http = HttpClient(make_app(client.house.desk, AppOptions(domain="tenant", keep_billing_header=keep)))
+        hits = []
+        for cch in ("0a1b2", "9f8e7"):
+            header = text(f"x-anthropic-billing-header: cch={cch}; cc_version=2.1; cc_entrypoint=cli;")
+            asked = request(system=[header, text(LONG * 3, **MARK)])
+            usage = (await http.post(PATH, asked))[1]["usage"]
+            _, counted = await http.post(COUNT_PATH, asked)
+            assert counted["input_tokens"] == total(usage)
+            hits.append(usage["cache_read_input_tokens"])
+        full_blocks = (total(usage) - 1) // BLOCK * BLOCK
+        assert hits[0] == 0
+        assert hits[1] < 2 * BLOCK if keep else hits[1] == full_blocks
+
+
+# ---------------------------------------------------------------- counting
+
+
+async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
+    """A count opens no account, reaches no engine and writes nothing; its number is that of the same body's usage."""
+    tool = {"name": "weather", "description": "Of a town.", "input_schema": {"type": "object"}, **LONG_MARK}
+    bodies = [
+        request(),
+        request([text(LONG * 50, **MARK)], max_tokens=2),
+        request(tools=[tool], system=[text("Be brief.", **LONG_MARK)], **MARK),
+        {**request(), "messages": [{"role": "user", "content": "hm"}, {"role": "assistant", "content": "Well"}]},
+    ]
+    async with small_house(max_model_len=4000, num_blocks=300) as client:
+        http = over_http(client)
+        before = samples(client)
+        counts = [(await http.post(COUNT_PATH, asked))[1]["input_tokens"] for asked in bodies]
+        assert client.house.desk.num_open_requests == 0
+        assert samples(client) == before
+        usages = [(await http.post(PATH, asked))[1]["usage"] for asked in bodies]
+        assert [total(usage) for usage in usages] == counts and min(counts) > 0
+        await settle(client)
+
+
+async def test_a_prompt_without_end_can_be_counted(autojump_clock: trio.abc.Clock) -> None:
+    """Longer than the context: counted all the same, and refused when it is to be served, with the same number."""
+    async with small_house() as client:
+        http = over_http(client)
+        asked = request(LONG * 100)
+        _, counted = await http.post(COUNT_PATH, asked)
+        exchange, answer = await http.post(PATH, asked)
+        assert exchange.status == 400 and str(counted["input_tokens"]) in answer["error"]["message"]
+        await settle(client)
+
+
+# ---------------------------------------------------------------- breakpoints
+
+
+async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
+    """Created is what was written up to the last of them, by the ttl of the next one after each token; nothing that
+    was read is created, and without a breakpoint nothing is."""
+    system = [text(LONG * 2, **LONG_MARK), text(LONG * 2)]
+    asked = request([text(LONG, **MARK), text(LONG * 2)], system=system)
+    async with small_house() as client:
+        http = over_http(client)
+
+        async def usage_of(body: dict[str, Any]) -> dict[str, Any]:
+            usage: dict[str, Any] = (await http.post(PATH, body))[1]["usage"]
+            return usage
+
+        rendered = f"<|im_start|>system\n{LONG * 4}<|im_end|>\n<|im_start|>user\n{LONG * 3}<|im_end|>\n"
+        offsets = VOCABULARY.tokenizer.encode(rendered + "<|im_start|>assistant\n", add_special_tokens=False).offsets
+
+        def tokens_before(prefix: str) -> int:
+            return sum(end <= len(prefix) for _, end in offsets)
+
+        to_first = tokens_before(f"<|im_start|>system\n{LONG * 2}")
+        to_second = tokens_before(f"<|im_start|>system\n{LONG * 4}<|im_end|>\n<|im_start|>user\n{LONG}")
+        cold = await usage_of(asked)
+        assert total(cold) == len(offsets)
+        assert cold["cache_creation"] == {
+            "ephemeral_1h_input_tokens": to_first,
+            "ephemeral_5m_input_tokens": to_second - to_first,
+        }
+        warm = await usage_of(asked)
+        assert warm["cache_creation_input_tokens"] == 0 and warm["cache_read_input_tokens"] > to_second
+
+        # the system prompt is read up to its last full block; the rest of what is marked is created again
+        other = request([text("Another question. " + LONG, **MARK)], system=system)
+        partly = await usage_of(other)
+        read = partly["cache_read_input_tokens"]
+        assert to_first <= read < to_second and read % BLOCK == 0
+        assert partly["cache_creation"]["ephemeral_1h_input_tokens"] == 0
+        assert 0 < partly["cache_creation"]["ephemeral_5m_input_tokens"] <= total(partly) - read
+
+        plain = await usage_of(request("Something else. " + LONG * 3))
+        assert plain["cache_creation_input_tokens"] == 0 < plain["input_tokens"]
+        await settle(client)
+
+
+async def test_the_first_event_has_final_numbers_of_a_prompt_in_many_chunks(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt that takes several steps is written block by block: `message_start` has them all."""
+    async with small_house(max_num_batched_tokens=32) as client:
+        asked = request([text(LONG * 10, **MARK)])
+        async with over_http(client).open("POST", PATH, {**asked, "stream": True}) as exchange:
+            await exchange.wait_started()
+            events = parse_events(await exchange.read())
+        start, end = events[0]["message"]["usage"], events[-2]["usage"]
+        assert start["cache_creation_input_tokens"] == end["cache_creation_input_tokens"]
+        assert start["cache_creation_input_tokens"] >= total(start) // BLOCK * BLOCK - BLOCK > 10 * BLOCK
+        await settle(client)
+
+
+async def test_siblings_share_what_is_created(autojump_clock: trio.abc.Clock) -> None:
+    """Requests that begin alike at the same time: each token is created by one of them at most."""
+    async with small_house() as client:
+        http = over_http(client)
+        usages: list[dict[str, Any]] = []
+
+        async def one() -> None:
+            usages.append((await http.post(PATH, request([text(LONG * 3, **MARK)])))[1]["usage"])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(one)
+        assert len({total(usage) for usage in usages}) == 1
+        assert sum(usage["cache_creation_input_tokens"] for usage in usages) <= total(usages[0])
+        await settle(client)
