@@ -127,13 +127,13 @@ def single_loop(config: HouseConfig, info: ServingInfo, load_executor: Callable[
     return open_house(config, info, host)
 
 
-def split(config: HouseConfig, info: ServingInfo) -> Any:
+def split(config: HouseConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
     """The web side here, the engine in a process of its own, as an async context manager giving a `House`."""
     environment = dict(os.environ)
     # read by libgomp when torch loads: a spinning thread would starve a busy neighbour, and be starved by it
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     environment.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    return open_house(config, info, ProcessHost(config.engine, environment))
+    return open_house(config, info, ProcessHost(config.engine, environment), journal=journal)
 
 
 __all__ = ["AccountantMessage", "House", "open_house", "single_loop", "split"]

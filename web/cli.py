@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import attrs
 import structlog
 import trio
 
@@ -23,6 +24,10 @@ import quipu
 from quipu.actors.checkpoint import CheckpointError, CheckpointInfo, default_num_blocks, read_info, resolve
 from quipu.actors.config import EngineConfig, HouseConfig
 from quipu.actors.front import ServingInfo
+from quipu.actors.ledger.database import LedgerError
+from quipu.actors.ledger.gauges import install_gauges
+from quipu.actors.ledger.reconciling import parse_metrics
+from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.supervisor import EngineGivenUp
 from quipu.actors.wiring import House, split
 from quipu.web import logs
@@ -31,6 +36,7 @@ from quipu.web.key_command import add_key_actions, add_key_flags, key_store, rel
 from quipu.web.key_file import KeyFileError
 from quipu.web.keys import KeyStore
 from quipu.web.kv_events import parse_kv_events
+from quipu.web.ledger_command import add_ledger_actions, add_ledger_flags, ledger_config, ledger_settings, run_ledger
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
 
@@ -52,14 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     if arguments.command == "keys":
         return run_keys(arguments)
+    if arguments.command == "ledger":
+        return run_ledger(arguments, os.environ)
     logs.configure(arguments.log_level)
     if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
         print("quipu: --kv-events-config needs prefix caching: without it nothing can be found", file=sys.stderr)
         return EXIT_USAGE
     try:
         keys = key_store(arguments, os.environ)
+        ledger = ledger_config(arguments, os.environ)
         config, info = resolve_config(arguments)
-    except (CheckpointError, KeyFileError) as error:
+        info = attrs.evolve(info, settings=info.settings | ledger_settings(ledger))
+    except (CheckpointError, KeyFileError, LedgerError) as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
     options = AppOptions(
@@ -78,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options,
                 server,
                 keys,
+                ledger,
                 host=arguments.host,
                 port=arguments.port,
                 grace_s=arguments.shutdown_timeout,
@@ -85,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except* EngineGivenUp as group:
         failure = f"the engine is given up: {_leaf(group)}"
-    except* CheckpointError as group:  # files that are read when the house opens
+    except* (CheckpointError, LedgerError) as group:  # files that are read when the house opens
         failure = str(_leaf(group))
     except* OSError as group:
         failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
@@ -101,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("bench", help="measure a server: `quipu bench serve --help`")
+    add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
     command = commands.add_parser("serve", help="serve a model over the OpenAI API")
     command.add_argument(
         "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
@@ -159,6 +171,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
+    add_ledger_flags(add)
     add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")
     add("--executor", choices=["reference", "fake"], default="reference", help="`fake` computes nothing")
     add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
@@ -255,13 +268,21 @@ async def run_server(
     options: AppOptions,
     server: ServerConfig,
     keys: KeyStore,
+    ledger_config: LedgerConfig,
     *,
     host: str,
     port: int,
     grace_s: float,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`. Raises EngineGivenUp."""
-    async with reloading_on_hangup(keys), split(config, info) as house, trio.open_nursery() as watching:
+    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`. Raises EngineGivenUp and LedgerError."""
+    async with (
+        reloading_on_hangup(keys),
+        open_ledger(ledger_config) as ledger,
+        split(config, info, ledger.journal) as house,
+        trio.open_nursery() as watching,
+    ):
+        install_gauges(ledger, house.metrics.registry)
+        ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
         stopping = trio.Event()
         watching.start_soon(_wait_signal, stopping)
         async with trio.open_nursery() as serving:

@@ -85,7 +85,9 @@ class LedgerFolder:
     def locked(self) -> Iterator[None]:
         """Be the one that writes; makes the folder. Raises LedgerError where somebody else is, or it cannot be made."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # what tenants used is nobody else's business
+            self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.mkdir(exist_ok=True, mode=0o700)
             fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LedgerError(f"cannot write to the data directory {self.data_dir}: {error.strerror}") from None

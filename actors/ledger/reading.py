@@ -132,6 +132,15 @@ class LedgerReader:
                     builder.add_row(row._asdict())
         return builder.sums()
 
+    @contextmanager
+    def connection(self) -> Iterator[sa.Connection | None]:
+        """For checks beyond reports; None where there is no database yet."""
+        if self._engine is None:
+            yield None
+            return
+        with self._engine.connect() as connection:
+            yield connection
+
     # ------------------------------------------------------------ both places as one
 
     def _look(self) -> _View:

@@ -63,6 +63,7 @@ class Ledger:
     server: str
     """This life's incarnation."""
     num_recovered: int
+    segment_bytes: int
     counters: Callable[[], Mapping[str, float]] | None = None
     """Asked at the end: the counters' last values, for `quipu ledger reconcile`."""
 
@@ -106,7 +107,7 @@ async def open_ledger(
             retention_s=config.retention_days * DAY_S or None,
             unix_time=unix_time,
         )
-        ledger = Ledger(journal, loader, server, len(left.open_records))
+        ledger = Ledger(journal, loader, server, len(left.open_records), config.segment_bytes)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(journal.run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_segments_follow_one_another(tmp_path: Path) -> None:
     assert desk.written == names and len(DiskStorage(tmp_path).numbers()) > 3
     chained = [entry for entry in entries_in(tmp_path) if entry.number is not None]
     assert [entry.number for entry in chained] == list(range(600))
-    assert all(later.previous == entry.hash for entry, later in zip(chained, chained[1:], strict=False))
+    assert all(later.previous == entry.hash for entry, later in pairwise(chained))
 
 
 def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:

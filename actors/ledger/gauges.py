@@ -1,0 +1,43 @@
+"""What an operator watches of the ledger, beside the accountant's counters on the same registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quipu.actors.ledger.segments import BEGINNING, Position
+from quipu.actors.ledger.service import Ledger
+
+
+class LedgerGauges(Collector):
+    """Looked up when asked."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[Metric]:
+        journal, loader = self._ledger.journal, self._ledger.loader
+        info = GaugeMetricFamily("quipu:ledger_info", "This life in the ledger.", labels=["server"])
+        info.add_metric([self._ledger.server], 1.0)
+        yield info
+        yield _gauge("ledger_writable", "1: records can be written; 0: nobody is admitted.", journal.trouble is None)
+        yield _gauge("ledger_open_entries", "Requests admitted whose closing is not written.", journal.num_open)
+        yield _gauge("ledger_held_back", "Records of refused requests that wait for room.", journal.num_held_back)
+        behind = _bytes_between(loader.position or BEGINNING, journal.durable, self._ledger.segment_bytes)
+        yield _gauge("ledger_unloaded_bytes", "Written ahead and not in the database yet, about.", behind)
+        yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is away.", loader.trouble is None)
+
+
+def install_gauges(ledger: Ledger, registry: CollectorRegistry) -> None:
+    registry.register(LedgerGauges(ledger))
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"quipu:{name}", text, value=float(value))
+
+
+def _bytes_between(start: Position, end: Position, segment_bytes: int) -> int:
+    return (end.segment - start.segment) * segment_bytes + end.offset - start.offset

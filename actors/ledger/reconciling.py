@@ -1,0 +1,161 @@
+"""Do the ledger and the counters say the same? `quipu ledger reconcile`.
+
+The counters live as long as a server does, so each server's own records are summed up and compared with the counters
+that it wrote at its stop, or with those that it shows now. A server that was killed has left no counters; its records
+are summed up all the same. Disputed accounts are a line of their own.
+
+Records that recovery closed are left out: the counters of their server died with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+import sqlalchemy as sa
+
+from quipu.actors.ledger.entries import Entry, EntryKind, parse_text
+from quipu.actors.ledger.fields import TIERS
+from quipu.actors.ledger.folder import LedgerFolder
+from quipu.actors.ledger.queries import SumBuilder
+from quipu.actors.ledger.reading import LedgerReader, entries_behind, open_reader
+from quipu.actors.ledger.schema import marks
+from quipu.actors.ledger.segments import BEGINNING
+from quipu.actors.messages import Outcome
+
+DISPUTED: Final = "usage_disputed_total"
+OPEN: Final = "open_accounts"
+_LABEL: Final = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
+
+
+@attrs.frozen
+class Line:
+    """One number, by both."""
+
+    name: str
+    ledger: float
+    counter: float | None
+    """None: the counters say nothing of it."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.counter is None or self.counter == self.ledger
+
+
+@attrs.frozen
+class Account:
+    """One server's life."""
+
+    server: str
+    started_at: float
+    ended: str
+    """`stopped`, `running` or `killed`."""
+    num_recovered: int
+    """Records that it closed for servers that had died."""
+    num_disputed: int
+    num_open: int
+    """Accounts that were open when the counters were read: their prompts are counted already."""
+    lines: tuple[Line, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return all(line.agrees for line in self.lines)
+
+
+def reconcile(
+    *, data_dir: Path | None = None, url: str | None = None, live: Mapping[str, float] | None = None
+) -> list[Account]:
+    """Every server in the ledger, oldest first; `live` are the counters of the one that runs. Raises LedgerError."""
+    with open_reader(data_dir=data_dir, url=url) as reader:
+        starts, stops = _marks(reader, None if data_dir is None else LedgerFolder(data_dir))
+        sums = _sums(reader)
+        accounts = []
+        ordered = sorted(starts.values(), key=lambda start: start.at)
+        for start in ordered:
+            stop = stops.get(start.server)
+            counters = None if stop is None else stop.values.get("counters")
+            ended = "stopped" if stop is not None else "killed"
+            if stop is None and live is not None and _shows(live, start, is_last=start is ordered[-1]):
+                counters, ended = live, "running"
+            accounts.append(_account(start, ended, sums.get(start.server) or _Sums(), counters))
+        return accounts
+
+
+def _shows(live: Mapping[str, float], start: Entry, *, is_last: bool) -> bool:
+    """Whether these counters are that server's; of one that does not name itself, the last one's."""
+    names = [name for name in live if name.startswith("ledger_info{")]
+    return any(f'server="{start.server}"' in name for name in names) if names else is_last
+
+
+@attrs.define
+class _Sums:
+    """Of one server's own records."""
+
+    tokens: SumBuilder = attrs.field(factory=lambda: SumBuilder((), None))
+    by_outcome: dict[str, int] = attrs.field(factory=dict)
+    num_recovered: int = 0
+
+
+def _sums(reader: LedgerReader) -> dict[str, _Sums]:
+    by_server: dict[str, _Sums] = {}
+    for found in reader.records():
+        sums = by_server.setdefault(found.server, _Sums())
+        if found.recovered:
+            sums.num_recovered += 1
+            continue
+        sums.tokens.add_record(found.record)
+        outcome = found.record.outcome.value
+        sums.by_outcome[outcome] = sums.by_outcome.get(outcome, 0) + 1
+    return by_server
+
+
+def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float] | None) -> Account:
+    (total,) = sums.tokens.sums()
+    ledger: dict[str, float] = {
+        "prompt_tokens_total": total.prompt_tokens,
+        "prefix_cache_queries_total": total.prompt_tokens,
+        "prefix_cache_hits_total": total.cached_tokens,
+        **{f'cached_tokens_total{{tier="{tier}"}}': getattr(total, f"cached_{tier}_tokens") for tier in TIERS},
+        "generation_tokens_total": total.completion_tokens,
+        "recomputed_tokens_total": total.recomputed_tokens,
+        **{f'requests_total{{outcome="{outcome}"}}': sums.by_outcome.get(outcome, 0) for outcome in Outcome},
+        DISPUTED: total.num_disputed,
+    }
+    said = counters or {}
+    lines = tuple(
+        # a counter that has never been raised may be absent
+        Line(name, number, said.get(name, 0.0) if counters is not None else None)
+        for name, number in ledger.items()
+    )
+    return Account(start.server, start.at, ended, sums.num_recovered, total.num_disputed, int(said.get(OPEN, 0)), lines)
+
+
+def _marks(reader: LedgerReader, folder: LedgerFolder | None) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """Starts and stops, by server."""
+    found: list[Entry | None] = []
+    with reader.connection() as connection:
+        if connection is not None:
+            rows = connection.execute(sa.select(marks.c.entry, marks.c.hash)).all()
+            found += [parse_text(row.entry, row.hash) for row in rows]
+    if folder is not None:
+        found += entries_behind(folder, BEGINNING)
+    entries = [entry for entry in found if entry is not None]
+    starts = {entry.server: entry for entry in entries if entry.kind is EntryKind.START}
+    return starts, {entry.server: entry for entry in entries if entry.kind is EntryKind.STOP}
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Samples of the Prometheus text format by name and labels, `quipu:` and the model's name left out."""
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("quipu:"):
+            continue
+        name, _, value = line.removeprefix("quipu:").rpartition(" ")
+        bare, _, labels = name.partition("{")
+        kept = [found.group() for found in _LABEL.finditer(labels) if found[1] != "model_name"]
+        key = f"{bare}{{{','.join(kept)}}}" if kept else bare
+        samples[key] = samples.get(key, 0.0) + float(value)
+    return samples
