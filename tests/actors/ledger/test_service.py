@@ -1,0 +1,413 @@
+"""A ledger's lives: opened, killed at any byte, opened again, read at any time, checked."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import trio
+from tests.actors.ledger.ledgers import SEGMENT, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
+
+from quipu.actors.ledger.checking import verify
+from quipu.actors.ledger.database import LedgerError, make_engine, sqlite_url
+from quipu.actors.ledger.entries import EntryKind
+from quipu.actors.ledger.folder import FOLDER
+from quipu.actors.ledger.reading import Query, open_reader
+from quipu.actors.ledger.reconciling import reconcile
+from quipu.actors.ledger.schema import HEAD
+from quipu.actors.ledger.segments import DiskStorage
+from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
+from quipu.actors.messages import Outcome
+
+
+def config_of(folder: Path, **changes: object) -> LedgerConfig:
+    return LedgerConfig(**{"data_dir": folder, "segment_bytes": SEGMENT, "version": "test", **changes})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def opened(folder: Path, **changes: object) -> AsyncIterator[Ledger]:
+    with trio.fail_after(30):
+        async with open_ledger(config_of(folder, **changes)) as ledger:
+            yield ledger
+
+
+async def write(ledger: Ledger, *names: str, closes: bool = True, **fields: object) -> None:
+    for name in names:
+        assert ledger.journal.admit(so_far_of(name, **fields))
+    ledger.journal.flush()
+    if closes:
+        for name in names:
+            ledger.journal.close(record_of(name, **fields), partial(int))
+        ledger.journal.flush()
+
+
+async def loaded(ledger: Ledger) -> None:
+    with trio.fail_after(10):
+        while ledger.loader.position is None or ledger.loader.position < ledger.journal.durable:
+            await trio.sleep(0.005)
+
+
+def ids_in(folder: Path) -> list[str]:
+    with open_reader(data_dir=folder) as reader:
+        return [found.record.request_id for found in reader.records()]
+
+
+def rows_in(folder: Path, table: str = "usage_records") -> int:
+    engine = make_engine(sqlite_url(folder), reads_only=True)
+    with engine.connect() as connection:
+        number = connection.scalar(sa.text(f"select count(*) from {table}"))
+    engine.dispose()
+    return int(number or 0)
+
+
+# ---------------------------------------------------------------- lives
+
+
+async def test_closed_and_loaded(tmp_path: Path) -> None:
+    """After a clean end all records are in the database, the chain is whole, and nothing is open."""
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "a", "b", "c")
+    assert rows_in(tmp_path) == 3 and sorted(ids_in(tmp_path)) == ["a", "b", "c"]
+    verdict = verify(data_dir=tmp_path)
+    assert not verdict.bad and not verdict.torn and not verdict.num_open and verdict.num_records == 3
+    only_database = verify(url=sqlite_url(tmp_path))
+    assert not only_database.bad and only_database.num_records == 3
+
+
+async def test_second_server_is_refused(tmp_path: Path) -> None:
+    """Two servers cannot keep one ledger; the second one says what to do. Afterwards the folder is free again."""
+    async with opened(tmp_path):
+        with pytest.raises(LedgerError, match=r"another server keeps its ledger in .*--data-dir"):
+            async with open_ledger(config_of(tmp_path)):
+                pass
+        assert verify(data_dir=tmp_path).is_in_use
+    async with opened(tmp_path):
+        pass
+    assert not verify(data_dir=tmp_path).is_in_use
+
+
+async def test_recovery_closes_what_was_open(tmp_path: Path) -> None:
+    """A request that was admitted and never closed gets one record: failed, with what was known at its admission."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    async with opened(first) as ledger:
+        await write(ledger, "done")
+        await write(ledger, "open-1", "open-2", closes=False)
+        shutil.copytree(first, second)
+    assert verify(data_dir=second).num_open == 2
+    async with opened(second) as ledger:
+        assert ledger.num_recovered == 2
+        await write(ledger, "later")
+    verdict = verify(data_dir=second)
+    assert not verdict.bad and not verdict.num_open and verdict.num_records == 4 and verdict.num_servers == 2
+    with open_reader(data_dir=second) as reader:
+        found = reader.get("open-1")
+        assert found is not None and found.recovered and found.record.outcome is Outcome.FAILED
+        assert found.record.prompt_tokens == 100 and found.record.cached_tokens == 48
+        assert not (done := reader.get("done")) or not done.recovered
+    async with opened(second) as ledger:
+        assert ledger.num_recovered == 0
+    assert sorted(ids_in(second)) == ["done", "later", "open-1", "open-2"]
+
+
+async def test_torn_at_every_byte(tmp_path: Path) -> None:
+    """However far the last write got: it is torn and not bad, recovery cuts it, and every earlier record is there."""
+    whole = tmp_path / "whole"
+    async with opened(whole) as ledger:
+        await write(ledger, "a", "b")
+        before = ledger.journal.durable.offset
+        await write(ledger, "last")
+        end = ledger.journal.durable.offset
+        shutil.copytree(whole, tmp_path / "copy")
+    (segment,) = (tmp_path / "copy" / FOLDER).glob("*.wal")
+    data = segment.read_bytes()
+    for cut in [before + 1, *range(before + 64, end, 211), end - 1]:
+        folder = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "copy", folder)
+        (folder / FOLDER / segment.name).write_bytes(data[:cut] + bytes(len(data) - cut))
+        verdict = verify(data_dir=folder)
+        whole_lines = data[:cut].count(b"\n") == data[: cut + 1].count(b"\n") and data[cut - 1 : cut] == b"\n"
+        assert not verdict.bad and bool(verdict.torn) != whole_lines, cut
+        async with opened(folder) as ledger:
+            pass
+        assert not verify(data_dir=folder).torn and not verify(data_dir=folder).bad
+        assert set(ids_in(folder)) - {"last"} == {"a", "b"}
+
+
+async def test_crash_during_recovery(tmp_path: Path) -> None:
+    """A recovery that dies half-way leaves less of the same work: in the end each request is closed once."""
+    dead = tmp_path / "dead"
+    async with opened(dead / "0") as ledger:
+        await write(ledger, *(f"open-{i}" for i in range(6)), closes=False)
+        shutil.copytree(dead / "0", dead / "1")
+    async with opened(dead / "1"):
+        shutil.copytree(dead / "1", dead / "2")
+    newest = max((dead / "2" / FOLDER).glob("*.wal"))
+    lines = newest.read_bytes().rstrip(b"\0").splitlines(keepends=True)
+    newest.write_bytes(b"".join(lines[:4])[:-7] + bytes(100))  # its start, two closings, and a torn one
+    (dead / "2" / "ledger.sqlite3").unlink()
+    for leftover in (dead / "2").glob("ledger.sqlite3-*"):
+        leftover.unlink()
+    async with opened(dead / "2") as ledger:
+        assert ledger.num_recovered == 4
+    assert sorted(ids_in(dead / "2")) == [f"open-{i}" for i in range(6)]
+    verdict = verify(data_dir=dead / "2")
+    assert not verdict.bad and verdict.num_records == 6 and verdict.num_servers == 3
+
+
+async def test_replay_never_doubles(tmp_path: Path) -> None:
+    """A database restored from before a load, or from after it, ends with each record once."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    async with opened(first) as ledger:
+        await write(ledger, "a", "b")
+        shutil.copytree(first, copy)
+        await loaded(ledger)
+        with sa_engine(first) as engine, engine.begin() as connection:
+            connection.execute(sa.text("update ledger_sources set position = 0"))
+        await write(ledger, "c")
+    async with opened(first):
+        pass
+    assert rows_in(first) == 3 and verify(data_dir=first).num_records == 3 and not verify(data_dir=first).bad
+    async with opened(copy):
+        pass
+    assert sorted(ids_in(copy)) == ["a", "b"]
+
+
+async def test_same_request_closed_twice_is_one_record(tmp_path: Path) -> None:
+    """Power was lost: the database has a record whose closing the file lost. Recovery closes it again; one remains."""
+    folder = tmp_path / "lost"
+    async with opened(tmp_path / "first") as ledger:
+        await write(ledger, "r", closes=False)
+        shutil.copytree(tmp_path / "first" / FOLDER, folder / FOLDER)
+        ledger.journal.close(record_of("r"), partial(int))
+        ledger.journal.flush()
+    shutil.copy(tmp_path / "first" / "ledger.sqlite3", folder)
+    async with opened(folder) as ledger:
+        assert ledger.num_recovered == 1
+        await loaded(ledger)
+    with open_reader(data_dir=folder) as reader:
+        (found,) = reader.records()
+        assert found.record.outcome is Outcome.FINISHED
+        assert reader.sums()[0].num_requests == 1
+    assert not verify(data_dir=folder).bad
+
+
+async def test_segments_go_when_loaded(tmp_path: Path) -> None:
+    """Loaded segments are deleted, in order, but none that is behind one with an open entry."""
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "long", closes=False)
+        await write(ledger, *(f"r{i}" for i in range(120)))
+        await write(ledger, *(f"s{i}" for i in range(120)))
+        await loaded(ledger)
+        storage = DiskStorage(tmp_path / FOLDER)
+        assert storage.numbers()[0] == 1 and ledger.journal.durable.segment > 1
+        ledger.journal.close(record_of("long"), partial(int))
+        ledger.journal.flush()
+        await loaded(ledger)
+        with trio.fail_after(10):
+            while storage.numbers()[0] != ledger.journal.durable.segment:
+                await trio.sleep(0.005)
+        assert len(ids_in(tmp_path)) == 241
+    assert not verify(data_dir=tmp_path).bad and verify(data_dir=tmp_path).num_records == 241
+
+
+async def test_full_disk_at_the_start(tmp_path: Path) -> None:
+    """A server that cannot have its first segment says so, and does not start."""
+    storage = FaultyStorage(tmp_path / FOLDER, DiskDials(max_segments=0))
+    with pytest.raises(LedgerError, match=r"cannot keep a ledger in .*No space left"):
+        async with open_ledger(config_of(tmp_path), storage=storage):
+            pass
+
+
+# ---------------------------------------------------------------- the database
+
+
+class sa_engine:
+    """An engine of a data directory's database, closed afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = make_engine(sqlite_url(folder))
+
+    def __enter__(self) -> sa.Engine:
+        return self._engine
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.dispose()
+
+
+async def test_newer_schema_is_refused(tmp_path: Path) -> None:
+    """A database that a later quipu has changed is not written to by this one, and not read."""
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "a")
+    with sa_engine(tmp_path) as engine, engine.begin() as connection:
+        connection.execute(sa.text("update alembic_version set version_num = '9999'"))
+    with pytest.raises(LedgerError, match=f"schema 9999, newer than this quipu's {HEAD}"):
+        async with open_ledger(config_of(tmp_path)):
+            pass
+    with pytest.raises(LedgerError, match="schema 9999"), open_reader(url=sqlite_url(tmp_path)):
+        pass
+
+
+async def test_retention(tmp_path: Path) -> None:
+    """Records older than the retention go; what stays is a whole suffix of the chain, and verifies."""
+    now = record_of("x").closed_at + 10 * 86_400.0
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "old-1", "old-2", closed_at=now - 5 * 86_400.0)
+        await write(ledger, "new", closed_at=now - 86_400.0)
+        await write(ledger, "old-3", closed_at=now - 4 * 86_400.0)
+    async with open_ledger(config_of(tmp_path, retention_days=3.0), unix_time=lambda: now) as ledger:
+        await loaded(ledger)
+        with trio.fail_after(10):
+            while rows_in(tmp_path) != 2:
+                await trio.sleep(0.005)
+    assert sorted(ids_in(tmp_path)) == ["new", "old-3"], "the chain has no gap"
+    for number in DiskStorage(tmp_path / FOLDER).numbers()[:-1]:
+        DiskStorage(tmp_path / FOLDER).delete(number)
+    verdict = verify(data_dir=tmp_path)
+    assert not verdict.bad, verdict.bad
+
+
+# ---------------------------------------------------------------- verify names what is bad
+
+
+async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:
+    """In the database alone."""
+    async with opened(folder) as ledger:
+        for i in range(10):
+            await write(ledger, f"request-{i}")
+    for _ in range(num_restarts):
+        async with opened(folder):
+            pass
+    for path in (folder / FOLDER).glob("*.wal"):
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("update usage_records set completion_tokens = 11 where request_id = 'request-4'", "completion_tokens is 11"),
+        ("update usage_records set tenant = 'other' where request_id = 'request-4'", "tenant is 'other'"),
+        ("update usage_records set entry = replace(entry, '100', '101') where request_id = 'request-4'", "its hash"),
+        ("delete from usage_records where request_id = 'request-3'", "1 entries before it are missing"),
+        ("update usage_records set hash = '0' where request_id = 'request-4'", "does not match its hash"),
+    ],
+)
+async def test_first_bad_record_is_named(tmp_path: Path, change: str, complaint: str) -> None:
+    """Whatever was changed in the database, verify names the first record that is not as it was written."""
+    await ledger_of_ten(tmp_path)
+    assert not verify(data_dir=tmp_path).bad
+    with sa_engine(tmp_path) as engine, engine.begin() as connection:
+        connection.execute(sa.text(change))
+    (bad,) = verify(data_dir=tmp_path).bad
+    assert "entry 5, request request-4" in bad and complaint in bad
+
+
+async def test_cut_end_is_seen(tmp_path: Path) -> None:
+    """A server's last records cannot vanish unseen once another server has started after it."""
+    await ledger_of_ten(tmp_path, num_restarts=1)
+    with sa_engine(tmp_path) as engine, engine.begin() as connection:
+        connection.execute(sa.text("delete from usage_records where request_id = 'request-9'"))
+        connection.execute(sa.text("delete from ledger_marks where kind = 'stop' and number = 11"))
+    (bad,) = verify(data_dir=tmp_path).bad
+    assert "entry 9, request request-8: 2 entries behind it are missing" in bad
+
+
+async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
+    """A spoilt byte that readable entries follow is damage, not a torn end; recovery cuts nothing away behind it."""
+    async with opened(tmp_path / "a") as ledger:
+        await write(ledger, "a", "b", "c")
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (segment,) = (tmp_path / "b" / FOLDER).glob("*.wal")
+    data = segment.read_bytes()
+    at = data.index(b'"closed"')
+    segment.write_bytes(data[:at] + b"X" + data[at + 1 :])
+    for leftover in (tmp_path / "b").glob("ledger.sqlite3*"):
+        leftover.unlink()
+    verdict = verify(data_dir=tmp_path / "b")
+    assert verdict.bad and not verdict.torn and "are no entry" in verdict.bad[0]
+    async with opened(tmp_path / "b"):
+        pass
+    assert sorted(ids_in(tmp_path / "b")) == ["a", "b", "c"]
+    assert verify(data_dir=tmp_path / "b").bad
+
+
+# ---------------------------------------------------------------- reconcile, idempotency
+
+
+async def test_reconcile(tmp_path: Path) -> None:
+    """Each server's records against the counters that it left; a difference is named, a kill is said."""
+    counters = {"prompt_tokens_total": 200.0, "prefix_cache_hits_total": 96.0, "generation_tokens_total": 20.0}
+    counters |= {"prefix_cache_queries_total": 200.0, 'cached_tokens_total{tier="device"}': 96.0}
+    counters |= {'requests_total{outcome="finished"}': 2.0, "usage_disputed_total": 1.0}
+    async with opened(tmp_path / "a") as ledger:
+        ledger.counters = lambda: counters
+        await write(ledger, "a")
+        await write(ledger, "b", disputed=True)
+        await write(ledger, "open", closes=False)
+        shutil.copytree(tmp_path / "a", tmp_path / "killed")
+        ledger.journal.close(record_of("open", completion_tokens=1), partial(int))
+    (account,) = reconcile(data_dir=tmp_path / "a")
+    wrong = {line.name: (line.ledger, line.counter) for line in account.lines if not line.agrees}
+    assert account.ended == "stopped" and account.num_disputed == 1
+    assert wrong["generation_tokens_total"] == (21, 20.0) and wrong["prompt_tokens_total"] == (300, 200.0)
+    async with opened(tmp_path / "killed"):
+        pass
+    killed, after = reconcile(data_dir=tmp_path / "killed")
+    assert killed.ended == "killed" and killed.agrees and after.ended == "stopped" and after.num_recovered == 1
+    by_name = {line.name: line for line in killed.lines}
+    assert by_name["prompt_tokens_total"].ledger == 200 and by_name["prompt_tokens_total"].counter is None
+
+
+async def test_retries_survive_a_restart(tmp_path: Path) -> None:
+    """The first request of a digest is known to the next server, from the file and from the database alone."""
+    same = {"idempotency_digest": "d" * 64}
+    clock = record_of("x").closed_at + 60.0
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "first", **same)
+    async with open_ledger(config_of(tmp_path), unix_time=lambda: clock) as ledger:
+        again = so_far_of("again", received_at=clock, **same)
+        assert ledger.journal.retry_of(again) == "first"
+        await loaded(ledger)
+    for path in (tmp_path / FOLDER).glob("*.wal"):
+        path.write_bytes(b"")
+    async with open_ledger(config_of(tmp_path), unix_time=lambda: clock) as ledger:
+        await loaded(ledger)
+        assert ledger.journal.retry_of(again) == "first"
+
+
+async def test_reader_counts_retries_once(tmp_path: Path) -> None:
+    """Sums leave retries out unless asked; groups and buckets are the same from the file and from the database."""
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "first", tenant="acme")
+        await write(ledger, "again", tenant="acme", retry_of="first")
+        await write(ledger, "other", tenant="bolt", closed_at=record_of("x").closed_at + 3600)
+        with open_reader(data_dir=tmp_path) as reader:
+            early = reader.sums(Query(), group_by=("tenant",), bucket_s=3600)
+        await loaded(ledger)
+    with open_reader(url=sqlite_url(tmp_path)) as reader:
+        late = reader.sums(Query(), group_by=("tenant",), bucket_s=3600)
+        assert early == late
+        assert [(s.group["tenant"], s.num_requests, s.prompt_tokens) for s in late] == [
+            ("acme", 1, 100),
+            ("bolt", 1, 100),
+        ]
+        assert late[1].bucket is not None and late[0].bucket is not None and late[1].bucket - late[0].bucket == 3600
+        assert reader.sums(with_retries=True)[0].num_requests == 3
+        assert reader.sums(Query(tenants=("nobody",)))[0].num_requests == 0
+
+
+async def test_entries_of_a_life(tmp_path: Path) -> None:
+    """A life begins with `start` and ends with `stop`; the next start names its last entry."""
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "a")
+    first = entries_in(tmp_path / FOLDER)
+    async with opened(tmp_path):
+        pass
+    entries = entries_in(tmp_path / FOLDER)
+    assert [entry.kind for entry in first] == [EntryKind.START, EntryKind.ADMITTED, EntryKind.CLOSED, EntryKind.STOP]
+    second = next(entry for entry in entries if entry.kind is EntryKind.START and entry.server != first[0].server)
+    assert second.values["after"] == {"server": first[0].server, "number": 2, "hash": first[-1].hash}
