@@ -165,6 +165,14 @@ def test_a_system_prompt_has_the_tools_before_it() -> None:
     assert alone == of_system
 
 
+def test_marks_never_go_back() -> None:
+    """Also where a template prints the tools last: whoever keeps a message keeps the tools before it."""
+    source = "{{ messages[0].content }};{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    marks = (ToolMark(SHORT, 0), ContentMark(SHORT, 0, 8))
+    of_tool, of_user = before(source, ChatPrompt(HISTORY[1:2], tools=(tool("time"),), marks=marks))
+    assert of_user == of_tool and of_tool.startswith("Weather?;")
+
+
 def test_marks_on_calls_and_results() -> None:
     """In both kinds of template."""
     marks = (CallMark(SHORT, 2, 0), ContentMark(SHORT, 3, 5))
