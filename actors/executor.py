@@ -24,9 +24,19 @@ import trio
 from quipu.actors.channel import Poster, Receiver
 from quipu.actors.config import EngineConfig
 from quipu.actors.core.prefix import chain_keys
-from quipu.actors.messages import SamplingParams, StepDone, StepDropped, StepFailed, StepPlan, StepResult
+from quipu.actors.messages import (
+    SamplingParams,
+    Scores,
+    StepDone,
+    StepDropped,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    StepScores,
+)
+from quipu.kernels import batch as kernel_batch
 from quipu.kernels.backend import Backend, BackendConfig, load_backend
-from quipu.kernels.batch import StepBatch
+from quipu.kernels.batch import Drawn, Scoring, StepBatch
 from quipu.kernels.fake import FakeBackend
 
 THREAD_GRACE_S = 1.0
@@ -66,6 +76,7 @@ class Executor:
         self._tags: list[Tag | None] = [None] * num_blocks
         self._sequences: dict[int, SequenceState] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._num_scoring = 0  # sequences whose drawn tokens are scored
         self._failed_generation = -1
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -84,9 +95,11 @@ class Executor:
     def _run_pass(self, plan: StepPlan, started: float) -> StepDone:
         for index, sequence_id in enumerate(plan.admitted_ids):
             self._release(sequence_id)
+            sampling = plan.admitted_sampling[index]
+            self._num_scoring += sampling.logprobs is not None
             self._sequences[sequence_id] = SequenceState(
                 slot=self._free_slots.pop(),
-                sampling=plan.admitted_sampling[index],
+                sampling=sampling,
                 num_outputs=plan.admitted_num_outputs[index],
                 keys=[plan.admitted_root_keys[index], *plan.admitted_keys[index]],
                 tokens=list(plan.admitted_tokens[index]),
@@ -109,7 +122,8 @@ class Executor:
         for state, block in written:
             self._tags[state.table[block]] = None
 
-        drawn = self.backend.step(self._make_batch(plan, states))
+        batch = self._make_batch(plan, states)
+        drawn = self.backend.step(batch)
 
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
             states[row].tokens.append(token_id)
@@ -128,6 +142,7 @@ class Executor:
             read_ids=plan.admitted_ids,
             read_tokens=read,
             seconds=time.perf_counter() - started,
+            scores=None if batch.scoring is None else _scores(plan, batch.scoring, drawn),
         )
 
     def _first_steps(self, plan: StepPlan) -> zip[tuple[int, list[bytes]]]:
@@ -173,12 +188,56 @@ class Executor:
             min_p=[s.min_p for s in sampling],
             seed=[s.seed for s in sampling],
             output_position=[state.num_outputs for state in states],
+            scoring=self._make_scoring(plan, states, query_start) if self._num_scoring or plan.to_score else None,
         )
+
+    def _make_scoring(self, plan: StepPlan, states: list[SequenceState], query_start: list[int]) -> Scoring | None:
+        """What the backend is asked to score, or None."""
+        drawn = [
+            (row, state.sampling.logprobs)
+            for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
+            if samples and state.sampling.logprobs is not None
+        ]
+        asked = plan.to_score
+        if not drawn and asked is None:
+            return None
+        scoring = Scoring([row for row, _ in drawn], [count for _, count in drawn], [], [], [])
+        if asked is not None:
+            for row, position, token_ids in zip(asked.rows, asked.positions, asked.token_ids, strict=True):
+                first = query_start[row] + position - 1 - plan.row_starts[row]
+                scoring.prompt_tokens.extend(range(first, first + len(token_ids)))
+                scoring.prompt_target_ids.extend(token_ids)
+                scoring.prompt_num_top.extend([states[row].sampling.prompt_logprobs or 0] * len(token_ids))
+        return scoring
 
     def _release(self, sequence_id: int) -> None:
         state = self._sequences.pop(sequence_id, None)
         if state is not None:
             self._free_slots.append(state.slot)
+            self._num_scoring -= state.sampling.logprobs is not None
+
+
+def _scores(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
+    """What the backend found out, by sequence. Raises ValueError for a backend that leaves the question unanswered."""
+    if drawn.scores is None or drawn.prompt_scores is None:
+        raise ValueError("the backend gives no logprobs")
+    prompts = []
+    start = 0
+    asked = plan.to_score
+    for token_ids in asked.token_ids if asked is not None else ():
+        prompts.append(_columns(drawn.prompt_scores.cut(start, start + len(token_ids))))
+        start += len(token_ids)
+    return StepScores(
+        drawn_ids=[plan.row_ids[row] for row in scoring.drawn_rows],
+        drawn=_columns(drawn.scores),
+        prompt_ids=[plan.row_ids[row] for row in asked.rows] if asked is not None else [],
+        prompt_positions=asked.positions if asked is not None else [],
+        prompts=prompts,
+    )
+
+
+def _columns(scores: kernel_batch.Scores) -> Scores:
+    return Scores(scores.token_ids, scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
 
 
 def load_executor(config: EngineConfig) -> Executor:

@@ -78,6 +78,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """End the sequence when drawn; counted in the completion, not shown."""
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told beside each drawn one and its logprob. None: nothing is told."""
+    prompt_logprobs: int | None = None
+    """The same of every prompt token but the first."""
 
 
 # ---------------------------------------------------------------- to the tokenizer
@@ -174,6 +178,8 @@ class Encode:
     """Lower is served first under `--scheduling-policy priority`."""
     cache_salt: str = ""
     """Subdivides the domain: prompts share only with those of the same salt."""
+    echo: bool = False
+    """Each choice's text begins with its prompt's. Then `max_tokens` may be 0."""
 
 
 @attrs.frozen
@@ -214,6 +220,8 @@ class Submit:
     """Who is served, for policies that are fair among them."""
     priority: int = 0
     """Lower is served first, where the policy looks at it."""
+    reads_cache: bool = True
+    """Whether cached blocks may serve it. False: every position is computed, and published as ever."""
 
 
 @attrs.frozen
@@ -257,6 +265,8 @@ class MissReason(StrEnum):
     """The same tokens are there, under another tenant or salt. For operators only: a client must not learn it."""
     DIVERGED = "diverged"
     """The longest chain that is there goes on differently, or not at all."""
+    NEEDS_PROMPT_LOGPROBS = "needs_prompt_logprobs"
+    """The request reads nothing: it wants to know of every prompt position (`echo`, `prompt_logprobs`)."""
 
 
 @attrs.frozen
@@ -314,6 +324,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Most positions that one candidate computes in this step."""
     reset_prefix_cache: bool = False
     """Before anything else: from here on nothing that was published can be found."""
+    unread_ids: list[int] = []
+    """Candidates that no cached block may serve."""
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
@@ -369,6 +381,43 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """Ids to feed; empty where the row feeds the token that the step before it draws (still on the device)."""
     row_samples: list[bool]
     """Whether the row's last position draws a token."""
+    to_score: ToScore | None = None
+
+
+class ToScore(msgspec.Struct, frozen=True, gc=False):
+    """Prompt tokens that a pass has to score, by row."""
+
+    rows: list[int]
+    positions: list[int]
+    """Of the first token that each row scores: the position before it is among those the row computes."""
+    token_ids: list[list[int]]
+    """The prompt's tokens from there on, as far as this row scores them."""
+
+
+class Scores(msgspec.Struct, array_like=True, frozen=True):
+    """What the model gave some tokens, as parallel columns."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Log-softmax of the raw logits, before temperature and filters."""
+    ranks: list[int]
+    """1 is the likeliest."""
+    top_ids: list[list[int]]
+    """The likeliest tokens, best first, as many as were asked for."""
+    top_logprobs: list[list[float]]
+
+
+class StepScores(msgspec.Struct, array_like=True, frozen=True):
+    """What one step found out for those who ask."""
+
+    drawn_ids: list[int]
+    """Sequences whose drawn tokens are scored, in the order of the tokens."""
+    drawn: Scores
+    prompt_ids: list[int]
+    """Sequences whose prompt tokens are scored..."""
+    prompt_positions: list[int]
+    """...from this position on."""
+    prompts: list[Scores]
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
@@ -389,6 +438,8 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     read_tokens: list[int]
     """Tokens in granted blocks that the executor's own tags confirm: the *read* entry of the books."""
     seconds: float
+    scores: StepScores | None = None
+    """None, as nearly always: nobody asks."""
 
 
 @attrs.frozen
@@ -463,6 +514,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     estimated_ids: list[int] = []
     estimated_tokens: list[int] = []
     """A router's guess at what a sequence's engine reuses, for an engine that says nothing."""
+    scores: list[StepScores] = []
+    """Of each step reported here that has any, in order: every token above of a sequence that asks, and prompts."""
 
 
 class Side(StrEnum):
@@ -576,6 +629,20 @@ class Track:
     include_stop: bool
     skip_special_tokens: bool
     outlet: Outlet
+    echo: PromptText | None = None
+    """The prompt, where the choice's text begins with it."""
+    prompt_only: bool = False
+    """The engine's output is nobody's: it computed one only to have computed the prompt."""
+
+
+@attrs.frozen
+class PromptText:
+    """A prompt as its client reads it back."""
+
+    text: str
+    first_token_id: int
+    offsets: tuple[int, ...]
+    """Characters before each token."""
 
 
 @attrs.frozen
@@ -586,6 +653,7 @@ class Tokens:
     token_ids: list[int]
     ended_ids: list[int]
     ended_reasons: list[str]
+    scores: list[StepScores] = attrs.field(factory=list)
 
 
 @attrs.frozen
@@ -622,6 +690,45 @@ class Delta:
     finish_reason: FinishReason | None
     stop_match: str | None = None
     """The stop string that ended it."""
+
+
+@attrs.frozen
+class LikelyToken:
+    """A token that might have stood somewhere, and what the model gave it."""
+
+    token_id: int
+    text: str
+    """Of this token alone: U+FFFD stands for bytes that make no character without others."""
+    utf8: bytes
+    """Its own bytes."""
+    logprob: float
+    rank: int
+
+
+@attrs.frozen
+class ScoredToken:
+    """A token of a prompt or an output, and what the model gave it."""
+
+    token_id: int
+    text: str
+    utf8: bytes
+    offset: int
+    """Characters of its choice's text before it."""
+    logprob: float | None
+    """None for a prompt's first token, which follows nothing; `rank` likewise."""
+    rank: int | None
+    top: tuple[LikelyToken, ...]
+    """The likeliest in its place, best first; it is among them or not."""
+
+
+@attrs.frozen
+class ScoredDelta(Delta):
+    """A delta of a choice whose client asked for logprobs."""
+
+    scores: tuple[ScoredToken, ...] = ()
+    """Of the tokens that `num_tokens` counts, also where their text is held back."""
+    prompt_scores: tuple[ScoredToken, ...] = ()
+    """Of the whole prompt, once, before anything else."""
 
 
 @attrs.frozen(kw_only=True)

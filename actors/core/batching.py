@@ -28,6 +28,7 @@ from quipu.actors.core.prefix import chain_keys
 from quipu.actors.core.reporting import ReportBuilder
 from quipu.actors.core.request import Sequence, Status
 from quipu.actors.core.running import NO_DRAFT, Draft, RunningSet
+from quipu.actors.core.scoring import ask_scores, hand_out_scores
 from quipu.actors.core.waiting import WaitingQueue
 from quipu.actors.messages import (
     ErrorKind,
@@ -40,6 +41,7 @@ from quipu.actors.messages import (
     StepPlan,
     StepReport,
     Submit,
+    ToScore,
 )
 
 
@@ -176,6 +178,7 @@ class Batcher:
             token_budget=draft.budget,
             candidate_chunk_limit=self._running.longest_chunk(),
             reset_prefix_cache=self._reset,
+            unread_ids=[s.id for s in candidates if not s.reads_cache],
         )
         self._failed, self._committed, self._filled, self._frees, self._reset = [], [], [], [], False
         return proposal
@@ -221,6 +224,7 @@ class Batcher:
             s.next_start += 1
             s.last_step = step
         firsts: list[FirstStep] = []
+        to_score: ToScore | None = None
         if granted is not None and granted.sequence_ids:
             sequences = list(decoding)
             admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
@@ -245,6 +249,8 @@ class Batcher:
                 row_new_blocks.append(self._blocks_to_send(s, blocks))
                 row_token_ids.append(s.tokens[start : start + count])
                 row_samples.append(start + count == s.prefill_end)
+                if s.sampling.prompt_logprobs is not None:
+                    to_score = ask_scores(to_score, s, len(row_ids) - 1, start, start + count)
                 s.next_start = start + count
                 s.last_step = step
                 if s.next_start == s.prefill_end:
@@ -277,6 +283,7 @@ class Batcher:
             row_new_blocks=row_new_blocks,
             row_token_ids=row_token_ids,
             row_samples=row_samples,
+            to_score=to_score,
         )
         publishes = len(sequences) > num_decoding
         self._in_flight.send(StepInFlight(plan, sequences, firsts, self._running.num_departures, publishes))
@@ -344,6 +351,8 @@ class Batcher:
         if step.num_departures != self._running.num_departures:
             epochs = plan.row_epochs
             rows = [i for i, s in enumerate(sequences) if s.epoch == epochs[i] and s.status is Status.RUNNING]
+        if done.scores is not None:
+            hand_out_scores(done.scores, [sequences[row] for row in rows], report)
         self._hand_out(sequences, rows, done)
         if self.limits.enable_prefix_caching:
             size, ends = self.limits.block_size, done.row_ends

@@ -28,6 +28,7 @@ def make_sequence(message: Submit, arrival: int, limits: Limits) -> Sequence:
         sampling=sampling,
         stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
         max_len=num_prompt_tokens + sampling.max_tokens,
+        reads_cache=message.reads_cache,
     )
 
 

@@ -6,7 +6,7 @@ always hold: entries go out in the order in which they were made, each once.
 
 from __future__ import annotations
 
-from quipu.actors.messages import CacheMiss, ErrorKind, FinishReason, Granted, StepReport
+from quipu.actors.messages import CacheMiss, ErrorKind, FinishReason, Granted, StepReport, StepScores
 
 Columns = tuple[list[int], ...]
 
@@ -24,6 +24,7 @@ class ReportBuilder:
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
+        self._scores: list[StepScores] = []
         self._ended: list[tuple[int, FinishReason]] = []
         self._terminals: list[tuple[int, str | None, ErrorKind | None]] = []
 
@@ -40,6 +41,9 @@ class ReportBuilder:
     def tokens(self, sequence_ids: list[int], token_ids: list[int]) -> None:
         if token_ids:
             self._tokens.append((sequence_ids, token_ids))
+
+    def scores(self, scores: StepScores) -> None:
+        self._scores.append(scores)
 
     def end(self, sequence_id: int, reason: FinishReason) -> None:
         self._ended.append((sequence_id, reason))
@@ -85,6 +89,7 @@ class ReportBuilder:
             num_free_blocks=num_free_blocks,
             num_cached_blocks=num_cached_blocks,
             num_preempted=self.num_preempted,
+            scores=self._scores,
         )
         self._clear()
         return report

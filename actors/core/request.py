@@ -46,6 +46,10 @@ class Sequence:
     """Tokens that end it when drawn."""
     max_len: int
     """Prompt and outputs together, at most."""
+    reads_cache: bool = True
+    """Whether cached blocks may serve it, at any admission."""
+    num_scored: int = 1
+    """Prompt tokens whose scores have been handed out, where they are wanted; the first has none."""
     status: Status = Status.WAITING
     next_start: int = 0
     prefill_end: int = 0

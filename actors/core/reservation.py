@@ -251,7 +251,8 @@ class BlockManagerCore:
         ):
             if budget <= 0:
                 break
-            limit = min((num_tokens - 1) // size, len(keys)) if self._enable_prefix_caching else 0
+            may_read = self._enable_prefix_caching and sequence_id not in proposal.unread_ids
+            limit = min((num_tokens - 1) // size, len(keys)) if may_read else 0
             shared = pool.match(keys, limit)
             if pending is not None and pending.is_awaited(proposal, index, len(shared), limit, budget):
                 continue
@@ -279,10 +280,13 @@ class BlockManagerCore:
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)
-            if self._misses is not None:
+            if not may_read:
+                needs_all = self._enable_prefix_caching
+                miss = CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS if needs_all else MissReason.DISABLED, 0)
+            elif self._misses is not None:
                 miss = self._misses.explain(root_key, keys, token_ids, len(shared), limit)
             else:
-                miss = CacheMiss(MissReason.NONE if self._enable_prefix_caching else MissReason.DISABLED, 0)
+                miss = CacheMiss(MissReason.NONE, 0)
             grant.admitted_misses.append(miss)
 
     def _publish_step(self, step: int, grant: _Grant) -> None:

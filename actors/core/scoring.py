@@ -1,0 +1,59 @@
+"""Which prompt tokens a step scores, and which scores are handed out.
+
+Used by the batcher, for requests that ask. A token is scored by the step that computes the position before it, so the
+first of a prompt never is.
+
+What must always hold: each prompt token's scores are handed out once, in order, however often the prompt is computed
+(chunks, preemption, steps that were dropped); drawn tokens' scores are handed out with the tokens, or void with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quipu.actors.core.reporting import ReportBuilder
+from quipu.actors.core.request import Sequence
+from quipu.actors.messages import Scores, StepScores, ToScore
+
+
+def ask_scores(asked: ToScore | None, sequence: Sequence, row: int, start: int, end: int) -> ToScore | None:
+    """Add what a row that computes `[start, end)` has to score: tokens whose scores are not known yet."""
+    first = max(start + 1, sequence.num_scored)
+    last = min(end + 1, sequence.num_prompt_tokens)
+    if first >= last:
+        return asked
+    asked = asked or ToScore([], [], [])
+    asked.rows.append(row)
+    asked.positions.append(first)
+    asked.token_ids.append(sequence.tokens[first:last])
+    return asked
+
+
+def hand_out_scores(scores: StepScores, sequences: Iterable[Sequence], report: ReportBuilder) -> None:
+    """Report what a step found out about sequences that it still concerns."""
+    current = {sequence.id: sequence for sequence in sequences}
+    drawn = [at for at, sequence_id in enumerate(scores.drawn_ids) if sequence_id in current]
+    prompts = [at for at, sequence_id in enumerate(scores.prompt_ids) if sequence_id in current]
+    for at in prompts:
+        sequence = current[scores.prompt_ids[at]]
+        sequence.num_scored = scores.prompt_positions[at] + len(scores.prompts[at].token_ids)
+    if len(drawn) < len(scores.drawn_ids) or len(prompts) < len(scores.prompt_ids):
+        scores = StepScores(
+            drawn_ids=[scores.drawn_ids[at] for at in drawn],
+            drawn=_pick(scores.drawn, drawn),
+            prompt_ids=[scores.prompt_ids[at] for at in prompts],
+            prompt_positions=[scores.prompt_positions[at] for at in prompts],
+            prompts=[scores.prompts[at] for at in prompts],
+        )
+    if drawn or prompts:
+        report.scores(scores)
+
+
+def _pick(scores: Scores, indexes: list[int]) -> Scores:
+    return Scores(
+        token_ids=[scores.token_ids[at] for at in indexes],
+        logprobs=[scores.logprobs[at] for at in indexes],
+        ranks=[scores.ranks[at] for at in indexes],
+        top_ids=[scores.top_ids[at] for at in indexes],
+        top_logprobs=[scores.top_logprobs[at] for at in indexes],
+    )
