@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from accounts import (
+    account_of,
+    admission,
+    admit,
+    compute,
+    finish,
+    first_token,
+    new_account,
+    write,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.core.account import Account, Coverage
-from quipu.actors.messages import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.core.account import Account, Ended, Gap, Span
+from quipu.actors.core.coverage import Coverage
+from quipu.actors.counts import UNKNOWN, Known
+from quipu.actors.messages import ErrorKind, Outcome, RequestError, UsageRecord
 
 
-def account_of(*prompts: int, num_choices: int = 1) -> Account:
-    """One request of `num_choices` sequences a prompt; sequences are numbered from 1, prompt by prompt."""
-    account = Account("r", "test", 0.0)
-    sequence_id = 1
-    for prompt_index, num_tokens in enumerate(prompts):
-        for choice in range(num_choices):
-            account.prompted(sequence_id, prompt_index, choice, num_tokens)
-            sequence_id += 1
-    return account
-
-
-def finish(account: Account, *sequence_ids: int, num_tokens: int = 1) -> None:
-    for sequence_id in sequence_ids:
-        book = account.books[sequence_id]
-        book.finish_reason, book.num_completion_tokens = FinishReason.LENGTH, num_tokens
-        book.terminal = book.completed = True
+def record_of(account: Account) -> UsageRecord:
+    return account.record(20.0)
 
 
 # ---------------------------------------------------------------- coverage
@@ -50,79 +48,90 @@ def test_coverage_counts_each_position_once(spans: list[tuple[int, int]]) -> Non
 def test_a_hit_and_its_rest_balance() -> None:
     """16 of 40 tokens are read, 24 computed in two chunks, outputs are not the prompt's."""
     account = account_of(40)
-    account.admit(1, 1, 16, 16)
-    for start, end in ((16, 32), (32, 40), (40, 41), (41, 42)):
-        account.books[1].compute(start, end)
-    account.write(1, 16, 32)
+    admit(account, 1, 1, 16, 16)
+    compute(account, 1, (16, 32), (32, 40), (40, 41), (41, 42))
+    write(account, 1, 16, 32)
     finish(account, 1, num_tokens=3)
-    record = account.record()
+    record = record_of(account)
     assert account.problems() == []
     assert record.outcome is Outcome.FINISHED
-    assert (record.prompt_tokens, record.cached_tokens, record.cache_write_tokens) == (40, 16, 16)
+    assert (record.prompt, record.cached, record.cache_write) == (Known(40), Known(16), Known(16))
     assert (record.computed_tokens, record.restored_tokens, record.recomputed_tokens) == (24, 0, 0)
     assert record.completion_tokens == 3
     assert record.cached_by_tier == {"device": 16, "host": 0, "disk": 0, "remote": 0, "unattributed": 0}
     assert not record.disputed
 
 
+def test_times_are_unix_seconds() -> None:
+    """Entries are dated on the process's clock, records in Unix time."""
+    account = account_of(40)
+    admit(account, 1, 1, 0, 0)
+    first_token(account, 1, at=12.5)
+    record = record_of(account)
+    assert (record.received_at, record.admitted_at) == (1_000_010.0, 1_000_011.0)
+    assert (record.first_token_at, record.closed_at) == (1_000_012.5, 1_000_020.0)
+
+
 def test_zero_is_known_and_no_admission_is_unknown() -> None:
     """A miss reports 0 cached tokens; a request that was never admitted reports none."""
     missed, waiting = account_of(8), account_of(8)
-    missed.admit(1, 1, 0, 0)
-    assert missed.record().cached_tokens == 0
-    record = waiting.record()
-    assert (record.prompt_tokens, record.cached_tokens, record.cached_by_tier) == (None, None, None)
-    assert record.cache_write_tokens is None
+    admit(missed, 1, 1, 0, 0)
+    assert record_of(missed).cached == Known(0)
+    record = record_of(waiting)
+    assert (record.prompt, record.cached, record.cached_by_tier, record.cache_write) == (
+        UNKNOWN,
+        UNKNOWN,
+        None,
+        UNKNOWN,
+    )
     assert not record.disputed
 
 
 def test_preemption_changes_nothing_that_the_client_sees() -> None:
     """Readmitted, it reads what somebody else published meanwhile: restored, not cached; the rest is recomputed."""
     account = account_of(40)
-    account.admit(1, 1, 16, 16)
-    account.books[1].compute(16, 24)
-    account.admit(1, 2, 32, 32)
-    account.books[1].compute(32, 40)
+    admit(account, 1, 1, 16, 16)
+    compute(account, 1, (16, 24))
+    admit(account, 1, 2, 32, 32)
+    compute(account, 1, (32, 40))
     finish(account, 1)
     book = account.books[1]
     assert account.problems() == []
-    assert account.num_cached_tokens == 16
+    assert account.cached == Known(16)
     assert (book.read, book.computed_first, book.restored_first, book.recomputed) == (16, 16, 8, 24)
 
 
 def test_readmission_that_finds_nothing_recomputes() -> None:
     """Positions covered again are recomputed, outputs included, and the frozen count stays."""
     account = account_of(20)
-    account.admit(1, 1, 16, 16)
-    for start, end in ((16, 20), (20, 21)):
-        account.books[1].compute(start, end)
-    account.admit(1, 2, 0, 0)
-    account.books[1].compute(0, 22)
+    admit(account, 1, 1, 16, 16)
+    compute(account, 1, (16, 20), (20, 21))
+    admit(account, 1, 2, 0, 0)
+    compute(account, 1, (0, 22))
     finish(account, 1, num_tokens=3)
     book = account.books[1]
     assert account.problems() == []
-    assert account.num_cached_tokens == 16
+    assert account.cached == Known(16)
     assert (book.read, book.computed_first, book.restored_first, book.recomputed) == (16, 4, 0, 21)
 
 
-def test_an_entry_that_is_heard_twice_counts_once() -> None:
-    """A replayed admission or span adds nothing but recomputed positions."""
+def test_an_admission_that_is_heard_twice_counts_once() -> None:
+    """The second one adds nothing; a span that is heard again is recomputed work."""
     account = account_of(20)
     for _ in range(2):
-        account.admit(1, 1, 16, 16)
-        account.books[1].compute(16, 20)
+        admit(account, 1, 1, 16, 16)
+        compute(account, 1, (16, 20))
     finish(account, 1)
     book = account.books[1]
     assert account.problems() == []
-    assert (book.num_admissions, book.read, book.computed_first, book.recomputed) == (1, 16, 4, 4)
+    assert (len(book.granted), book.read, book.computed_first, book.recomputed) == (1, 16, 4, 4)
 
 
 def test_a_request_that_was_cut_short_balances_with_less() -> None:
     """Half a prompt is no dispute where the client left."""
     account = account_of(40)
-    account.admit(1, 1, 16, 16)
-    account.books[1].compute(16, 24)
-    account.leaving = True
+    admit(account, 1, 1, 16, 16)
+    compute(account, 1, (16, 24))
     assert account.problems() == []
     assert account.outcome is Outcome.CANCELLED
 
@@ -133,22 +142,22 @@ def test_a_request_that_was_cut_short_balances_with_less() -> None:
 def test_the_executor_confirms_less_than_was_granted() -> None:
     """A stale grant: nobody covers the difference, and the client is told what it was told."""
     account = account_of(40)
-    account.admit(1, 1, 32, 16)
-    account.books[1].compute(32, 40)
+    admit(account, 1, 1, 32, 16)
+    compute(account, 1, (32, 40))
     finish(account, 1)
     assert account.problems() == [
         "sequence 1: admission 1: reused 32, read 16",
         "sequence 1: prompt 40, read 16, computed 8, restored 0",
     ]
-    assert account.record().disputed
-    assert account.record().cached_tokens == 32
+    assert record_of(account).disputed
+    assert record_of(account).cached == Known(32)
 
 
 def test_the_executor_claims_more_than_was_granted() -> None:
     """Also where the sum comes out even."""
     account = account_of(40)
-    account.admit(1, 1, 16, 32)
-    account.books[1].compute(16, 40)
+    admit(account, 1, 1, 16, 32)
+    compute(account, 1, (16, 40))
     finish(account, 1)
     assert account.problems() == ["sequence 1: admission 1: reused 16, read 32"]
 
@@ -156,9 +165,8 @@ def test_the_executor_claims_more_than_was_granted() -> None:
 def test_a_span_that_is_lost_is_missed() -> None:
     """A prompt position that nobody covered disputes a finished request."""
     account = account_of(40)
-    account.admit(1, 1, 0, 0)
-    account.books[1].compute(0, 16)
-    account.books[1].compute(24, 40)
+    admit(account, 1, 1, 0, 0)
+    compute(account, 1, (0, 16), (24, 40))
     finish(account, 1)
     assert account.problems() == ["sequence 1: prompt 40, read 0, computed 32, restored 0"]
 
@@ -166,28 +174,59 @@ def test_a_span_that_is_lost_is_missed() -> None:
 def test_covering_more_than_the_prompt_is_never_clamped() -> None:
     """A read past the prompt's end disputes even a request that was cut short."""
     account = account_of(8)
-    account.admit(1, 1, 16, 16)
+    admit(account, 1, 1, 16, 16)
     assert account.problems() == ["sequence 1: prompt 8, read 16, computed 0, restored 0"]
-    assert account.num_cached_tokens == 16
+    assert account.cached == Known(16)
 
 
 def test_an_admission_that_was_never_heard_is_missed() -> None:
     """The second without the first: the numbers do not follow."""
     account = account_of(8)
-    account.admit(1, 2, 0, 0)
-    account.books[1].compute(0, 8)
+    admit(account, 1, 2, 0, 0)
+    compute(account, 1, (0, 8))
     finish(account, 1)
     assert account.problems() == ["sequence 1: admission 2 follows 0"]
+
+
+def test_spans_without_any_admission() -> None:
+    """An engine that keeps books has to say what it reused: its first token without that is a mismatch."""
+    account = account_of(8)
+    compute(account, 1, (0, 8))
+    first_token(account, 1)
+    finish(account, 1)
+    assert account.problems() == ["sequence 1: its first token came before any admission"]
+    assert (record_of(account).prompt, record_of(account).cached) == (Known(8), UNKNOWN)
 
 
 def test_a_mismatch_at_a_readmission_is_disputed_too() -> None:
     """Restored tokens have two entries like all others."""
     account = account_of(40)
-    account.admit(1, 1, 0, 0)
-    account.books[1].compute(0, 40)
-    account.admit(1, 2, 32, 16)
+    admit(account, 1, 1, 0, 0)
+    compute(account, 1, (0, 40))
+    admit(account, 1, 2, 32, 16)
     finish(account, 1)
     assert account.problems() == ["sequence 1: admission 2: reused 32, read 16"]
+
+
+def test_a_report_that_was_lost_disputes() -> None:
+    """Even where everything else adds up: nobody knows what was in it."""
+    account = account_of(8)
+    admit(account, 1, 1, 0, 0)
+    compute(account, 1, (0, 8))
+    account.apply(1, Gap())
+    finish(account, 1)
+    assert account.problems() == ["sequence 1: a report was lost"]
+
+
+def test_an_entry_after_the_end_disputes() -> None:
+    """A Terminal is the engine's last word on a sequence, and comes once."""
+    for late in (Span(8, 9), Ended(), admission(2, 0, 0)):
+        account = account_of(8)
+        admit(account, 1, 1, 0, 0)
+        compute(account, 1, (0, 8))
+        finish(account, 1)
+        account.apply(1, late)
+        assert account.problems() == [f"sequence 1: {type(late).__name__} after its end"]
 
 
 # ---------------------------------------------------------------- choices and lists
@@ -196,44 +235,44 @@ def test_a_mismatch_at_a_readmission_is_disputed_too() -> None:
 def test_choices_count_their_prompt_once() -> None:
     """Cached is what the first choice was granted, whoever ends last; the others' hits are their own."""
     account = account_of(40, num_choices=3)
-    assert account.admit(1, 1, 0, 0) is account.prompts[0]
-    account.books[1].compute(0, 40)
+    admit(account, 1, 1, 0, 0)
+    compute(account, 1, (0, 40))
     for sequence_id in (2, 3):
-        assert account.admit(sequence_id, 1, 32, 32) is None
-        account.books[sequence_id].compute(32, 40)
-    account.write(1, 0, 32)
+        admit(account, sequence_id, 1, 32, 32)
+        compute(account, sequence_id, (32, 40))
+    write(account, 1, 0, 32)
     finish(account, 3, 2, 1, num_tokens=5)
-    record = account.record()
+    record = record_of(account)
     assert account.problems() == []
-    assert (record.prompt_tokens, record.cached_tokens, record.cache_write_tokens) == (40, 0, 32)
-    assert record.completion_tokens == 15
+    assert (record.prompt, record.cached, record.cache_write) == (Known(40), Known(0), Known(32))
+    assert (record.completion_tokens, record.num_choices) == (15, 3)
 
 
 def test_a_later_choice_decides_nothing() -> None:
     """Until the first choice is admitted the prompt's numbers are unknown, and a readmission does not decide them."""
     account = account_of(40, num_choices=2)
-    assert account.admit(2, 1, 32, 32) is None
-    assert account.record().cached_tokens is None
-    assert account.admit(1, 1, 16, 16) is account.prompts[0]
-    assert account.admit(1, 2, 32, 32) is None
-    assert account.record().cached_tokens == 16
+    admit(account, 2, 1, 32, 32)
+    assert record_of(account).cached == UNKNOWN
+    admit(account, 1, 1, 16, 16)
+    admit(account, 1, 2, 32, 32)
+    assert record_of(account).cached == Known(16)
 
 
 def test_a_list_of_prompts_is_summed() -> None:
     """Prompt, cached, written and completion tokens over all prompts; running sums over those admitted so far."""
     account = account_of(40, 20, 8)
-    account.admit(1, 1, 16, 16)
-    account.admit(2, 1, 0, 0)
-    assert (account.num_prompt_tokens, account.num_cached_tokens) == (60, 16)
-    account.admit(3, 1, 4, 4)
-    account.write(1, 16, 32)
-    account.write(2, 0, 16)
+    admit(account, 1, 1, 16, 16)
+    admit(account, 2, 1, 0, 0)
+    assert (account.prompt_tokens, account.cached) == (Known(60), Known(16))
+    admit(account, 3, 1, 4, 4)
+    write(account, 1, 16, 32)
+    write(account, 2, 0, 16)
     for sequence_id, start, end in ((1, 16, 40), (2, 0, 20), (3, 4, 8)):
-        account.books[sequence_id].compute(start, end)
+        compute(account, sequence_id, (start, end))
     finish(account, 1, 2, 3, num_tokens=2)
-    record = account.record()
+    record = record_of(account)
     assert account.problems() == []
-    assert (record.prompt_tokens, record.cached_tokens, record.cache_write_tokens) == (68, 20, 32)
+    assert (record.prompt, record.cached, record.cache_write) == (Known(68), Known(20), Known(32))
     assert record.completion_tokens == 6
 
 
@@ -243,60 +282,29 @@ def test_a_list_of_prompts_is_summed() -> None:
 def test_a_write_counts_once_and_never_what_was_cached() -> None:
     """After a preemption the same blocks may be committed again; a block granted as cached is no write."""
     account = account_of(40)
-    account.admit(1, 1, 16, 16)
-    account.write(1, 0, 24)
-    account.write(1, 16, 32)
-    assert account.num_written_tokens == 16
+    admit(account, 1, 1, 16, 16)
+    write(account, 1, 0, 24)
+    write(account, 1, 16, 32)
+    assert account.cache_write == Known(16)
 
 
 def test_what_was_written_is_frozen_with_the_first_choices_first_token() -> None:
     """Later writes, by it or by its siblings, are not the client's."""
     account = account_of(40, num_choices=2)
-    account.admit(1, 1, 0, 0)
-    account.write(1, 0, 16)
-    assert not account.first_token(2)
-    account.write(1, 16, 32)
-    assert account.first_token(1)
-    assert not account.first_token(1)
-    account.write(1, 32, 40)
-    assert account.num_written_tokens == 32
+    admit(account, 1, 1, 0, 0)
+    write(account, 1, 0, 16)
+    first_token(account, 2)
+    write(account, 1, 16, 32)
+    first_token(account, 1)
+    write(account, 1, 32, 40)
+    assert account.cache_write == Known(32)
 
 
-# ---------------------------------------------------------------- closing
-
-
-def test_an_account_waits_for_terminal_and_completion_of_every_sequence() -> None:
-    """One of the two is not enough, nor one of the sequences."""
-    account = account_of(8, num_choices=2)
-    finish(account, 1)
-    assert not account.may_close
-    account.books[2].terminal = True
-    assert not account.may_close
-    account.books[2].completed = True
-    assert account.may_close
-
-
-def test_an_account_does_not_wait_for_what_no_engine_was_given() -> None:
-    """Its client left before the second sequence was submitted."""
-    account = account_of(8, num_choices=2)
-    account.leaving = True
-    account.wait_only_for((1,))
-    assert not account.may_close
-    finish(account, 1)
-    assert account.may_close
-
-
-def test_an_account_without_sequences_closes_by_its_end_only() -> None:
-    """Not yet tokenised it stays open; refused or left it closes."""
-    account = Account("r", "test", 0.0)
-    assert not account.may_close
-    account.leaving = True
-    assert account.may_close
-    assert account.outcome is Outcome.CANCELLED
+# ---------------------------------------------------------------- outcomes
 
 
 def test_an_error_decides_the_outcome() -> None:
-    """Ours is a failure; the client's, or too much load, a rejection."""
+    """Ours is a failure; the client's, or too much load, a rejection, unless it had been admitted."""
     for kind, outcome in (
         (ErrorKind.INTERNAL, Outcome.FAILED),
         (ErrorKind.INVALID, Outcome.REJECTED),
@@ -305,3 +313,22 @@ def test_an_error_decides_the_outcome() -> None:
         account = account_of(8)
         account.error = RequestError(kind, "why")
         assert account.outcome is outcome
+        admit(account, 1, 1, 0, 0)
+        assert account.outcome is Outcome.FAILED
+
+
+def test_a_withdrawn_request_was_never_admitted() -> None:
+    """Nobody could write it down: its numbers are unknown to everybody."""
+    account = account_of(8)
+    admit(account, 1, 1, 0, 0)
+    account.withdraw()
+    account.error = RequestError(ErrorKind.OVERLOADED, "no room")
+    record = record_of(account)
+    assert (record.prompt, record.cached, record.cache_write) == (UNKNOWN, UNKNOWN, UNKNOWN)
+    assert record.outcome is Outcome.REJECTED
+
+
+def test_a_request_without_sequences() -> None:
+    """Not tokenised: nothing is known of it."""
+    record = record_of(new_account())
+    assert (record.outcome, record.num_choices, record.prompt) == (Outcome.CANCELLED, 0, UNKNOWN)

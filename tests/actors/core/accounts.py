@@ -1,0 +1,60 @@
+"""Accounts for tests: made, fed and ended in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quipu.actors.core.account import Account, Ended, FirstToken, Span, Written
+from quipu.actors.core.prompt_book import Admission
+from quipu.actors.messages import CacheMiss, Caller, FinishReason, MissReason, Side
+
+MISS = CacheMiss(MissReason.NONE, 0)
+
+
+def new_account() -> Account:
+    return Account("r", "test", 10.0, Caller(), 1_000_010.0)
+
+
+def account_of(*prompts: int, num_choices: int = 1) -> Account:
+    """One request of `num_choices` sequences a prompt; sequences are numbered from 1, prompt by prompt."""
+    account = new_account()
+    sequence_id = 1
+    for prompt_index, num_tokens in enumerate(prompts):
+        for choice in range(num_choices):
+            account.prompted(sequence_id, prompt_index, choice, num_tokens)
+            sequence_id += 1
+    return account
+
+
+def admission(
+    number: int,
+    reused: int | None,
+    read: int,
+    *,
+    tiers: Mapping[str, int] | None = None,
+    side: Side = Side.PREFILL,
+) -> Admission:
+    return Admission(number=number, reused=reused, read=read, tiers=tiers, side=side, miss=MISS, incarnation=1, at=11.0)
+
+
+def admit(account: Account, sequence_id: int, number: int, reused: int, read: int) -> None:
+    account.apply(sequence_id, admission(number, reused, read))
+
+
+def compute(account: Account, sequence_id: int, *spans: tuple[int, int]) -> None:
+    for start, end in spans:
+        account.apply(sequence_id, Span(start, end))
+
+
+def write(account: Account, sequence_id: int, start: int, end: int) -> None:
+    account.apply(sequence_id, Written(start, end))
+
+
+def first_token(account: Account, sequence_id: int, at: float = 12.0) -> None:
+    account.apply(sequence_id, FirstToken(at))
+
+
+def finish(account: Account, *sequence_ids: int, num_tokens: int = 1) -> None:
+    for sequence_id in sequence_ids:
+        account.apply(sequence_id, Ended())
+        account.complete(sequence_id, num_tokens, FinishReason.LENGTH)

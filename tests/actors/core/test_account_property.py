@@ -1,0 +1,149 @@
+"""Random entries against an oracle that keeps one word a position."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import attrs
+from accounts import admission
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.core.account import Account, Ended, Entry, FirstToken, Revision, SequenceBook, Span, Written
+from quipu.actors.core.prompt_book import Admission
+from quipu.actors.daybook import Daybook, Page
+from quipu.actors.mailbox import Mailbox
+from quipu.actors.messages import OpenAccount, Prompted
+
+PROMPT, MOST = 24, 40
+"""Prompt tokens, and positions in all."""
+
+
+@st.composite
+def span(draw: st.DrawFn) -> Span:
+    start = draw(st.integers(0, MOST))
+    return Span(start, draw(st.integers(start, MOST)))
+
+
+@st.composite
+def an_admission(draw: st.DrawFn) -> Admission:
+    """Numbers mostly follow one another, entries mostly agree."""
+    number = draw(st.integers(1, 4))
+    read = draw(st.integers(0, MOST))
+    reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))
+    return admission(number, reused, read)
+
+
+@attrs.define
+class Oracle:
+    """What every position's first coverage was, and how often it was covered again."""
+
+    first: dict[int, str] = attrs.field(factory=dict)
+    num_recomputed: int = 0
+    last_number: int = 0
+    problems: int = 0
+
+    def hear(self, entry: Entry) -> None:
+        match entry:
+            case Span():
+                self.cover(range(entry.start, entry.end), "computed")
+            case Admission():
+                if entry.number <= self.last_number:
+                    return
+                self.problems += entry.number != self.last_number + 1
+                self.problems += entry.reused != entry.read
+                self.cover(range(entry.read), "read" if self.last_number == 0 else "restored")
+                self.last_number = entry.number
+
+    def cover(self, positions: range, how: str) -> None:
+        for position in positions:
+            if position in self.first:
+                self.num_recomputed += 1
+            else:
+                self.first[position] = how
+
+    def count(self, how: str) -> int:
+        """First coverages; those of outputs are nobody's, except where an admission found them."""
+        end = PROMPT if how == "computed" else MOST
+        return sum(word == how for position, word in self.first.items() if position < end)
+
+
+def book_of(account: Account) -> SequenceBook:
+    return account.books[1]
+
+
+@given(st.lists(st.one_of(span(), an_admission()), max_size=14), st.booleans())
+def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) -> None:
+    """Read, computed, restored and recomputed positions are those that a word a position would say; so is a dispute."""
+    oracle = Oracle()
+    account = new_page().account()
+    for entry in entries:
+        account.apply(1, entry)
+        oracle.hear(entry)
+    book = book_of(account)
+    counted = [book.read, book.computed_first, book.restored_first, book.recomputed]
+    assert counted == [*map(oracle.count, ("read", "computed", "restored")), oracle.num_recomputed]
+    covered = sum(counted[:3])
+    keeps_books = book.counts_reuse or book.has_spans
+    unbalanced = keeps_books and (covered != PROMPT if finished else covered > PROMPT)
+    assert len(book.dispute(finished=finished)) == oracle.problems + unbalanced
+
+
+def new_page() -> Page:
+    """Of a request with one sequence of PROMPT tokens, numbered 1."""
+    daybook = Daybook()
+    daybook.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
+    daybook.prompted(Prompted("r", (1,), (0,), (0,), (PROMPT,)))
+    return daybook.pages["r"]
+
+
+def seen(account: Account) -> object:
+    """All that can be said of an account."""
+    book = book_of(account)
+    return (
+        account.record(20.0),
+        account.problems(),
+        book.covered.intervals,
+        book.granted,
+        account.prompts[0].written.intervals,
+        account.first_token_at,
+    )
+
+
+PIECES = st.one_of(
+    st.tuples(span(), st.lists(st.integers(0, MOST), max_size=3)),  # and where it is cut
+    an_admission(),
+    st.builds(Written, st.integers(0, PROMPT), st.integers(0, PROMPT)),
+    st.just(FirstToken(12.0)),
+    st.builds(Revision, st.just("device"), st.integers(0, 8)),
+)
+
+
+@given(st.lists(PIECES, max_size=14), st.booleans())
+def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) -> None:
+    """A page merges spans that follow each other; its account is that of the whole spans, however they were cut."""
+    page, account = new_page(), new_page().account()
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            whole, cuts = piece
+            edges = sorted({whole.start, whole.end, *(cut for cut in cuts if whole.start < cut < whole.end)})
+            for low, high in pairwise(edges) if len(edges) > 1 else [(whole.start, whole.end)]:
+                page.span(1, low, high)
+            account.apply(1, attrs.evolve(whole))
+        else:
+            page.note(1, piece)
+            account.apply(1, piece)
+    if ends:
+        page.note(1, Ended())
+        account.apply(1, Ended())
+    assert seen(page.account()) == seen(account)
+    assert seen(page.account()) == seen(account), "looking changes nothing"
+
+
+def test_spans_are_merged() -> None:
+    """A thousand decode steps are one entry, or an account would cost more with every token."""
+    page = new_page()
+    page.note(1, admission(1, 0, 0))
+    for position in range(1000):
+        page.span(1, position, position + 1)
+    assert len(page.entries[1]) == 2

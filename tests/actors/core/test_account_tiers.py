@@ -1,0 +1,172 @@
+"""Grants from lower tiers, revisions, estimates, and pairs of engines: what the account makes of them."""
+
+from __future__ import annotations
+
+import pytest
+from accounts import account_of, admission, compute, finish, first_token
+
+from quipu.actors.core.account import Account, Ended, Estimation, Revision
+from quipu.actors.counts import UNKNOWN, Count, Estimate, Known
+from quipu.actors.messages import Side
+
+
+def granted(reused: int, read: int, **tiers: int) -> Account:
+    account = account_of(50)
+    account.apply(1, admission(1, reused, read, tiers=tiers))
+    return account
+
+
+# ---------------------------------------------------------------- tiers and revisions
+
+
+def test_the_device_settles_at_once_and_lower_tiers_with_the_first_token() -> None:
+    """A load from the host can fail until then, so nobody is told of it before."""
+    assert granted(32, 32, device=32).cached == Known(32)
+    account = granted(48, 48, device=32, host=16)
+    assert account.admitted_prompts == []
+    first_token(account, 1)
+    assert account.cached == Known(48)
+    assert account.cached_by_tier == {"device": 32, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
+
+
+def test_a_failed_load_is_computed_before_anybody_is_told() -> None:
+    """16 tokens of the host's could not be loaded: they are computed, and never were a hit."""
+    account = granted(48, 32, device=32, host=16)
+    account.apply(1, Revision("host", 16))
+    compute(account, 1, (32, 50))
+    first_token(account, 1)
+    finish(account, 1)
+    assert account.problems() == []
+    assert account.cached == Known(32)
+    assert account.books[1].computed_first == 18
+
+
+def test_a_failed_load_that_nobody_revised_is_disputed() -> None:
+    """The executor did not read what the manager still counts as reused."""
+    account = granted(48, 32, device=32, host=16)
+    compute(account, 1, (32, 50))
+    first_token(account, 1)
+    finish(account, 1)
+    assert account.problems() == ["sequence 1: admission 1: reused 48, read 32"]
+
+
+def test_a_request_that_ends_before_its_first_token_is_settled_by_its_end() -> None:
+    """What was loaded until then was reused."""
+    account = granted(48, 48, host=48)
+    account.apply(1, Ended())
+    assert account.cached == Known(48)
+
+
+def test_a_revision_after_the_report_changes_nothing_and_disputes() -> None:
+    """What a client has been told is frozen."""
+    account = granted(48, 48, host=48)
+    first_token(account, 1)
+    account.apply(1, Revision("host", 16))
+    assert account.cached == Known(48)
+    assert account.problems() == ["sequence 1: 16 tokens of host revised after they were reported"]
+
+
+@pytest.mark.parametrize(("tier", "num_tokens"), [("host", 17), ("disk", 1), ("host", -16)])
+def test_a_revision_of_what_was_not_granted(tier: str, num_tokens: int) -> None:
+    """It is a mismatch, and no count falls below 0 or rises for it."""
+    account = granted(48, 48, device=32, host=16)
+    account.apply(1, Revision(tier, num_tokens))
+    first_token(account, 1)
+    assert account.cached == Known(48)
+    assert len(account.problems()) == 1
+
+
+@pytest.mark.parametrize(
+    ("tiers", "unattributed", "disputed"),
+    [({}, 48, False), ({"device": 32}, 16, False), ({"tape": 48}, 48, False), ({"device": 48, "host": 16}, -16, True)],
+)
+def test_tiers_sum_to_the_total(tiers: dict[str, int], unattributed: int, disputed: bool) -> None:
+    """What no tier claims is unattributed; tiers that claim more than there is are disputed, never clamped."""
+    account = granted(48, 48, **tiers)
+    compute(account, 1, (48, 50))
+    first_token(account, 1)
+    finish(account, 1)
+    assert account.cached_by_tier is not None
+    assert account.cached_by_tier["unattributed"] == unattributed
+    assert sum(account.cached_by_tier.values()) == 48
+    assert bool(account.problems()) is disputed
+
+
+# ---------------------------------------------------------------- engines that say less, and routers
+
+
+@pytest.mark.parametrize(("estimated", "cached"), [(None, UNKNOWN), (32, Estimate(32)), (0, Estimate(0))])
+def test_an_engine_that_does_not_count(estimated: int | None, cached: Count) -> None:
+    """Its cached tokens are a router's estimate, or unknown; its prompt is known all the same, and nothing disputed."""
+    account = account_of(50)
+    if estimated is not None:
+        account.apply(1, Estimation(estimated))
+    account.apply(1, admission(1, None, 0))
+    assert account.admitted_prompts == []
+    first_token(account, 1)
+    finish(account, 1)
+    assert account.problems() == []
+    assert (account.prompt_tokens, account.cached, account.cached_by_tier) == (Known(50), cached, None)
+
+
+def test_an_estimate_never_replaces_a_count() -> None:
+    """Where the engine has counted, nobody asks the router."""
+    account = granted(16, 16, device=16)
+    account.apply(1, Estimation(48))
+    assert account.cached == Known(16)
+
+
+def test_a_late_estimate_changes_nothing() -> None:
+    """What a client has been told is frozen."""
+    account = account_of(50)
+    first_token(account, 1)
+    account.apply(1, Estimation(48))
+    assert account.cached == UNKNOWN
+
+
+def test_an_engine_that_says_nothing_at_all() -> None:
+    """Tokens without any entry: unknown, not disputed."""
+    account = account_of(50)
+    first_token(account, 1)
+    finish(account, 1)
+    assert (account.prompt_tokens, account.cached, account.problems()) == (Known(50), UNKNOWN, [])
+
+
+# ---------------------------------------------------------------- disaggregated pairs
+
+
+def test_a_transfer_is_not_a_hit() -> None:
+    """The client sees the prefill side's count, whichever side is heard first."""
+    for order in ((0, 1), (1, 0)):
+        account = account_of(50)
+        sides = (admission(1, 16, 16), admission(1, 50, 50, side=Side.DECODE))
+        for index in order:
+            account.apply(1, sides[index])
+            if index == 0:
+                compute(account, 1, (16, 50))
+        first_token(account, 1)
+        finish(account, 1)
+        assert account.cached == Known(16)
+        assert account.problems() == []
+
+
+def test_the_decode_side_alone_says_nothing_of_hits() -> None:
+    """Without the prefill side's count it is unknown, and books that begin in the middle are disputed."""
+    account = account_of(50)
+    account.apply(1, admission(1, 50, 50, side=Side.DECODE))
+    compute(account, 1, (50, 51))
+    first_token(account, 1)
+    finish(account, 1)
+    assert (account.prompt_tokens, account.cached) == (Known(50), UNKNOWN)
+    assert account.problems() == ["sequence 1: its first token came before any admission"]
+
+
+def test_a_failed_load_before_a_transfer() -> None:
+    """The revision is the prefill side's; the transfer's two entries stand for themselves."""
+    account = granted(48, 32, device=32, host=16)
+    account.apply(1, Revision("host", 16))
+    compute(account, 1, (32, 50))
+    account.apply(1, admission(1, 50, 50, side=Side.DECODE))
+    first_token(account, 1)
+    finish(account, 1)
+    assert (account.cached, account.problems()) == (Known(32), [])

@@ -1,0 +1,118 @@
+"""Counts say how they are known: kinds never mix, for the type checker and at run time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mypy import api
+
+from quipu.actors.counts import UNKNOWN, Count, Estimate, Known, Unknown, billable, kind_of, shown, total
+from quipu.actors.messages import Outcome, UsageRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NAMES = {"known": Known(3), "estimate": Estimate(5), "unknown": UNKNOWN, "n": 7, "sum": sum}
+MIXED = [
+    "known + estimate",
+    "estimate + known",
+    "known + unknown",
+    "known - unknown",
+    "known - estimate",
+    "estimate - known",
+    "estimate - estimate",
+    "unknown + unknown",
+    "known + n",
+    "n + known",
+    "estimate + n",
+    "sum([known, known])",
+    "sum([known, estimate])",
+]
+"""None of these kinds is a number, or another kind."""
+ONLY_TYPES = [
+    "takes_known(estimate)",
+    "takes_known(unknown)",
+    "takes_known(n)",
+    "takes_known(count)",
+    "count + count",
+    "count.n",
+    "UsageRecord(request_id='r', outcome=Outcome.FINISHED, cached=n)",
+]
+"""Wrong as well, whatever they come to at run time."""
+FINE = [
+    "known + known",
+    "known - known",
+    "estimate + estimate",
+    "takes_known(known + known)",
+    "total([known, estimate, unknown])",
+    "UsageRecord(request_id='r', outcome=Outcome.FINISHED, cached=estimate)",
+]
+
+HEAD = """
+from quipu.actors.counts import Count, Estimate, Known, Unknown, total
+from quipu.actors.messages import Outcome, UsageRecord
+
+def takes_known(known: Known) -> None: ...
+
+def snippets(known: Known, estimate: Estimate, unknown: Unknown, n: int, count: Count) -> None:
+"""
+
+
+def test_mixing_kinds_is_a_type_error(tmp_path: Path) -> None:
+    """Each of these lines is wrong for mypy as the product is checked, and each of the others is right."""
+    lines = [*MIXED, *ONLY_TYPES, *FINE]
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
+    first = HEAD.count("\n") + 1
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
+    output, errors, _ = api.run([*options, "--no-error-summary", str(snippet)])
+    assert errors == ""
+    at = [int(number) - first for number in re.findall(r"snippet\.py:(\d+): error", output)]
+    assert {lines[index] for index in at} == {*MIXED, *ONLY_TYPES}, output
+
+
+@pytest.mark.parametrize("expression", MIXED)
+def test_mixing_kinds_is_an_error_at_run_time(expression: str) -> None:
+    """Should a mix get past the checker, it ends there."""
+    with pytest.raises(TypeError):
+        eval(expression, NAMES)
+
+
+def test_the_same_kind_adds_up() -> None:
+    """And nothing is clamped: a difference may be negative."""
+    assert Known(3) + Known(4) == Known(7)
+    assert Known(3) - Known(4) == Known(-1)
+    assert Estimate(3) + Estimate(4) == Estimate(7)
+    assert Known(3) != Estimate(3)
+
+
+RANK = {Known: 0, Estimate: 1, Unknown: 2}
+COUNTS = st.one_of(st.builds(Known, st.integers(0, 99)), st.builds(Estimate, st.integers(0, 99)), st.just(UNKNOWN))
+
+
+@given(st.lists(COUNTS))
+def test_a_total_is_never_better_than_its_worst_part(counts: list[Count]) -> None:
+    """Known only of known parts, unknown with one unknown part or of nothing; the number is the parts' sum."""
+    worst = max((RANK[type(count)] for count in counts), default=RANK[Unknown])
+    result = total(counts)
+    assert RANK[type(result)] == worst
+    if not isinstance(result, Unknown):
+        assert result.n == sum(count.n for count in counts if not isinstance(count, Unknown))
+
+
+def test_what_is_shown_and_what_is_billed() -> None:
+    """A client is shown counts and estimates, 0 as 0; only a count is billed."""
+    counts: list[Count] = [Known(0), Known(3), Estimate(3), UNKNOWN]
+    assert [shown(count) for count in counts] == [0, 3, 3, None]
+    assert [billable(count) for count in counts] == [0, 3, None, None]
+    assert [kind_of(count) for count in counts] == ["known", "known", "estimate", "unknown"]
+
+
+def test_a_record_knows_nothing_by_itself() -> None:
+    """What nobody said is unknown, which is not 0."""
+    record = UsageRecord(request_id="r", outcome=Outcome.REJECTED)
+    assert record.prompt == record.cached == record.cache_write == UNKNOWN
+    assert record.prompt_tokens is record.cached_tokens is record.cache_write_tokens is None
