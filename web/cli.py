@@ -113,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("bench", help="measure a server: `quipu bench serve --help`")
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
-    command = commands.add_parser("serve", help="serve a model over the OpenAI API")
+    command = commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs")
     command.add_argument(
         "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
     )
