@@ -12,19 +12,25 @@ from pathlib import Path
 
 import attrs
 from msgspec.structs import replace
+from properties import never_write_a_shared_or_committed_block
 from proposals import keys_of, reused_of, root_of
 
-from quipu.actors.core.account import Account
+from quipu.actors.core.account import Account, Ended, FirstToken, Span, Written
 from quipu.actors.core.batching import Batcher
 from quipu.actors.core.limits import Limits
+from quipu.actors.core.prompt_book import Admission
+from quipu.actors.core.request import Status
 from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.counts import shown
 from quipu.actors.executor import Executor
 from quipu.actors.messages import (
+    Caller,
     ErrorKind,
     FinishReason,
     Granted,
     Reserve,
     SamplingParams,
+    Side,
     StepDone,
     StepDropped,
     StepFailed,
@@ -57,6 +63,15 @@ class Life:
     admissions: list[int] = attrs.field(factory=list)
     """What was reused at each admission whose step is done."""
 
+    @property
+    def cached(self) -> int | None:
+        """What its client is told to be cached; None while nobody knows."""
+        return shown(self.account.cached) if self.account.admitted_prompts else None
+
+    @property
+    def written(self) -> int | None:
+        return shown(self.account.cache_write)
+
 
 @attrs.frozen
 class SentPlan:
@@ -67,7 +82,13 @@ class SentPlan:
 
 class EngineBench:
     def __init__(
-        self, limits: Limits, *, watermark: int = 0, sharing: bool = False, dials: Dials | None = None
+        self,
+        limits: Limits,
+        *,
+        watermark: int = 0,
+        sharing: bool = False,
+        step_overhead_tokens: int = 0,
+        dials: Dials | None = None,
     ) -> None:
         self.limits = limits
         self.dials = dials or Dials()
@@ -77,6 +98,7 @@ class EngineBench:
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
             share_pending_prefixes=sharing,
+            step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
         )
         backend = FakeBackend(
@@ -107,6 +129,8 @@ class EngineBench:
         self.lives: dict[int, Life] = {}
         self.accounts: list[Account] = []
         self.num_withdrawn = 0
+        self.refused: set[int] = set()
+        """Told at once that they can never run."""
         self.denied: set[int] = set()
         """Running sequences that the block manager is to give nothing in the next step."""
         self._walk = 0
@@ -131,7 +155,7 @@ class EngineBench:
         priority: int = 0,
     ) -> list[Life]:
         """One request of `num_choices` sequences; `seed` None is greedy."""
-        account = Account(f"r{self._next_id}", "test", 0.0)
+        account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
         self.accounts.append(account)
         size = self.limits.block_size
         lives = []
@@ -174,10 +198,35 @@ class EngineBench:
     def hear_one(self) -> StepResult:
         """The scheduler hears the next result."""
         result = self.results.popleft()
+        plan = self._sent[0].plan
+        late = self.late_rows(plan)
         self._expect(result)
+        num_reports = len(self.reports)
         self.hear_again(result)
         self.heard.append(result)
+        if isinstance(result, StepDone):
+            self.late_ones_book_what_ran_and_emit_nothing(plan, late, self.reports[num_reports:])
         return result
+
+    def late_rows(self, plan: StepPlan) -> list[int]:
+        """Rows whose sequences have ended, or have lost their blocks, since the plan was sent."""
+        late = []
+        for row, (sequence_id, epoch) in enumerate(zip(plan.row_ids, plan.row_epochs, strict=True)):
+            sequence = self.batcher.sequences.get(sequence_id)
+            if sequence is None or sequence.status is not Status.RUNNING or sequence.epoch != epoch:
+                late.append(row)
+        return late
+
+    def late_ones_book_what_ran_and_emit_nothing(
+        self, plan: StepPlan, late: list[int], reports: list[StepReport]
+    ) -> None:
+        """A late row's span is in the report that follows, its token is not, nor anything that it might have meant."""
+        for row in late:
+            sequence_id, start = plan.row_ids[row], plan.row_starts[row]
+            spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
+            assert (sequence_id, start, start + plan.row_counts[row]) in spans, "what ran is not booked"
+            assert not any(sequence_id in r.token_sequence_ids for r in reports), "a void token is emitted"
+            assert not any(sequence_id in r.ended_ids for r in reports)
 
     def hear_again(self, result: StepResult) -> None:
         match result:
@@ -249,13 +298,7 @@ class EngineBench:
             life = self.lives[sequence_id]
             life.num_preempted += 1
             life.last_preempted_at = self._walk
-        size = self.limits.block_size
-        tables = {sequence_id: holding.table for sequence_id, holding in self.manager.holdings.items()}
-        for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
-            for block in tables[sequence_id][start // size : -(-(start + count) // size)]:
-                assert [i for i, table in tables.items() if block in table] == [sequence_id], (
-                    "a shared block is written"
-                )
+        never_write_a_shared_or_committed_block(self.manager, granted)
 
     def _check_plan(self, plan: StepPlan) -> None:
         limits = self.limits
@@ -298,45 +341,68 @@ class EngineBench:
             assert reused == read
             assert reused % self.limits.block_size == 0
             assert reused == life.admissions[number - 1]
-            assert number == life.account.books[sequence_id].num_admissions + 1, "admissions are numbered without gaps"
-            life.account.admit(sequence_id, number, reused, read)
+            assert number == life.account.books[sequence_id].num_heard.get(Side.PREFILL, 0) + 1, (
+                "admissions are numbered without gaps"
+            )
+            admission = Admission(number=number, reused=reused, read=read, miss=None, incarnation=1, at=0.0)
+            life.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
         assert spans == self._spans, "every row that ran is booked, and nothing else"
         self._spans = []
         for sequence_id, start, end in spans:
             assert self.lives[sequence_id].admissions, "a span before its admission"
-            self.lives[sequence_id].account.books[sequence_id].compute(start, end)
+            self.lives[sequence_id].account.apply(sequence_id, Span(start, end))
         for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
             assert start % self.limits.block_size == end % self.limits.block_size == 0
             assert end <= len(self.lives[sequence_id].prompt)
-            self.lives[sequence_id].account.write(sequence_id, start, end)
+            self.lives[sequence_id].account.apply(sequence_id, Written(start, end))
         for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
             life = self.lives[sequence_id]
             assert life.reason is None, "a token after the last"
             assert not life.aborted
             if not life.tokens:
-                life.account.first_token(sequence_id)
+                life.account.apply(sequence_id, FirstToken(0.0))
             life.tokens.append(token_id)
         for sequence_id, reason in zip(report.ended_ids, report.ended_reasons, strict=True):
             life = self.lives[sequence_id]
             assert life.reason is None
             life.reason = reason
-            book = life.account.books[sequence_id]
-            book.finish_reason, book.num_completion_tokens = FinishReason(reason), len(life.tokens)
+            life.account.complete(sequence_id, len(life.tokens), FinishReason(reason))
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
             life = self.lives[sequence_id]
             assert not life.terminal, "two Terminals"
             life.terminal, life.error = True, error
-            life.account.books[sequence_id].terminal = True
-            if error is not None and kind != ErrorKind.INVALID:
+            life.account.apply(sequence_id, Ended())
+            if error is not None and kind == ErrorKind.INVALID:
+                self.refused.add(sequence_id)
+            elif error is not None:
                 assert sequence_id in self._failing, "a sequence fails that was in no failed step"
                 self._failing.remove(sequence_id)
 
     def _check_not_ended(self, report: StepReport) -> None:
         for ids in (report.admitted_ids, report.span_ids, report.written_ids, report.token_sequence_ids):
             assert not any(self.lives[i].terminal for i in ids), "something is reported after a Terminal"
+
+    # ------------------------------------------------------------ at any time
+
+    def state(self) -> dict[str, object]:
+        """All that the scheduler and the block manager have on their minds, and what they have said."""
+        batcher, pool = self.batcher, self.manager.pool
+        return {
+            "sequences": {i: attrs.asdict(s) for i, s in batcher.sequences.items()},
+            "running": [s.id for s in batcher._running],
+            "waiting": [s.id for s in batcher._waiting.first(len(batcher._waiting))],
+            "in flight": [(s.plan.step, s.error) for s in batcher._in_flight._sent],
+            "broken": [s.plan.step for s in batcher._in_flight._broken],
+            "generation": batcher._in_flight.generation,
+            "news": [list(batcher._committed), list(batcher._failed), list(batcher._filled), list(batcher._frees)],
+            "tables": {i: list(h.table) for i, h in self.manager.holdings.items()},
+            "free": [list(pool._blank), pool.cached_blocks()],
+            "findable": dict(pool._index),
+            "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._next_step],
+        }
 
     # ------------------------------------------------------------ at the end
 
@@ -353,6 +419,21 @@ class EngineBench:
     def check_tokens_so_far(self) -> None:
         for life in self.lives.values():
             assert life.tokens == self.expected_tokens(life)[: len(life.tokens)]
+
+    def whatever_fits_alone_finishes(self) -> None:
+        """Refused is what does not fit into an empty engine, and nothing else; all others have had all their tokens.
+
+        Unless their clients left, or a step of theirs failed.
+        """
+        limits = self.limits
+        for life in self.lives.values():
+            length = len(life.prompt) + life.sampling.max_tokens
+            fits = length <= min(limits.max_model_len, (limits.num_blocks - 1) * limits.block_size)
+            assert life.terminal, "it never ends"
+            if life.error is None and not life.aborted:
+                assert life.reason is not None
+                assert life.tokens == self.expected_tokens(life)
+            assert (life.id in self.refused) == (not fits), "refused, although it fits, or the other way round"
 
     def check_at_rest(self) -> None:
         """Everything has ended, everything is free, and all books balance."""
@@ -374,9 +455,9 @@ class EngineBench:
         assert account.problems() == []
         for book in account.books.values():
             life = self.lives[book.sequence_id]
-            assert book.num_admissions == len(life.admissions)
+            assert book.num_heard.get(Side.PREFILL, 0) == len(life.admissions)
             if life.admissions:
-                assert book.reused == book.read == life.admissions[0]
+                assert book.granted[0].reused == book.read == life.admissions[0]
                 assert book.read <= len(life.prompt) - 1
                 assert self.limits.enable_prefix_caching or book.read == 0
             covered = book.read + book.computed_first + book.restored_first
@@ -385,7 +466,7 @@ class EngineBench:
                 assert book.restored_first == 0
         first = min(account.books.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]
-        assert prompt.cached == (self.lives[first.sequence_id].admissions or [None])[0]
+        assert shown(prompt.cached) == (self.lives[first.sequence_id].admissions or [None])[0]
         written = prompt.cache_write_tokens
         assert written % self.limits.block_size == 0
-        assert (prompt.cached or 0) + written <= prompt.num_prompt_tokens
+        assert (shown(prompt.cached) or 0) + written <= prompt.num_prompt_tokens

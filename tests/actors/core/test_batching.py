@@ -60,7 +60,7 @@ def test_long_prompts_are_chunked_and_decodes_come_first() -> None:
     bench.finish()
     bench.check_at_rest()
     assert long.admissions == [0]
-    assert long.account.num_written_tokens == 8
+    assert long.written == 8
 
 
 def test_equal_prompts_in_one_step_are_both_misses_with_one_owner() -> None:
@@ -77,7 +77,7 @@ def test_equal_prompts_in_one_step_are_both_misses_with_one_owner() -> None:
     bench.finish()
     bench.check_at_rest()
     assert (first.admissions, second.admissions) == ([0], [0])  # both waited for the same step
-    assert (first.account.num_written_tokens, second.account.num_written_tokens) == (8, 0)
+    assert (first.written, second.written) == (8, 0)
 
 
 @pytest.mark.parametrize("kind", [StepDone, StepFailed, StepDropped])
@@ -106,7 +106,7 @@ def test_a_failed_step_fails_its_sequences_and_nobody_else() -> None:
     bench.check_at_rest()
     assert poisoned.error == "FakeFault: the batch holds the poisoned token"
     assert poisoned.tokens == []
-    assert poisoned.account.record().cached_tokens is None
+    assert poisoned.cached is None
     assert other.reason == waiting.reason == "length"
 
 
@@ -122,8 +122,8 @@ def test_an_admission_in_a_dropped_step_is_withdrawn_uncounted() -> None:
     bench.finish()
     bench.check_at_rest()
     assert follower.admissions == [0]
-    assert follower.account.num_cached_tokens == 0
-    assert follower.account.num_written_tokens == 8
+    assert follower.cached == 0
+    assert follower.written == 8
 
 
 def test_a_preempted_sequence_resumes_where_it_was() -> None:
@@ -287,7 +287,7 @@ def test_an_abort_in_the_queue_ends_at_once_with_nothing_booked() -> None:
     bench.abort(waiting)
     assert waiting.terminal
     assert last_report(bench).terminal_ids == [waiting.id]
-    assert waiting.account.record().cached_tokens is None
+    assert waiting.cached is None
     bench.finish()
     bench.check_at_rest()
 
@@ -304,7 +304,7 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
     assert life.terminal
     assert life.tokens == []
     book = life.account.books[life.id]
-    assert (book.computed_first, life.account.num_written_tokens) == (10, 8)
+    assert (book.computed_first, life.written) == (10, 8)
     (again,) = bench.submit(PROMPT, 1)
     bench.finish()
     bench.check_at_rest()

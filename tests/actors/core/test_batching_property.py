@@ -1,9 +1,18 @@
-"""The engine's decisions as a whole: whatever happens to whom, clients get their tokens and the books balance."""
+"""The engine's decisions as a whole, each property by its name: whatever happens to whom.
+
+whatever fits alone finishes, and the books balance      TestEngine: `whatever_fits_alone_finishes` at its end
+never write a shared or committed block                  TestEngine: at every grant and every plan
+late ones book what ran and emit nothing                 TestEngine: at every result
+duplicate messages are no-ops                            TestDuplicates
+preempt and resume change neither output nor cached      TestPreemption, and beside an engine that has room
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine_bench import EngineBench, Life
-from hypothesis import settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -39,6 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(list(Policy)),
         threshold=st.sampled_from([0, 0, 1, 4]),
         sharing=st.booleans(),
+        step_overhead_tokens=st.sampled_from([0, 0, 8]),
         first=st.lists(PROMPTS, min_size=1, max_size=5),
         max_tokens=st.integers(1, 20),
     )
@@ -55,6 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
         policy: Policy,
         threshold: int,
         sharing: bool,
+        step_overhead_tokens: int,
         first: list[list[int]],
         max_tokens: int,
     ) -> None:
@@ -73,7 +84,9 @@ class EngineMachine(RuleBasedStateMachine):
         )
         # few different tokens, so that prompts can repeat what was drawn
         dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
-        self.bench = self.bench_type(limits, watermark=watermark, sharing=sharing, dials=dials)
+        self.bench = self.bench_type(
+            limits, watermark=watermark, sharing=sharing, step_overhead_tokens=step_overhead_tokens, dials=dials
+        )
         for prompt in first:
             self.bench.submit(self.fit(prompt, max_tokens), max_tokens)
 
@@ -136,9 +149,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def abort_what_has_ended(self) -> None:
         """An Abort that comes too late changes nothing."""
+        before = self.bench.state()
         for life in list(self.bench.lives.values()):
             if life.terminal:
                 self.bench.abort(life)
+        assert self.bench.state() == before
 
     @precondition(lambda self: self.bench.plans)
     @rule()
@@ -146,11 +161,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.run_one()
 
     @precondition(lambda self: self.bench.results)
-    @rule(again=st.booleans())
-    def hear(self, again: bool) -> None:
-        result = self.bench.hear_one()
-        if again:
-            self.bench.hear_again(result)
+    @rule()
+    def hear(self) -> None:
+        self.bench.hear_one()
 
     @rule(num_steps=st.integers(1, 12))
     def go_on(self, num_steps: int) -> None:
@@ -174,14 +187,6 @@ class EngineMachine(RuleBasedStateMachine):
         if self.bench.plans or self.bench.results:  # whose end makes the scheduler ask again
             self.bench.denied = {data.draw(st.sampled_from(self.live()), "sequence").id}
 
-    @precondition(lambda self: self.bench.heard)
-    @rule(data=st.data())
-    def hear_an_old_result(self, data: st.DataObject) -> None:
-        """Answers that were heard before say nothing."""
-        num_reports = len(self.bench.reports)
-        self.bench.hear_again(data.draw(st.sampled_from(self.bench.heard), "result"))
-        assert len(self.bench.reports) == num_reports
-
     # ------------------------------------------------------------ what must hold
 
     @invariant()
@@ -195,8 +200,98 @@ class EngineMachine(RuleBasedStateMachine):
             self.bench.denied = set()
             self.bench.pump()
             self.bench.finish()
+            self.bench.whatever_fits_alone_finishes()
             self.bench.check_at_rest()
 
 
+class Duplicates(EngineMachine):
+    """Everything is said twice; the second time it is no news."""
+
+    def same_as_before(self, say: Callable[[], object]) -> None:
+        before = self.bench.state()
+        say()
+        assert self.bench.state() == before, "a duplicate message has changed something"
+
+    @precondition(lambda self: self.bench.heard)
+    @rule(data=st.data())
+    def duplicate_results_are_no_ops(self, data: st.DataObject) -> None:
+        """StepDone, StepFailed or StepDropped, the last one heard or any before it."""
+        result = data.draw(st.sampled_from(self.bench.heard), "result")
+        self.same_as_before(lambda: self.bench.hear_again(result))
+        self.same_as_before(lambda: self.bench.hear_again(self.bench.heard[-1]))
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def duplicate_aborts_are_no_ops(self, data: st.DataObject) -> None:
+        """Of one that waits, runs, or has a row in flight."""
+        life = data.draw(st.sampled_from(self.live()), "sequence")
+        self.bench.abort(life)
+        self.same_as_before(lambda: self.bench.abort(life))
+
+    @precondition(lambda self: self.bench.results)
+    @rule()
+    def hear_twice(self) -> None:
+        result = self.bench.hear_one()
+        self.same_as_before(lambda: self.bench.hear_again(result))
+
+
+class Preemption(EngineMachine):
+    """Follows what each sequence was told at its first admission."""
+
+    @invariant()
+    def preempt_and_resume_change_neither_output_nor_cached(self) -> None:
+        """What a client was told to be cached stays; its tokens are those of an engine that never preempts."""
+        if not hasattr(self, "bench"):
+            return
+        told = self.__dict__.setdefault("told", {})
+        for life in self.bench.lives.values():
+            if life.cached is not None:
+                assert told.setdefault(life.id, life.cached) == life.cached, "cached has changed"
+        self.bench.check_tokens_so_far()
+
+
+@given(
+    prompts=st.lists(PROMPTS, min_size=2, max_size=4),
+    max_tokens=st.integers(4, 16),
+    room=st.integers(0, 3),
+    caching=st.booleans(),
+)
+def test_preempt_and_resume_change_neither_output_nor_cached(
+    prompts: list[list[int]], max_tokens: int, room: int, caching: bool
+) -> None:
+    """The same requests, together where there is hardly room for one, and together where there is room for all.
+
+    Texts are the same. So is `cached` of those that were admitted together, whatever happened to them later.
+    """
+    num_needed = max(-(-(len(prompt) + max_tokens) // 4) for prompt in prompts)
+    outcomes = []
+    for usable in (num_needed + room, 200):
+        limits = Limits(
+            block_size=4,
+            num_blocks=usable + 1,
+            max_num_seqs=4,
+            max_num_batched_tokens=200,
+            max_model_len=60,
+            enable_prefix_caching=caching,
+        )
+        bench = EngineBench(limits)
+        lives = [bench.submit(prompt, max_tokens)[0] for prompt in prompts]
+        told = {}
+        while any(not life.terminal for life in lives):
+            bench.step()
+            for life in lives:
+                if life.cached is not None:
+                    told.setdefault(life.id, life.cached)
+        bench.check_at_rest()
+        assert {life.id: life.cached for life in lives} == told
+        outcomes.append((lives, [life.tokens for life in lives]))
+    (tight, tight_tokens), (roomy, roomy_tokens) = outcomes
+    assert tight_tokens == roomy_tokens
+    assert all(life.num_preempted == 0 for life in roomy)
+    event("preempted" if any(life.num_preempted for life in tight) else "not preempted")
+
+
 TestEngine = EngineMachine.TestCase
+TestDuplicates = Duplicates.TestCase
+TestPreemption = Preemption.TestCase
 TestEngine.settings = settings(max_examples=max(120, settings.default.max_examples))

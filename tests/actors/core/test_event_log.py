@@ -48,7 +48,13 @@ class MirroredManager(BlockManagerCore):
 
 class MirroredBench(EngineBench):
     def __init__(
-        self, limits: Limits, *, watermark: int = 0, sharing: bool = False, dials: Dials | None = None
+        self,
+        limits: Limits,
+        *,
+        watermark: int = 0,
+        sharing: bool = False,
+        step_overhead_tokens: int = 0,
+        dials: Dials | None = None,
     ) -> None:
         super().__init__(limits, watermark=watermark, sharing=sharing, dials=dials)
         self.manager: MirroredManager = MirroredManager(
@@ -56,6 +62,7 @@ class MirroredBench(EngineBench):
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
             share_pending_prefixes=sharing,
+            step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
             roots=tuple(root_of(domain, limits.block_size) for domain in "ab"),
         )

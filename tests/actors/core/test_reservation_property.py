@@ -1,236 +1,160 @@
-"""The block manager against a naive oracle, under any interleaving of proposals, results, failures and ends."""
+"""What must hold of the block manager, each by its name: any proposals, results, failures and ends, in any order.
+
+One state machine a property, all with the rules of `reservation_rules.py`:
+
+    free + held + null = total                               TestConservation
+    reference 0 <=> in the free list                         TestFreeList
+    never write a shared or committed block                  TestWrites
+    cached equals the list-scan oracle, and all else, too    TestOracle
+    cached is whole blocks, and less than the prompt         TestCachedLength
+    cached grows when a prompt is extended                   TestExtension
+    distinct domains never share                             TestDomains
+    a failed step leaves no pending key reachable            TestFailedSteps
+"""
 
 from __future__ import annotations
 
-import attrs
-from block_oracle import Content, NaiveManager, Outcome
+from copy import deepcopy
+
+from block_oracle import NaiveManager, Outcome
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from proposals import Candidate, keys_of, reserve, written_of
+from hypothesis.stateful import invariant, precondition, rule
+from properties import never_write_a_shared_or_committed_block
+from proposals import Candidate, reserve, reused_of, written_of
+from reservation_rules import PROMPTS, ReservationRules
 
-from quipu.actors.core.reservation import BlockManagerCore
-
-MAX_IN_FLIGHT = 3
-MAX_OUTPUTS = 7
-
-TRUNK = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1]
-PROMPTS = st.builds(
-    lambda shared, own: TRUNK[:shared] + own, st.integers(0, len(TRUNK)), st.lists(st.integers(0, 1), max_size=3)
-).filter(bool)
-"""Prompts that often begin alike."""
+from quipu.actors.messages import Granted, Reserve
 
 
-@attrs.define(eq=False)
-class Sequence:
-    id: int
-    domain: str
-    tokens: list[int]
-    num_prompt_tokens: int
-    running: bool = False
-    computed: int = 0
-    pending: int = 0
-    num_keyed: int = 0
-    """Blocks whose keys the manager was given."""
-    life: int = 0
-    """Raised whenever it loses its blocks; rows of an earlier life are void."""
-
-    @property
-    def remaining(self) -> int:
-        return len(self.tokens) + self.pending - self.computed
-
-    def lose_blocks(self) -> None:
-        self.running = False
-        self.computed = self.pending = 0
-        self.life += 1
+class Conservation(ReservationRules):
+    @precondition(lambda self: hasattr(self, "manager"))
+    @invariant()
+    def free_and_held_and_null_make_the_total(self) -> None:
+        """However many hold it, a block is in one place."""
+        pool = self.manager.pool
+        held = {block for holding in self.manager.holdings.values() for block in holding.table}
+        assert pool.num_free + len(held) + 1 == pool.num_blocks == self.usable + 1
+        assert 0 not in held, "the null block is held"
 
 
-@attrs.frozen
-class Row:
-    sequence: Sequence
-    life: int
-    start: int
-    end: int
-    samples: bool
-    first: bool
+class FreeList(ReservationRules):
+    @precondition(lambda self: hasattr(self, "manager"))
+    @invariant()
+    def reference_0_means_in_the_free_list(self) -> None:
+        """And in it once; references are the tables in which a block stands."""
+        pool = self.manager.pool
+        free = [*pool._blank, *pool.cached_blocks()]
+        tables = [holding.table for holding in self.manager.holdings.values()]
+        for block in range(1, pool.num_blocks):
+            num_holders = sum(block in table for table in tables)
+            assert pool._references[block] == num_holders
+            assert free.count(block) == (num_holders == 0)
+            assert pool.is_free(block) == (num_holders == 0)
+        assert 0 not in free, "the null block is free"
+        self.manager.check()
 
 
-class ReservationMachine(RuleBasedStateMachine):
-    """Plays the scheduler, freely: any rows, chunks, victims and candidates that a scheduler could propose."""
+class Writes(ReservationRules):
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        never_write_a_shared_or_committed_block(self.manager, granted)
 
-    @initialize(
-        size=st.integers(1, 4),
-        usable=st.integers(2, 12),
-        caching=st.sampled_from([True] * 5 + [False]),
-        watermark=st.integers(0, 2),
-        prompts=st.lists(PROMPTS, min_size=2, max_size=5),
-    )
-    def start(self, size: int, usable: int, caching: bool, watermark: int, prompts: list[list[int]]) -> None:
-        self.size, self.usable, self.caching = size, usable, caching
-        self.manager = BlockManagerCore(usable + 1, size, enable_prefix_caching=caching, watermark_blocks=watermark)
-        self.oracle = NaiveManager(usable + 1, size, caching=caching, watermark=watermark)
-        self.sequences: dict[int, Sequence] = {}
-        self.num_prompt_tokens: dict[int, int] = {}
-        self.in_flight: list[tuple[int, list[Row]]] = []
-        self.step = 1
-        self.next_id = 1
-        self.seen: dict[Content, bytes] = {}
-        self.forget_news()
-        for tokens in prompts:
-            self.submit("a", tokens)
 
-    def forget_news(self) -> None:
-        self.failed: list[int] = []
-        self.committed: list[int] = []
-        self.filled: list[tuple[int, int, Content]] = []
-        self.frees: list[int] = []
+class CachedLength(ReservationRules):
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        """`cached` is whole blocks; one token at least is computed; without caching it is 0."""
+        for sequence_id, cached in reused_of(granted).items():
+            assert cached % self.size == 0
+            assert 0 <= cached <= len(self.sequences[sequence_id].tokens) - 1
+            assert self.caching or cached == 0
 
-    @property
-    def running(self) -> list[Sequence]:
-        return [s for s in self.sequences.values() if s.running]
 
-    @property
-    def waiting(self) -> list[Sequence]:
-        return [s for s in self.sequences.values() if not s.running]
+class Extension(ReservationRules):
+    @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=9))
+    def cached_grows_when_a_prompt_is_extended(self, data: st.DataObject, more: list[int]) -> None:
+        """In the same state of the cache, a prompt finds no less than what it begins with does."""
+        known = st.sampled_from([s.tokens for s in self.sequences.values()]) if self.sequences else PROMPTS
+        prompt = data.draw(known | PROMPTS, "prompt")
+        prompt = prompt[: self.usable * self.size - 1]
+        found = cached_of(self, prompt, "a")
+        assert cached_of(self, (prompt + more)[: self.usable * self.size], "a") >= found
 
-    # ------------------------------------------------------------ what can happen
 
-    @precondition(lambda self: len(self.waiting) < 6)
-    @rule(domain=st.sampled_from("aab"), tokens=PROMPTS)
-    def submit(self, domain: str, tokens: list[int]) -> None:
-        tokens = tokens[: self.usable * self.size]
-        self.sequences[self.next_id] = Sequence(self.next_id, domain, tokens, len(tokens))
-        self.num_prompt_tokens[self.next_id] = len(tokens)
-        self.next_id += 1
+def cached_of(machine: ReservationRules, tokens: list[int], domain: str) -> int:
+    """What a prompt would be granted now, were nobody else there. Changes nothing."""
+    manager = deepcopy(machine.manager)
+    news = reserve(machine.step, machine.size, free=list(manager.holdings))
+    manager.walk(news)
+    candidate = Candidate(machine.next_id, tokens, len(tokens), domain)
+    granted = manager.walk(reserve(machine.step, machine.size, candidates=[candidate]))
+    return reused_of(granted)[candidate.id]
+
+
+class Domains(ReservationRules):
+    """Follows whose tokens each block holds."""
+
+    def begin(self) -> None:
+        self.writers: dict[int, str] = {}
+        self.domains: dict[int, str] = {}
+
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        self.domains |= {candidate.id: candidate.domain for candidate in offered}
+        for sequence_id, start in zip(granted.sequence_ids, granted.starts, strict=True):
+            table = self.manager.holdings[sequence_id].table
+            if sequence_id in granted.admitted_ids:
+                read = {self.writers[block] for block in table[: start // self.size]}
+                assert read <= {self.domains[sequence_id]}, "a block of another domain is granted"
+        for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
+            table = self.manager.holdings[sequence_id].table
+            for block in table[start // self.size : -(-(start + count) // self.size)]:
+                self.writers[block] = self.domains[sequence_id]
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
-    def submit_what_was_seen(self, data: st.DataObject) -> None:
-        """A prompt that repeats another sequence's tokens, outputs included, and goes on."""
-        other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
-        self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"))
+    def distinct_domains_never_share(self, data: st.DataObject) -> None:
+        """A domain that has sent nothing finds nothing, whatever it asks for."""
+        like = data.draw(st.sampled_from(list(self.sequences.values())), "like")
+        tokens = [*like.tokens, 0][: self.usable * self.size]
+        assert cached_of(self, tokens, "nobody") == 0
 
-    @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
-    @rule(data=st.data())
-    def propose(self, data: st.DataObject) -> None:
-        capacity = self.usable * self.size
-        able = [s for s in self.running if s.remaining and s.computed < capacity]
-        chosen = data.draw(st.permutations(able), "rows")[: data.draw(st.integers(0, len(able)), "of them")]
-        rows = [
-            (s.id, s.computed, data.draw(st.integers(1, min(s.remaining, capacity - s.computed)), "count"))
-            for s in chosen
-        ]
-        victims = data.draw(st.permutations([s.id for s in self.running]), "victims")
-        candidates = self.waiting[: data.draw(st.integers(0, 4), "candidates")]
-        self.walk(rows, victims, candidates, data.draw(st.integers(0, 24), "budget"))
 
-    @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
-    @rule()
-    def propose_everything(self) -> None:
-        """As the real scheduler does: every running sequence advances, the waiting ones follow."""
-        capacity = self.usable * self.size
-        able = [s for s in self.running if s.remaining and s.computed < capacity]
-        rows = [(s.id, s.computed, s.remaining) for s in able if s.computed + s.remaining <= capacity]
-        self.walk(rows, [s.id for s in reversed(self.running)], self.waiting, 32)
+class FailedSteps(ReservationRules):
+    """Follows which step was the last to write to each block."""
 
-    @rule(bits=st.integers(0, 2**16 - 1), num_steps=st.integers(1, 8), overlap=st.integers(0, 2))
-    def generate(self, bits: int, num_steps: int, overlap: int) -> None:
-        """Some steps in a row, `overlap` of them in flight at a walk; tokens are drawn from `bits`."""
-        for _ in range(num_steps):
-            while len(self.in_flight) > overlap:
-                bits = self.finish(bits)
-            self.propose_everything()
+    def begin(self) -> None:
+        self.last_step: dict[int, int] = {}
+        self.failed_steps: set[int] = set()
 
-    @precondition(lambda self: self.failed or self.committed or self.filled or self.frees)
-    @rule()
-    def tell(self) -> None:
-        """A proposal without rows or candidates: only news."""
-        self.walk([], [], [], 0)
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        self.failed_steps.update(proposal.failed_steps)
+        for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
+            table = self.manager.holdings[sequence_id].table
+            for block in table[start // self.size : -(-(start + count) // self.size)]:
+                self.last_step[block] = proposal.step
+        self.a_failed_step_leaves_no_pending_key_reachable()
 
-    @precondition(lambda self: self.in_flight)
-    @rule(bits=st.integers(0, 15))
-    def finish_step(self, bits: int) -> None:
-        self.finish(bits)
+    def a_failed_step_leaves_no_pending_key_reachable(self) -> None:
+        """What can be found was written by a step that has not failed; no more was granted as cached, either."""
+        pool = self.manager.pool
+        for block in pool._index.values():
+            assert self.last_step[block] not in self.failed_steps, "a block can be found that a failed step wrote"
+            assert pool.pending_step(block) not in self.failed_steps
 
-    def finish(self, bits: int) -> int:
-        """The oldest step is done and has drawn the lowest of `bits`; what is left of them."""
-        step, rows = self.in_flight.pop(0)
-        self.committed.append(step)
-        for row in rows:
-            sequence = row.sequence
-            if row.life != sequence.life or not sequence.running:
-                continue
-            if row.samples:
-                sequence.tokens.append(bits & 1)
-                bits >>= 1
-                sequence.pending -= 1
-            for index in range(sequence.num_keyed, row.end // self.size):
-                content = (sequence.domain, tuple(sequence.tokens[: (index + 1) * self.size]))
-                self.filled.append((sequence.id, index, content))
-                sequence.num_keyed = index + 1
-            num_outputs = len(sequence.tokens) - sequence.num_prompt_tokens
-            if num_outputs == MAX_OUTPUTS or len(sequence.tokens) > self.usable * self.size:
-                self.end(sequence)
-        return bits
 
-    @precondition(lambda self: self.in_flight)
-    @rule()
-    def fail_step(self) -> None:
-        """The oldest step raises; those after it are dropped with it."""
-        broken, self.in_flight = self.in_flight, []
-        for step, rows in reversed(broken):
-            self.failed.append(step)
-            for row in reversed(rows):
-                sequence = row.sequence
-                if row.life != sequence.life or not sequence.running:
-                    continue
-                if step == broken[0][0]:
-                    self.end(sequence)
-                elif row.first:
-                    self.frees.append(sequence.id)
-                    sequence.lose_blocks()
-                else:
-                    sequence.computed = row.start
-                    sequence.pending -= row.samples
+class Oracle(ReservationRules):
+    """The manager beside one that is written the slow way; also the properties above, by another road."""
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.end(data.draw(st.sampled_from(self.running), "sequence"))
+    def begin(self) -> None:
+        self.oracle = NaiveManager(self.usable + 1, self.size, caching=self.caching, watermark=self.watermark)
 
-    def end(self, sequence: Sequence) -> None:
-        self.frees.append(sequence.id)
-        sequence.lose_blocks()
-        del self.sequences[sequence.id]
-
-    # ------------------------------------------------------------ one walk, twice
-
-    def walk(
-        self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int
-    ) -> None:
-        offered = [Candidate(s.id, list(s.tokens), s.num_prompt_tokens, s.domain) for s in candidates]
-        granted = self.manager.walk(
-            reserve(
-                self.step,
-                self.size,
-                failed=self.failed,
-                committed=self.committed,
-                filled=[(i, index, self.key(content)) for i, index, content in self.filled],
-                free=self.frees,
-                rows=rows,
-                victims=victims,
-                candidates=offered,
-                budget=budget,
-            )
-        )
-        expected = self.walk_oracle(rows, victims, offered, budget)
-        self.forget_news()
-
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        rows = list(zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True))
+        expected = self.walk_oracle(rows, proposal.victim_ids, offered, proposal.token_budget)
+        assert reused_of(granted) == expected.reused, "cached is not what the list scan finds"
         assert (
             list(zip(granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True))
             == expected.rows
         )
-        assert dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True)) == expected.reused
         assert granted.preempted_ids == expected.preempted
         blocks = [
             (sequence_id, position // self.size)
@@ -240,11 +164,6 @@ class ReservationMachine(RuleBasedStateMachine):
         assert blocks == expected.written
         assert granted.num_free_blocks == self.oracle.num_free
         assert granted.num_cached_blocks == len(self.oracle.cached)
-        for sequence_id, reused in expected.reused.items():
-            assert reused % self.size == 0
-            assert reused < len(self.sequences[sequence_id].tokens), "at least one token is computed"
-            assert self.caching or reused == 0
-        self.follow(expected)
 
     def walk_oracle(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Candidate], budget: int
@@ -264,49 +183,15 @@ class ReservationMachine(RuleBasedStateMachine):
         oracle.announce(self.step, outcome)
         return outcome
 
-    def follow(self, outcome: Outcome) -> None:
-        """Move the sequences on as the walk said."""
-        for sequence_id in outcome.preempted:
-            self.sequences[sequence_id].lose_blocks()
-        sent = []
-        for sequence_id, start, count, _blocks in outcome.rows:
-            sequence = self.sequences[sequence_id]
-            first = sequence_id in outcome.reused
-            if first:
-                sequence.running = True
-                sequence.num_keyed = len(sequence.tokens) // self.size
-            sequence.computed = start + count
-            samples = sequence.remaining == 0
-            sequence.pending += samples
-            sent.append(Row(sequence, sequence.life, start, start + count, samples, first))
-        if sent:
-            self.in_flight.append((self.step, sent))
-            self.step += 1
-
-    def key(self, content: Content) -> bytes:
-        if content not in self.seen:
-            domain, tokens = content
-            self.seen[content] = keys_of(domain, tokens, self.size)[-1]
-        return self.seen[content]
-
-    # ------------------------------------------------------------ what must always hold
-
+    @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def every_block_is_in_one_place(self) -> None:
-        if not hasattr(self, "manager"):
-            return
-        self.manager.check()
-        held = {block for holding in self.manager.holdings.values() for block in holding.table}
-        assert len(held) + self.manager.pool.num_free + 1 == self.usable + 1
+    def tables_are_the_oracles(self) -> None:
         assert {i: h.table for i, h in self.manager.holdings.items()} == self.oracle.tables
-        for number in range(1, self.usable + 1):
-            assert self.manager.pool.is_free(number) == (number not in held)
 
+    @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def what_can_be_found_is_what_the_oracle_finds(self) -> None:
         """Everything ever announced leads to the oracle's block, or nowhere where the oracle has lost it."""
-        if not hasattr(self, "manager"):
-            return
         for block in self.oracle.blocks:
             if block.content is not None:
                 self.key(block.content)
@@ -315,5 +200,21 @@ class ReservationMachine(RuleBasedStateMachine):
             assert self.manager.pool.match([key], 1) == ([] if number is None else [number])
 
 
-TestReservation = ReservationMachine.TestCase
-TestReservation.settings = settings(max_examples=max(200, settings.default.max_examples))
+AT_LEAST = settings(max_examples=max(80, settings.default.max_examples))
+
+TestConservation = Conservation.TestCase
+TestConservation.settings = AT_LEAST
+TestFreeList = FreeList.TestCase
+TestFreeList.settings = AT_LEAST
+TestWrites = Writes.TestCase
+TestWrites.settings = AT_LEAST
+TestCachedLength = CachedLength.TestCase
+TestCachedLength.settings = AT_LEAST
+TestExtension = Extension.TestCase
+TestExtension.settings = AT_LEAST
+TestDomains = Domains.TestCase
+TestDomains.settings = AT_LEAST
+TestFailedSteps = FailedSteps.TestCase
+TestFailedSteps.settings = AT_LEAST
+TestOracle = Oracle.TestCase
+TestOracle.settings = settings(max_examples=max(200, settings.default.max_examples))

@@ -1,0 +1,262 @@
+"""What can happen to a block manager, as rules of a Hypothesis state machine: it plays the scheduler, freely.
+
+Any rows, chunks, victims and candidates that a scheduler could propose; results, failures and ends in any order. A
+machine of `test_reservation_property.py` adds what must hold, after a walk (`check_walk`) or at any time.
+"""
+
+from __future__ import annotations
+
+import attrs
+from block_oracle import Content
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from proposals import Candidate, keys_of, reserve
+
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.messages import Granted, Reserve
+
+MAX_IN_FLIGHT = 3
+MAX_OUTPUTS = 7
+
+TRUNK = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1]
+PROMPTS = st.builds(
+    lambda shared, own: TRUNK[:shared] + own, st.integers(0, len(TRUNK)), st.lists(st.integers(0, 1), max_size=3)
+).filter(bool)
+"""Prompts that often begin alike."""
+
+
+@attrs.define(eq=False)
+class Sequence:
+    id: int
+    domain: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    running: bool = False
+    computed: int = 0
+    pending: int = 0
+    num_keyed: int = 0
+    """Blocks whose keys the manager was given."""
+    life: int = 0
+    """Raised whenever it loses its blocks; rows of an earlier life are void."""
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) + self.pending - self.computed
+
+    def lose_blocks(self) -> None:
+        self.running = False
+        self.computed = self.pending = 0
+        self.life += 1
+
+
+@attrs.frozen
+class Row:
+    sequence: Sequence
+    life: int
+    start: int
+    end: int
+    samples: bool
+    first: bool
+
+
+class ReservationRules(RuleBasedStateMachine):
+    """One block manager, and the sequences that it serves."""
+
+    @initialize(
+        size=st.integers(1, 4),
+        usable=st.integers(2, 12),
+        caching=st.sampled_from([True] * 5 + [False]),
+        watermark=st.integers(0, 2),
+        prompts=st.lists(PROMPTS, min_size=2, max_size=5),
+    )
+    def start(self, size: int, usable: int, caching: bool, watermark: int, prompts: list[list[int]]) -> None:
+        self.size, self.usable, self.caching, self.watermark = size, usable, caching, watermark
+        self.manager = BlockManagerCore(usable + 1, size, enable_prefix_caching=caching, watermark_blocks=watermark)
+        self.sequences: dict[int, Sequence] = {}
+        self.num_prompt_tokens: dict[int, int] = {}
+        self.in_flight: list[tuple[int, list[Row]]] = []
+        self.step = 1
+        self.next_id = 1
+        self.seen: dict[Content, bytes] = {}
+        self.forget_news()
+        self.begin()
+        for tokens in prompts:
+            self.submit("a", tokens)
+
+    def begin(self) -> None:
+        """The manager is there; nothing has happened."""
+
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        """A walk has been done."""
+
+    def forget_news(self) -> None:
+        self.failed: list[int] = []
+        self.committed: list[int] = []
+        self.filled: list[tuple[int, int, Content]] = []
+        self.frees: list[int] = []
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [s for s in self.sequences.values() if s.running]
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return [s for s in self.sequences.values() if not s.running]
+
+    # ------------------------------------------------------------ what can happen
+
+    @precondition(lambda self: len(self.waiting) < 6)
+    @rule(domain=st.sampled_from("aab"), tokens=PROMPTS)
+    def submit(self, domain: str, tokens: list[int]) -> None:
+        tokens = tokens[: self.usable * self.size]
+        self.sequences[self.next_id] = Sequence(self.next_id, domain, tokens, len(tokens))
+        self.num_prompt_tokens[self.next_id] = len(tokens)
+        self.next_id += 1
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def submit_what_was_seen(self, data: st.DataObject) -> None:
+        """A prompt that repeats another sequence's tokens, outputs included, and goes on."""
+        other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
+        self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"))
+
+    @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
+    @rule(data=st.data())
+    def propose(self, data: st.DataObject) -> None:
+        capacity = self.usable * self.size
+        able = [s for s in self.running if s.remaining and s.computed < capacity]
+        chosen = data.draw(st.permutations(able), "rows")[: data.draw(st.integers(0, len(able)), "of them")]
+        rows = [
+            (s.id, s.computed, data.draw(st.integers(1, min(s.remaining, capacity - s.computed)), "count"))
+            for s in chosen
+        ]
+        victims = data.draw(st.permutations([s.id for s in self.running]), "victims")
+        candidates = self.waiting[: data.draw(st.integers(0, 4), "candidates")]
+        self.walk(rows, victims, candidates, data.draw(st.integers(0, 24), "budget"))
+
+    @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
+    @rule()
+    def propose_everything(self) -> None:
+        """As the real scheduler does: every running sequence advances, the waiting ones follow."""
+        capacity = self.usable * self.size
+        able = [s for s in self.running if s.remaining and s.computed < capacity]
+        rows = [(s.id, s.computed, s.remaining) for s in able if s.computed + s.remaining <= capacity]
+        self.walk(rows, [s.id for s in reversed(self.running)], self.waiting, 32)
+
+    @rule(bits=st.integers(0, 2**16 - 1), num_steps=st.integers(1, 8), overlap=st.integers(0, 2))
+    def generate(self, bits: int, num_steps: int, overlap: int) -> None:
+        """Some steps in a row, `overlap` of them in flight at a walk; tokens are drawn from `bits`."""
+        for _ in range(num_steps):
+            while len(self.in_flight) > overlap:
+                bits = self.finish(bits)
+            self.propose_everything()
+
+    @precondition(lambda self: self.failed or self.committed or self.filled or self.frees)
+    @rule()
+    def tell(self) -> None:
+        """A proposal without rows or candidates: only news."""
+        self.walk([], [], [], 0)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(bits=st.integers(0, 15))
+    def finish_step(self, bits: int) -> None:
+        self.finish(bits)
+
+    def finish(self, bits: int) -> int:
+        """The oldest step is done and has drawn the lowest of `bits`; what is left of them."""
+        step, rows = self.in_flight.pop(0)
+        self.committed.append(step)
+        for row in rows:
+            sequence = row.sequence
+            if row.life != sequence.life or not sequence.running:
+                continue
+            if row.samples:
+                sequence.tokens.append(bits & 1)
+                bits >>= 1
+                sequence.pending -= 1
+            for index in range(sequence.num_keyed, row.end // self.size):
+                content = (sequence.domain, tuple(sequence.tokens[: (index + 1) * self.size]))
+                self.filled.append((sequence.id, index, content))
+                sequence.num_keyed = index + 1
+            num_outputs = len(sequence.tokens) - sequence.num_prompt_tokens
+            if num_outputs == MAX_OUTPUTS or len(sequence.tokens) > self.usable * self.size:
+                self.end(sequence)
+        return bits
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def fail_step(self) -> None:
+        """The oldest step raises; those after it are dropped with it."""
+        broken, self.in_flight = self.in_flight, []
+        for step, rows in reversed(broken):
+            self.failed.append(step)
+            for row in reversed(rows):
+                sequence = row.sequence
+                if row.life != sequence.life or not sequence.running:
+                    continue
+                if step == broken[0][0]:
+                    self.end(sequence)
+                elif row.first:
+                    self.frees.append(sequence.id)
+                    sequence.lose_blocks()
+                else:
+                    sequence.computed = row.start
+                    sequence.pending -= row.samples
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(self.running), "sequence"))
+
+    def end(self, sequence: Sequence) -> None:
+        self.frees.append(sequence.id)
+        sequence.lose_blocks()
+        del self.sequences[sequence.id]
+
+    # ------------------------------------------------------------ one walk
+
+    def walk(
+        self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int
+    ) -> None:
+        offered = [Candidate(s.id, list(s.tokens), s.num_prompt_tokens, s.domain) for s in candidates]
+        proposal = reserve(
+            self.step,
+            self.size,
+            failed=self.failed,
+            committed=self.committed,
+            filled=[(i, index, self.key(content)) for i, index, content in self.filled],
+            free=self.frees,
+            rows=rows,
+            victims=victims,
+            candidates=offered,
+            budget=budget,
+        )
+        granted = self.manager.walk(proposal)
+        self.check_walk(proposal, granted, offered)
+        self.forget_news()
+        self.follow(granted)
+
+    def follow(self, granted: Granted) -> None:
+        """Move the sequences on as the walk said."""
+        for sequence_id in granted.preempted_ids:
+            self.sequences[sequence_id].lose_blocks()
+        sent = []
+        for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
+            sequence = self.sequences[sequence_id]
+            first = sequence_id in granted.admitted_ids
+            if first:
+                sequence.running = True
+                sequence.num_keyed = len(sequence.tokens) // self.size
+            sequence.computed = start + count
+            samples = sequence.remaining == 0
+            sequence.pending += samples
+            sent.append(Row(sequence, sequence.life, start, start + count, samples, first))
+        if sent:
+            self.in_flight.append((self.step, sent))
+            self.step += 1
+
+    def key(self, content: Content) -> bytes:
+        if content not in self.seen:
+            domain, tokens = content
+            self.seen[content] = keys_of(domain, tokens, self.size)[-1]
+        return self.seen[content]
