@@ -13,7 +13,7 @@ PEERS := .peers/vllm
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts
 
-.PHONY: help install install-test serve test test-long mutants lint types layers pytest format peers dist clean
+.PHONY: help install install-test serve test test-long kill-ledger mutants lint types layers pytest format peers dist clean
 
 help: ## say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ test: install-test lint types layers pytest ## lint, types, layers and tests
 
 test-long: install-test ## the same properties, much deeper
 	$(BIN)/python -m pytest --hypothesis-profile long
+
+kill-ledger: install-test ## kill servers 200 times, and see that no usage record is lost or doubled
+	@$(BIN)/python -m tests.e2e.ledger_kills $(ARGS)
 
 mutants: install-test ## plant each known fault in a copy, and see its trap catch it
 	@$(BIN)/python scripts/mutants.py $(ARGS)

@@ -14,10 +14,6 @@ from typing import Any, Final
 
 import attrs
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import postgresql, sqlite
 
 from quipu.actors.ledger.entries import Entry, EntryKind
@@ -95,27 +91,41 @@ def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
 
 def migrate(engine: sa.Engine) -> None:
     """Bring the schema to HEAD. Raises LedgerError for one that is newer, SQLAlchemyError where it is away."""
-    config = Config()
-    config.set_main_option("script_location", "quipu.actors.ledger:migrations")
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-        found = MigrationContext.configure(connection).get_current_revision()
-        if found == HEAD:
-            return
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        if found is not None and found not in known:
-            raise LedgerError(
-                f"the ledger's database has schema {found}, newer than this quipu's {HEAD}: upgrade quipu"
-            )
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        found = _version(connection)
+        if found != HEAD:
+            _upgrade(connection, found)
+
+
+def _upgrade(connection: sa.Connection, found: str | None) -> None:
+    # slow to load, and most starts find nothing to do
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", "quipu.actors.ledger:migrations")
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise LedgerError(f"the ledger's database has schema {found}, newer than this quipu's {HEAD}: upgrade quipu")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _version(connection: sa.Connection) -> str | None:
+    """As Alembic keeps it; None: there is no ledger here yet."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    return None if found is None else str(found)
 
 
 def check_version(engine: sa.Engine) -> None:
     """For readers, who change nothing. Raises LedgerError where the schema is not HEAD."""
     with engine.connect() as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
+        found = _version(connection)
     if found is None:
         raise LedgerError("there is no ledger in this database yet")
     if found != HEAD:

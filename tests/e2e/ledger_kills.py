@@ -1,0 +1,221 @@
+"""Servers that are killed at random moments, and clients that remember every answer that they saw whole.
+
+`python -m tests.e2e.ledger_kills --kills 200 --executor reference` is `make kill-ledger`; the test command does the
+same with fewer kills on the fake executor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+from tests.e2e.prompts import token_prompt
+from tests.e2e.servers import Server, eventually, has_ended, start_quipu
+
+from quipu.actors.ledger.checking import verify
+from quipu.actors.ledger.entries import EntryKind
+from quipu.actors.ledger.folder import LedgerFolder
+from quipu.actors.ledger.reading import entries_behind, open_reader
+from quipu.actors.ledger.segments import BEGINNING
+
+NUM_CLIENTS = 10
+SMALL_SEGMENT = 256 * 1024
+"""Of which many are filled and deleted in one run."""
+
+
+@attrs.define
+class Tally:
+    """What clients saw, over all lives of one ledger."""
+
+    seen: dict[str, tuple[int, int, int]] = attrs.field(factory=dict)
+    """Prompt, cached and completion tokens of every whole answer, by the server's request id."""
+    num_broken: int = 0
+    """Answers that a kill cut off."""
+    num_open: int = 0
+    """Requests that the server had admitted and not closed when it was killed."""
+    num_torn: int = 0
+    problems: list[str] = attrs.field(factory=list)
+
+
+def kill_again_and_again(folder: Path, *, num_kills: int, seed: int, flags: list[str]) -> Tally:
+    """Kill a server `num_kills` times, each time in another moment, and check the ledger after each."""
+    chooser = random.Random(seed)
+    tally = Tally()
+    data_dir = folder / "data"
+    for life in range(num_kills + 1):
+        was_admitted = _admitted(data_dir)
+        process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
+        server = Server(process, log_path)
+        is_last = life == num_kills
+        try:
+            if not is_last and chooser.random() < 0.15:  # in its start, perhaps in its recovery
+                time.sleep(chooser.uniform(0.3, 2.5))
+            else:
+                server.url = eventually(lambda server=server: _listening(server), "the server listens")[0]["url"][0]
+                server.wait_ready()
+                _serve_until_killed(server, tally, chooser, f"{seed}-{life}", ends_well=is_last)
+        finally:
+            engines = server.children()
+            process.kill()
+            process.wait()
+        for pid in engines:
+            eventually(lambda pid=pid: has_ended(pid), "the engine ends")
+        _check(data_dir, tally, was_admitted, f"life {life}", has_served=bool(server.url))
+    verdict = verify(data_dir=data_dir)
+    if verdict.num_open or verdict.torn:
+        tally.problems.append(f"after a clean end {verdict.num_open} are open, torn: {verdict.torn}")
+    return tally
+
+
+def _listening(server: Server) -> list[dict[str, Any]]:
+    assert server.process.poll() is None, server.log_text
+    return server.events("server.listening")
+
+
+def _admitted(data_dir: Path) -> set[str]:
+    """Everybody whom the write-ahead file knows."""
+    entries = entries_behind(LedgerFolder(data_dir), BEGINNING)
+    return {entry.request_id for entry in entries if entry.kind is EntryKind.ADMITTED}
+
+
+def _check(data_dir: Path, tally: Tally, was_admitted: set[str], when: str, *, has_served: bool) -> None:
+    """After a kill, with the server down: nothing seen is missing, nothing is there twice, the chain is whole."""
+    if not LedgerFolder(data_dir).path.is_dir():
+        return  # killed before it had come so far
+    verdict = verify(data_dir=data_dir)
+    tally.problems += [f"{when}: {bad}" for bad in verdict.bad]
+    tally.num_open += verdict.num_open
+    tally.num_torn += len(verdict.torn)
+    with open_reader(data_dir=data_dir) as reader:
+        found = [one.record for one in reader.records()]
+    times = Counter(record.request_id for record in found)
+    tally.problems += [f"{when}: {one} is there {n} times" for one, n in times.items() if n > 1]
+    by_id = {record.request_id: record for record in found}
+    for request_id, usage in tally.seen.items():
+        record = by_id.get(request_id)
+        if record is None:
+            tally.problems.append(f"{when}: {request_id} was answered and is lost")
+        elif (record.prompt_tokens, record.cached_tokens, record.completion_tokens) != usage:
+            tally.problems.append(f"{when}: {request_id} was told {usage}, the ledger has {record}")
+    if has_served:
+        lost = was_admitted - by_id.keys()
+        tally.problems += [f"{when}: {one} was admitted in an earlier life and never closed" for one in lost]
+
+
+def _serve_until_killed(server: Server, tally: Tally, chooser: random.Random, tag: str, *, ends_well: bool) -> None:
+    stopping = threading.Event()
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        clients = [pool.submit(_ask, server.url, tally, f"{tag}-{i}", stopping) for i in range(NUM_CLIENTS)]
+        time.sleep(chooser.uniform(0.02, 1.0))
+        if ends_well:
+            stopping.set()
+            for client in clients:
+                client.result()
+            assert server.stop() == 0, server.log_text
+        else:
+            server.process.kill()
+            stopping.set()
+        for client in clients:
+            client.result()
+
+
+def _ask(url: str, tally: Tally, tag: str, stopping: threading.Event) -> None:
+    """One client: requests one after the other, streamed and not, short and long, some of them left in the middle."""
+    chooser = random.Random(tag)
+    with httpx.Client(base_url=url, timeout=20.0) as client:
+        while not stopping.is_set():
+            streams = chooser.random() < 0.6
+            body = {
+                "model": "demo",
+                "prompt": token_prompt(f"shared {chooser.randrange(4)}", chooser.randrange(5, 120)),
+                "max_tokens": chooser.choice([1, 2, 4, 30]),
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": streams,
+            }
+            if streams:
+                body["stream_options"] = {"include_usage": True}
+            try:
+                _ask_once(client, body, tally, leaves=chooser.random() < 0.1)
+            except httpx.HTTPError:
+                tally.num_broken += 1
+                if stopping.wait(0.01):
+                    return
+
+
+def _ask_once(client: httpx.Client, body: dict[str, Any], tally: Tally, *, leaves: bool) -> None:
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        request_id = response.headers["X-Quipu-Request-Id"]
+        if not body["stream"]:
+            response.read()
+            usage = response.json().get("usage")
+        else:
+            usage, is_whole = None, False
+            for line in response.iter_lines():
+                if leaves:
+                    return
+                is_whole = is_whole or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    usage = json.loads(line.removeprefix("data: ")).get("usage") or usage
+            if not is_whole:
+                return
+    if response.status_code == 200 and usage is not None:
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        tally.seen[request_id] = (usage["prompt_tokens"], cached, usage["completion_tokens"])
+
+
+def kill_in_lanes(folder: Path, *, num_kills: int, num_lanes: int, seed: int, flags: list[str]) -> list[Tally]:
+    """Several ledgers at once, each killed its share of times."""
+    with ThreadPoolExecutor(num_lanes) as pool:
+        lanes = []
+        for lane in range(num_lanes):
+            share = num_kills // num_lanes + (lane < num_kills % num_lanes)
+            (folder / f"lane-{lane}").mkdir()
+            lanes.append(
+                pool.submit(
+                    kill_again_and_again, folder / f"lane-{lane}", num_kills=share, seed=seed + lane, flags=flags
+                )
+            )
+        return [lane.result() for lane in lanes]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="kill servers, and see that no record is lost or doubled")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
+    parser.add_argument("--executor", choices=["reference", "fake"], default="reference")
+    arguments = parser.parse_args()
+    seed = int.from_bytes(os.urandom(4)) if arguments.seed is None else arguments.seed
+    flags = ["--executor", arguments.executor, "--ledger-segment-bytes", str(SMALL_SEGMENT)]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tallies = kill_in_lanes(
+            Path(folder), num_kills=arguments.kills, num_lanes=arguments.lanes, seed=seed, flags=flags
+        )
+    problems = [problem for tally in tallies for problem in tally.problems]
+    print(
+        f"{arguments.kills} kills in {time.monotonic() - started:.0f} s (seed {seed}): "
+        f"{sum(len(tally.seen) for tally in tallies)} answers seen whole, "
+        f"{sum(tally.num_broken for tally in tallies)} cut off, "
+        f"{sum(tally.num_open for tally in tallies)} requests left open and closed by recovery, "
+        f"{sum(tally.num_torn for tally in tallies)} torn ends, {len(problems)} problems"
+    )
+    print("\n".join(problems))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

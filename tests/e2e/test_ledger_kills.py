@@ -1,0 +1,16 @@
+"""The guarantee under `kill -9`: no record of an answer that a client saw whole is lost, and none is doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.ledger_kills import SMALL_SEGMENT, kill_in_lanes
+
+
+def test_twenty_kills(tmp_path: Path) -> None:
+    """Real processes, killed at random moments, also while they start: each answer seen has its one record, equal."""
+    flags = ["--executor", "fake", "--ledger-segment-bytes", str(SMALL_SEGMENT)]
+    tallies = kill_in_lanes(tmp_path, num_kills=20, num_lanes=2, seed=11, flags=flags)
+    assert not [problem for tally in tallies for problem in tally.problems]
+    assert sum(len(tally.seen) for tally in tallies) > 50, "clients saw answers"
+    assert sum(tally.num_open for tally in tallies) >= 3, "kills met requests in the middle"
