@@ -143,9 +143,15 @@ class Accountant:
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             self._time_tokens(report, pending.at)
-        if report.token_ids and not pending.is_passed_on:
+        if (report.token_ids or report.scores) and not pending.is_passed_on:
             await self._detokenizer.send(
-                Tokens(report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons)
+                Tokens(
+                    report.token_sequence_ids,
+                    report.token_ids,
+                    report.ended_ids,
+                    report.ended_reasons,
+                    report.scores,
+                )
             )
             pending.is_passed_on = True
         if not pending.is_shown:

@@ -10,14 +10,28 @@ neither shown nor counted; one sequence's trouble is not its neighbours'.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import structlog
 
 from quipu.actors.channel import Poster, Receiver
+from quipu.actors.core.scribe import Scribe
 from quipu.actors.core.text import StopMatcher, TextStream
-from quipu.actors.messages import Completed, Delta, FinishReason, Forget, Outlet, Tokens, Track
+from quipu.actors.messages import (
+    Completed,
+    Delta,
+    FinishReason,
+    Forget,
+    Outlet,
+    ScoredDelta,
+    ScoredToken,
+    StepScores,
+    Tokens,
+    Track,
+)
 from quipu.actors.vocabulary import Vocabulary
 
 log = structlog.get_logger()
@@ -33,7 +47,12 @@ class TrackedSequence:
     stream: TextStream
     include_stop: bool
     outlet: Outlet
+    scribe: Scribe | None = None
+    """Where logprobs, or the prompt, were asked for."""
+    prompt_only: bool = False
     num_tokens: int = 0
+    has_begun: bool = False
+    """Its prompt, as far as it is wanted, has been handed out."""
 
 
 class Detokenizer:
@@ -64,29 +83,81 @@ class Detokenizer:
                             self._forget(sequence_id)
 
     def _track(self, message: Track) -> None:
-        decoder = self._vocabulary.decoder(
-            skip_special_tokens=message.skip_special_tokens, prompt_tail=message.prompt_tail
+        make_decoder = partial(
+            self._vocabulary.decoder,
+            skip_special_tokens=message.skip_special_tokens,
+            prompt_tail=message.prompt_tail,
         )
+        scribe = None
+        if message.is_scored or message.prompt_only or message.echo is not None:
+            scribe = Scribe(self._vocabulary.spell, make_decoder(), message.echo)
         self._tracked[message.sequence_id] = TrackedSequence(
             request_id=message.request_id,
             sequence_id=message.sequence_id,
             index=message.index,
-            stream=TextStream(decoder, StopMatcher(message.stop, include=message.include_stop)),
+            stream=TextStream(make_decoder(), StopMatcher(message.stop, include=message.include_stop)),
             include_stop=message.include_stop,
             outlet=message.outlet,
+            scribe=scribe,
+            prompt_only=message.prompt_only,
         )
 
     def _decode(self, tokens: Tokens) -> None:
+        scored = self._put_into_words(tokens.scores) if tokens.scores else {}
         reasons = dict(zip(tokens.ended_ids, tokens.ended_reasons, strict=True))
         last = {sequence_id: at for at, sequence_id in enumerate(tokens.sequence_ids)} if reasons else {}
         for at, (sequence_id, token_id) in enumerate(zip(tokens.sequence_ids, tokens.token_ids, strict=True)):
             sequence = self._tracked.get(sequence_id)
             if sequence is None:
                 continue
-            reason = reasons.get(sequence_id) if last.get(sequence_id) == at else None
-            self._give(sequence, token_id, None if reason is None else FinishReason(reason))
+            ended = reasons.get(sequence_id) if last.get(sequence_id) == at else None
+            reason = None if ended is None else FinishReason(ended)
+            if sequence.scribe is None:
+                self._give(sequence, token_id, reason)
+            else:
+                self._give_scored(sequence, sequence.scribe, token_id, reason, scored.get(sequence_id))
 
-    def _give(self, sequence: TrackedSequence, token_id: int, reason: FinishReason | None) -> None:
+    def _put_into_words(self, steps: list[StepScores]) -> dict[int, deque[ScoredToken]]:
+        """Scored outputs by sequence, in order; what was said of prompts is kept by each one's scribe."""
+        scored: dict[int, deque[ScoredToken]] = {}
+        for step in steps:
+            for sequence_id, position, prompt in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
+                sequence = self._tracked.get(sequence_id)
+                if sequence is not None and sequence.scribe is not None:
+                    sequence.scribe.hear_prompt(position, prompt)
+            for at, sequence_id in enumerate(step.drawn_ids):
+                sequence = self._tracked.get(sequence_id)
+                if sequence is not None and sequence.scribe is not None:
+                    scored.setdefault(sequence_id, deque()).append(sequence.scribe.drawn(step.drawn, at))
+        return scored
+
+    def _give_scored(
+        self,
+        sequence: TrackedSequence,
+        scribe: Scribe,
+        token_id: int,
+        reason: FinishReason | None,
+        scored: deque[ScoredToken] | None,
+    ) -> None:
+        """As `_give`, for one whose client wants more than text: the prompt before the first token, then logprobs."""
+        if not sequence.has_begun:
+            sequence.has_begun = True
+            prompt = ScoredDelta(sequence.index, scribe.echoed_text, 0, None, prompt_scores=scribe.take_prompt())
+            if prompt.text or prompt.prompt_scores:
+                sequence.outlet.put(prompt)
+        if sequence.prompt_only:
+            sequence.outlet.put(Delta(sequence.index, "", 0, FinishReason.LENGTH))
+            self._complete(sequence, FinishReason.LENGTH)
+        else:
+            self._give(sequence, token_id, reason, (scored.popleft(),) if scored else ())
+
+    def _give(
+        self,
+        sequence: TrackedSequence,
+        token_id: int,
+        reason: FinishReason | None,
+        scores: tuple[ScoredToken, ...] = (),
+    ) -> None:
         """Hand one token's text out; the last one brings everything that was held back."""
         sequence.num_tokens += 1
         match: str | None = None
@@ -101,7 +172,10 @@ class Detokenizer:
             if reason is None:
                 self._end_sequence(sequence.sequence_id)
             reason = FinishReason.STOP
-        sequence.outlet.put(Delta(sequence.index, text, 1, reason, match))
+        if scores:
+            sequence.outlet.put(ScoredDelta(sequence.index, text, 1, reason, match, scores))
+        else:
+            sequence.outlet.put(Delta(sequence.index, text, 1, reason, match))
         if reason is not None:
             self._complete(sequence, reason)
 

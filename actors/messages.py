@@ -629,6 +629,8 @@ class Track:
     include_stop: bool
     skip_special_tokens: bool
     outlet: Outlet
+    is_scored: bool = False
+    """Scores come with its tokens, or its prompt's."""
     echo: PromptText | None = None
     """The prompt, where the choice's text begins with it."""
     prompt_only: bool = False
@@ -692,8 +694,7 @@ class Delta:
     """The stop string that ended it."""
 
 
-@attrs.frozen
-class LikelyToken:
+class LikelyToken(msgspec.Struct, frozen=True, gc=False):
     """A token that might have stood somewhere, and what the model gave it."""
 
     token_id: int
@@ -705,8 +706,7 @@ class LikelyToken:
     rank: int
 
 
-@attrs.frozen
-class ScoredToken:
+class ScoredToken(msgspec.Struct, frozen=True, gc=False):
     """A token of a prompt or an output, and what the model gave it."""
 
     token_id: int
@@ -728,7 +728,7 @@ class ScoredDelta(Delta):
     scores: tuple[ScoredToken, ...] = ()
     """Of the tokens that `num_tokens` counts, also where their text is held back."""
     prompt_scores: tuple[ScoredToken, ...] = ()
-    """Of the whole prompt, once, before anything else."""
+    """Of the whole prompt, once, before anything else; without its first token, unless the prompt is echoed."""
 
 
 @attrs.frozen(kw_only=True)

@@ -24,6 +24,7 @@ from quipu.actors.messages import (
     ErrorKind,
     Prompt,
     Prompted,
+    PromptText,
     Refused,
     RequestError,
     Submit,
@@ -49,6 +50,7 @@ TokenizerMessage = Encode | CountTokens
 class EncodedPrompt:
     token_ids: list[int]
     breakpoints: tuple[Breakpoint, ...] = ()
+    echo: PromptText | None = None
 
 
 class TokenizerActor:
@@ -90,7 +92,7 @@ class TokenizerActor:
         prompts: list[EncodedPrompt] = []
         for asked in request.prompts:
             try:
-                prompts.append(await self._encode(asked))
+                prompts.append(await self._encode(asked, request))
             except TemplateError as error:
                 self._refuse(request, RequestError(ErrorKind.INVALID, str(error), request.prompt_param))
                 return
@@ -103,14 +105,15 @@ class TokenizerActor:
             budgets.append(budget)
         await self._submit(request, prompts, budgets)
 
-    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
+    async def _encode(self, prompt: Prompt, request: Encode | None = None) -> EncodedPrompt:
+        with_echo = request is not None and request.echo
         match prompt:
             case TokenPrompt():
-                return EncodedPrompt(list(prompt.token_ids))
+                return EncodedPrompt(list(prompt.token_ids), echo=self._read_back(prompt, request))
             case TextPrompt():
                 if len(prompt.text) <= INLINE_CHARACTERS:
-                    return EncodedPrompt(self._vocabulary.encode(prompt.text))
-                return EncodedPrompt(await trio.to_thread.run_sync(self._vocabulary.encode, prompt.text))
+                    return self._encode_text(prompt.text, with_echo)
+                return await trio.to_thread.run_sync(self._encode_text, prompt.text, with_echo)
             case ChatPrompt():
                 # with tools, or with marks to look for, it is seldom short
                 num_characters = sum(len(str(message.get("content", ""))) for message in prompt.messages)
@@ -118,12 +121,23 @@ class TokenizerActor:
                     return self._encode_chat(prompt)
                 return await trio.to_thread.run_sync(self._encode_chat, prompt)
 
+    def _encode_text(self, text: str, with_echo: bool) -> EncodedPrompt:
+        if not with_echo:
+            return EncodedPrompt(self._vocabulary.encode(text))
+        encoded = self._vocabulary.encode_for_echo(text)
+        return EncodedPrompt(encoded.token_ids, echo=encoded.echo)
+
+    def _read_back(self, prompt: TokenPrompt, request: Encode | None) -> PromptText | None:
+        if request is None or not request.echo or not prompt.token_ids:
+            return None
+        return self._vocabulary.read_back(prompt.token_ids, skip_special_tokens=request.skip_special_tokens)
+
     def _encode_chat(self, prompt: ChatPrompt) -> EncodedPrompt:
         encoded = self._vocabulary.encode_chat(prompt)
         return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
 
     def _max_tokens(self, request: Encode, num_prompt_tokens: int) -> int | RequestError:
-        """Output tokens that one prompt may have, or why it cannot be served."""
+        """Output tokens that one prompt may have, or why it cannot be served. One is drawn even where 0 are wanted."""
         longest = self._config.engine.max_model_len
         room = longest - num_prompt_tokens
         code = "context_length_exceeded"
@@ -148,7 +162,7 @@ class TokenizerActor:
         return request.max_tokens
 
     async def _submit(self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int]) -> None:
-        engine = self._config.engine
+        engine, sampling = self._config.engine, request.sampling
         root = root_key(
             domain=request.domain,
             salt=request.cache_salt,
@@ -178,7 +192,7 @@ class TokenizerActor:
             if prompt not in keys_of:
                 keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
             # a seed names one stream of draws: the choices of a prompt each have their own
-            seed = (request.sampling.seed + choice) % (1 << 64)
+            seed = (sampling.seed + choice) % (1 << 64)
             submit = Submit(
                 sequence_id=sequence_id,
                 prompt_token_ids=token_ids,
@@ -186,7 +200,8 @@ class TokenizerActor:
                 block_keys=keys_of[prompt],
                 tenant=request.domain,
                 priority=request.priority,
-                sampling=attrs.evolve(request.sampling, max_tokens=budgets[prompt], seed=seed),
+                sampling=attrs.evolve(sampling, max_tokens=max(1, budgets[prompt]), seed=seed),
+                reads_cache=not request.echo and sampling.prompt_logprobs is None,
             )
             track = Track(
                 request_id=request.request_id,
@@ -197,6 +212,9 @@ class TokenizerActor:
                 include_stop=request.include_stop,
                 skip_special_tokens=request.skip_special_tokens,
                 outlet=outlet,
+                is_scored=sampling.logprobs is not None or sampling.prompt_logprobs is not None,
+                echo=prompts[prompt].echo,
+                prompt_only=budgets[prompt] == 0,
             )
             if not await self._registry.submit(submit, track):
                 return

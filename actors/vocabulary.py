@@ -7,6 +7,7 @@ through a table of bytes; others through the tokenizer itself.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import tokenizers
 
 from quipu.actors.chat_template import ChatTemplate, TemplateError
 from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.core.scribe import Spelling
 from quipu.actors.core.text import ByteDecoder, TokenDecoder
-from quipu.actors.messages import Breakpoint, ChatPrompt
+from quipu.actors.messages import Breakpoint, ChatPrompt, PromptText
 
 
 @attrs.frozen
@@ -26,6 +28,17 @@ class EncodedChat:
     token_ids: list[int]
     breakpoints: tuple[Breakpoint, ...]
     """One for each mark."""
+
+
+@attrs.frozen
+class EncodedText:
+    token_ids: list[int]
+    echo: PromptText | None
+    """None: it has no tokens."""
+
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""How vocabularies that are not byte-level name a single byte."""
 
 
 class Vocabulary:
@@ -61,6 +74,36 @@ class Vocabulary:
         positions = (_num_tokens_before(encoding, end, len(rendered.text)) for end in rendered.mark_ends)
         breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, chat.marks, strict=True))
         return EncodedChat(encoding.ids, breakpoints)
+
+    def encode_for_echo(self, text: str) -> EncodedText:
+        """As `encode`, with what it takes to give the prompt back."""
+        encoding = self.tokenizer.encode(text)
+        offsets, before = [], 0
+        for start, end in encoding.offsets:
+            # what the tokenizer has added lies nowhere, and some say that a token begins after its own space
+            offsets.append(min(start, before) if start < end else before)
+            before = max(before, end)
+        return EncodedText(encoding.ids, PromptText(text, encoding.ids[0], tuple(offsets)) if offsets else None)
+
+    def read_back(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> PromptText:
+        """The text of a prompt that came as ids."""
+        decoder = self.decoder(skip_special_tokens=skip_special_tokens, prompt_tail=())
+        offsets, pieces, num_characters = [], [], 0
+        for token_id in token_ids:
+            offsets.append(num_characters)
+            pieces.append(decoder.push(token_id))
+            num_characters += len(pieces[-1])
+        return PromptText("".join(pieces) + decoder.flush(), token_ids[0], tuple(offsets))
+
+    def spell(self, token_id: int) -> Spelling:
+        """A token by itself, special ones too; nothing for an id that the vocabulary does not have."""
+        table = self._shown_table
+        if table is not None:
+            utf8 = table[token_id] if token_id < len(table) else b""
+            return Spelling(utf8.decode("utf-8", "replace"), utf8)
+        byte = _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(token_id) or "")
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return Spelling(text, bytes.fromhex(byte[1]) if byte else text.encode())
 
     def decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TokenDecoder:
         """A decoder for one sequence's outputs."""
