@@ -6,18 +6,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 import trio
 
+from quipu.actors.accountant import Accountant
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.config import EngineConfig, HouseConfig
 from quipu.actors.engine import Engine, LoopHost
 from quipu.actors.executor import Executor, load_executor
 from quipu.actors.front import ServingInfo
+from quipu.actors.journal import Journal
 from quipu.actors.messages import (
     Closed,
     Delta,
@@ -166,8 +168,18 @@ async def read_answer(ticket: RequestTicket) -> Answer:
 
 
 @asynccontextmanager
-async def small_house(dials: Dials | None = None, **changes: Any) -> AsyncIterator[Client]:
-    """A house on the fake executor, in this loop. `dials` belong to every engine that it starts."""
+async def small_house(
+    dials: Dials | None = None,
+    *,
+    make_host: Callable[..., LoopHost] = LoopHost,
+    journal: Journal | None = None,
+    hire_accountant: Callable[..., Accountant] = Accountant,
+    **changes: Any,
+) -> AsyncIterator[Client]:
+    """A house on the fake executor, in this loop. `dials` belong to every engine that it starts.
+
+    `make_host` is given the engine's config and what loads its executor.
+    """
     config = house_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
 
@@ -177,7 +189,10 @@ async def small_house(dials: Dials | None = None, **changes: Any) -> AsyncIterat
         executor.backend.dials = dials
         return executor
 
-    async with open_house(config, serving_info(config), LoopHost(config.engine, load)) as house:
+    host = make_host(config.engine, load)
+    async with open_house(
+        config, serving_info(config), host, journal=journal, hire_accountant=hire_accountant
+    ) as house:
         while not house.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
         yield Client(house, config, dials)

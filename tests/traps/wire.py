@@ -38,7 +38,7 @@ def samples(client: Client) -> dict[str, float]:
     """What /metrics says, by name and labels, the model's name left out: `prompt_tokens_total`."""
     found = {}
     for line in client.house.desk.render_metrics().decode().splitlines():
-        if line.startswith("quipu:"):
+        if line.startswith("quipu:") and "_created" not in line:
             name, value = line.removeprefix("quipu:").rsplit(" ", 1)
             name = name.replace('model_name="demo"', "").replace("{,", "{").replace("{}", "")
             found[name] = float(value)

@@ -1,0 +1,203 @@
+"""Somebody lies to the books: each kind of lie is caught, and the client is answered all the same.
+
+The account is disputed, counted and logged as an error; the client has its answer, with the numbers of the first
+admission; nothing is left behind. The same house with every dial off disputes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import structlog.testing
+import trio
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
+
+from houses import Client, text_of
+from liars import Lies, lying_house
+from quipu.actors.messages import StepReport
+from quipu.kernels.fake import continuation
+
+KNOWN = prompt_of(32, seed=1)
+PROMPT = KNOWN + prompt_of(70, seed=2)
+"""Two blocks of it are cached, and the rest is computed in three chunks."""
+TELLING = "account.disputed", "report.lost", "report.repeated", "report.unreadable"
+
+
+@attrs.frozen
+class Told:
+    """What a client, an operator and the log were told of one request."""
+
+    status: int
+    text: str
+    usage: dict[str, Any]
+    num_disputed: int
+    lines: list[dict[str, Any]]
+
+    def problems(self) -> str:
+        (line,) = (line for line in self.lines if line["event"] == "account.disputed")
+        assert line["log_level"] == "error"
+        assert line["record"]["disputed"]
+        return "\n".join(line["problems"])
+
+
+async def ask(client: Client, *, stream: bool) -> Told:
+    """One request for PROMPT over HTTP, to its very end."""
+    before = samples(client)["usage_disputed_total"]
+    with structlog.testing.capture_logs() as lines:
+        if stream:
+            exchange, chunks = await over_http(client).stream(COMPLETIONS, body(PROMPT, **STREAMED))
+            text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk != "[DONE]" and chunk["choices"])
+            usage = chunks[-2]["usage"]
+        else:
+            exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT))
+            text, usage = answer["choices"][0]["text"], answer["usage"]
+        await settle(client)
+    num_disputed = samples(client)["usage_disputed_total"] - before
+    return Told(exchange.status, text, usage, int(num_disputed), [line for line in lines if line["event"] in TELLING])
+
+
+async def with_dials(*, stream: bool, **dials: Any) -> Told:
+    """A house that is warm and honest, until the dials are turned."""
+    lies = Lies()
+    async with lying_house(lies, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
+        for seed in (10, 11):  # every block has held something
+            await client.ask(prompt_of(168, seed))
+        await client.ask([*KNOWN, 300], max_tokens=1)
+        await settle(client)
+        for name, value in dials.items():
+            setattr(lies, name, value)
+        told = await ask(client, stream=stream)
+        assert lies.num_told > 0 or not dials, "the dial was turned for nothing"
+        return told
+
+
+def first_span(report: StepReport) -> bool:
+    """The report of a chunk in the middle of the prompt: no admission, no token."""
+    return bool(report.span_ids) and not report.admitted_ids and not report.token_ids
+
+
+def last_words(report: StepReport) -> bool:
+    return bool(report.terminal_ids)
+
+
+BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+LIES: list[Any] = [
+    pytest.param({"over_read": 1}, 32, "reused 32, read 48", id="the executor reads too much"),
+    pytest.param({"under_read": 1}, 32, "reused 32, read 16", id="the executor reads too little"),
+    pytest.param({"over_grant": 1}, 48, "reused 48, read 32", id="the manager grants too much"),
+    pytest.param({"under_report": 1}, 16, "reused 16, read 32", id="the manager books less than it grants"),
+    pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
+    pytest.param({"lose": first_span}, 32, "a report was lost", id="a report is lost"),
+    pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
+    pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
+    pytest.param({"ragged": True}, None, "a report was lost", id="a report that cannot be read"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("dials", "cached", "problem"), LIES)
+async def test_a_lie_is_caught(
+    autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
+) -> None:
+    """Disputed, counted, logged, answered."""
+    told = await with_dials(stream=stream, **dials)
+    assert told.num_disputed == 1
+    assert problem in told.problems()
+    assert told.status == 200
+    assert told.usage["prompt_tokens"] == len(PROMPT)
+    assert told.usage["prompt_tokens_details"]["cached_tokens"] == cached
+    assert told.usage["completion_tokens"] == 8
+    is_wrong = told.text != text_of(continuation(PROMPT, 8))
+    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), "contents that were really wrong show"
+
+
+@BOTH
+@pytest.mark.parametrize("dials", [{}, {"repeat": True}], ids=["every dial off", "reports come twice"])
+async def test_no_lie(autojump_clock: trio.abc.Clock, dials: dict[str, Any], stream: bool) -> None:
+    """An honest house disputes nothing; and a report that is heard again is booked, and handed out, once."""
+    told = await with_dials(stream=stream, **dials)
+    assert told.num_disputed == 0
+    assert told.text == text_of(continuation(PROMPT, 8))
+    assert told.usage["prompt_tokens_details"]["cached_tokens"] == 32
+    assert told.usage["completion_tokens"] == 8
+    assert {line["event"] for line in told.lines} == ({"report.repeated"} if dials else set())
+
+
+async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> None:
+    """Counters, gauges and histograms are those of a house where every report comes once."""
+    seen = []
+    for repeat in (False, True):
+        async with lying_house(Lies(repeat=repeat)) as client:
+            await ask(client, stream=False)
+            seen.append({name: value for name, value in samples(client).items() if "_seconds_" not in name})
+            seen[-1]["tokens timed"] = samples(client)["inter_token_latency_seconds_count"]
+    assert seen[0] == seen[1]
+
+
+def nth(number: int) -> Callable[[StepReport], bool]:
+    """That report of those heard from now on."""
+    count = 0
+
+    def is_it(report: StepReport) -> bool:
+        nonlocal count
+        count += 1
+        return count == number
+
+    return is_it
+
+
+NUM_REPORTS = 11
+"""Of a prompt of four chunks and eight tokens."""
+
+
+@pytest.mark.parametrize("number", range(1, NUM_REPORTS + 2))
+async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: int) -> None:
+    """With tokens or a Terminal in it, too: the next report shows it, and then nothing is left; others are served."""
+    lies = Lies()
+    async with lying_house(lies, max_num_batched_tokens=32) as client:
+        ticket = client.open(PROMPT)
+        await ticket.start()
+        lies.lose = nth(number)
+        await trio.sleep(1)
+        was_lost = lies.num_told == 1
+        lies.lose = None
+        others = [await client.ask(prompt_of(20, seed=seed)) for seed in (5, 6)]
+        await trio.sleep(1)
+        closed = ticket.mailbox.closed
+        ticket.leave()
+        await settle(client)
+        num_disputed = samples(client)["usage_disputed_total"]
+    assert was_lost is (number <= NUM_REPORTS)
+    assert closed is not None, "its client waits for nothing that cannot come"
+    assert closed.record.disputed is was_lost
+    assert num_disputed >= was_lost
+    assert [other.error for other in others] == [None, None]
+    assert not others[1].record.disputed
+
+
+async def test_spans_of_a_sequence_that_has_ended(autojump_clock: trio.abc.Clock) -> None:
+    """They come while a sibling still runs: too late to be believed, though everything would add up."""
+    lies = Lies(spans_after_terminal=True)
+    async with lying_house(lies, max_num_seqs=1) as client:
+        with structlog.testing.capture_logs() as lines:
+            answer = await client.ask(PROMPT, n=2, temperature=1.0)
+            await settle(client)
+    assert answer.error is None
+    (line,) = (line for line in lines if line["event"] == "account.disputed")
+    assert "Span after its end" in str(line["problems"])
+
+
+async def test_a_mismatch_of_one_request_is_nobody_else_s(autojump_clock: trio.abc.Clock) -> None:
+    """The request before and the request after are in order."""
+    lies = Lies()
+    async with lying_house(lies) as client:
+        before = await client.ask(PROMPT)
+        lies.over_read = 1
+        disputed = await client.ask(PROMPT)
+        lies.over_read = 0
+        after = await client.ask(PROMPT)
+        await settle(client)
+    assert [answer.record.disputed for answer in (before, disputed, after)] == [False, True, False]
