@@ -96,7 +96,8 @@ class SimulatedEngine:
         self.most_running = 0
         self._cache_outputs = cache_outputs
         self._draw = draw
-        self._num_prompt_tokens: dict[int, int] = {}
+        self._jobs: dict[int, Job] = {}
+        """Those that are open: what they hold is let go of outside the timers."""
         self._before = StepTime(0, 0)
 
     def submit(self, job: Job) -> None:
@@ -107,7 +108,7 @@ class SimulatedEngine:
             block_keys=job.keys,
             sampling=SamplingParams(max_tokens=job.max_tokens, ignore_eos=True),
         )
-        self._num_prompt_tokens[job.id] = job.num_prompt_tokens
+        self._jobs[job.id] = job
         self.num_open += 1
         began = clock()
         self.batcher.submit(message)
@@ -180,7 +181,7 @@ class SimulatedEngine:
         for name in FILLED_COLUMNS:
             getattr(proposal, name).clear()
         for index, sequence_id in enumerate(proposal.candidate_ids):
-            num_prompt_tokens = self._num_prompt_tokens[sequence_id]
+            num_prompt_tokens = self._jobs[sequence_id].num_prompt_tokens
             if proposal.candidate_num_tokens[index] > num_prompt_tokens:
                 num_full = num_prompt_tokens // self.limits.block_size
                 proposal.candidate_keys[index] = proposal.candidate_keys[index][:num_full]
@@ -195,6 +196,7 @@ class SimulatedEngine:
                 self.reused[sequence_id] = reused
         for sequence_id, error in zip(report.terminal_ids, report.terminal_errors, strict=True):
             self.num_open -= 1
+            del self._jobs[sequence_id]
             if error is not None:
                 self.rejected.add(sequence_id)
         self.num_preemptions += report.num_preempted

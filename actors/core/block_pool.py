@@ -2,9 +2,12 @@
 
 Owned by the KV-block manager; nobody else sees it. Pure: a block is a number, its contents a key.
 
-    reference 0  <=>  in one of the two free lists   (block 0, the null block, is never free and never held)
+    reference 0  <=>  free                           (block 0, the null block, is never free and never held)
     blank  : free, no key     -> reused first, last freed first
     cached : free, with a key -> reused when no blank is left, least recently freed first
+
+The queue of cached blocks is put right when it is used: a block that was freed stands in it once more for each time,
+and only its last place counts, if it is free when that comes to the front.
 
 A sequence's blocks are released tail first, so that of one chain the far end is evicted before its root.
 
@@ -12,17 +15,24 @@ A sequence's blocks are released tail first, so that of one chain the far end is
                   committed      -- its writing step is done
                   (gone)         -- evicted, or unpublished because its step failed
 
+Blocks come in runs, the neighbours in a sequence's table, and what is done to a run is done to all of it at once:
+block by block it would be most of what a long prompt costs.
+
 What must always hold: free + held + null = total; a key leads to one block and a block has at most one key.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice, repeat
 from typing import Protocol
 
 NULL_BLOCK = 0
 """Never granted, never written: what padding points at."""
+
+MAX_PLACES = 4
+"""Places that the queue of cached blocks may have for each block of the pool before it is tidied."""
 
 COMMITTED = 0
 """Value of `pending_step` for a key whose block is written (steps count from 1)."""
@@ -31,15 +41,18 @@ COMMITTED = 0
 class BlockObserver(Protocol):
     """Follows the committed contents of the cache. Called synchronously; must not raise."""
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], start: int, block_index: int) -> None:
-        """A block's contents can be found from now on: the tokens from `start` on, a block's size of them.
+    def on_stored(
+        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+    ) -> None:
+        """The contents of a run of blocks can be found from now on: the tokens from `start` on, a block's size each.
 
-        `parent_key` is a root where `block_index` is 0. `token_ids` is never changed; it may be kept.
+        `parent_key` is a root where `block_index`, the first one's place in its chain, is 0. `token_ids` is never
+        changed; it may be kept.
         """
         ...
 
-    def on_removed(self, key: bytes) -> None:
-        """They are gone: evicted."""
+    def on_removed(self, keys: Sequence[bytes]) -> None:
+        """They are gone: evicted, in this order."""
         ...
 
     def on_cleared(self) -> None:
@@ -52,10 +65,12 @@ class BlockPool:
 
     __slots__ = (
         "_blank",
-        "_cached",
         "_index",
         "_key_of",
-        "_pending_step",
+        "_num_cached",
+        "_num_places",
+        "_pending",
+        "_queue",
         "_references",
         "num_blocks",
         "num_evicted",
@@ -72,9 +87,14 @@ class BlockPool:
         """Told of every committed key that is lost; the reservation tells them of those that are committed."""
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
-        self._pending_step = [COMMITTED] * num_blocks
+        self._pending: dict[int, int] = {}
+        """The step that writes a block, while it is not done."""
         self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._queue: deque[int] = deque()
+        """Blocks that were freed with a key, in that order."""
+        self._num_places = [0] * num_blocks
+        """How often a block stands in the queue."""
+        self._num_cached = 0
         self._index: dict[bytes, int] = {}
 
     # ------------------------------------------------------------ counting
@@ -82,129 +102,202 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be taken, cached ones included."""
-        return len(self._blank) + len(self._cached)
+        return len(self._blank) + self._num_cached
 
     @property
     def num_cached(self) -> int:
         """Free blocks whose contents can still be hit."""
-        return len(self._cached)
+        return self._num_cached
 
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0 and block != NULL_BLOCK
+
+    def holds(self, key: bytes) -> bool:
+        """Whether a key leads to a block."""
+        return key in self._index
 
     # ------------------------------------------------------------ taking and releasing
 
     def match(self, keys: Sequence[bytes], limit: int) -> list[int]:
         """Blocks of the longest prefix of `keys` (at most `limit` of them) that the index knows. Takes nothing."""
-        blocks = []
-        find = self._index.get
-        for key in keys[:limit]:
-            block = find(key)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
-
-    def num_free_among(self, blocks: Iterable[int]) -> int:
-        """How many of these nobody holds: taking them costs free capacity."""
-        references = self._references
-        return sum(1 for block in blocks if references[block] == 0)
+        return list(iter(map(self._index.get, islice(keys, limit)).__next__, None))  # stops at the first None
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Hold matched blocks, taking those that nobody held from the free list."""
+        """Hold matched blocks. Those that nobody held are free no longer."""
         references = self._references
+        num_taken = 0
         for block in blocks:
-            if references[block] == 0:
-                del self._cached[block]
-            references[block] += 1
+            held = references[block]
+            if not held:
+                num_taken += 1
+            references[block] = held + 1
+        self._num_cached -= num_taken
+
+    def unshare(self, blocks: Iterable[int]) -> None:
+        """Take `share` back at once: nothing is as if it had been used."""
+        references = self._references
+        num_freed = 0
+        for block in blocks:
+            held = references[block] - 1
+            if not held:
+                num_freed += 1
+            references[block] = held
+        self._num_cached += num_freed
 
     def take(self, count: int) -> list[int]:
         """`count` blocks to write to, blank ones first, then by eviction. Raises ValueError if too few are free."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
         blank = self._blank
-        num_blank = min(count, len(blank))
-        blocks = blank[len(blank) - num_blank :]
-        blocks.reverse()
-        del blank[len(blank) - num_blank :]
-        for _ in range(count - num_blank):
-            block, _none = self._cached.popitem(last=False)
-            self._forget_key(block)
-            self.num_evicted += 1
-            blocks.append(block)
+        rest = len(blank) - count
+        if rest >= 0:
+            blocks = blank[rest:]
+            del blank[rest:]
+            blocks.reverse()
+        else:
+            blocks = blank[::-1]
+            blank.clear()
+            blocks += self._evict(-rest)
         references = self._references
         for block in blocks:
             references[block] = 1
         return blocks
 
+    def _evict(self, count: int) -> list[int]:
+        """Take the `count` cached blocks that were freed first. There are as many."""
+        references, places, key_of = self._references, self._num_places, self._key_of
+        next_block = self._queue.popleft
+        blocks: list[int] = []
+        while len(blocks) < count:
+            block = next_block()
+            places[block] -= 1
+            if not places[block] and not references[block] and key_of[block] is not None:
+                blocks.append(block)
+        self._num_cached -= count
+        self.num_evicted += count
+        self._forget(blocks)
+        return blocks
+
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of one sequence's blocks, given in the order of its table."""
-        references = self._references
+        references, key_of, places = self._references, self._key_of, self._num_places
+        freed: list[int] = []
         for block in reversed(blocks):
-            references[block] -= 1
-            if references[block] == 0:
-                if self._key_of[block] is None:
-                    self._blank.append(block)
-                else:
-                    self._cached[block] = None
+            held = references[block] - 1
+            references[block] = held
+            if held:
+                continue
+            if key_of[block] is None:
+                self._blank.append(block)
+            else:
+                places[block] += 1
+                freed.append(block)
+        self._queue += freed
+        self._num_cached += len(freed)
+        if len(self._queue) > MAX_PLACES * self.num_blocks:
+            self._tidy_queue()
+
+    def _tidy_queue(self) -> None:
+        """Keep each free block's last place only."""
+        cached = self.cached_blocks()
+        self._queue = deque(cached)
+        self._num_places = [0] * self.num_blocks
+        for block in cached:
+            self._num_places[block] = 1
 
     # ------------------------------------------------------------ publication
 
-    def publish(self, block: int, key: bytes, step: int) -> bool:
-        """Announce that `step` writes `key`'s contents to `block`, or has (`step` is COMMITTED).
+    def publish(self, blocks: list[int], keys: Sequence[bytes], step: int) -> bool:
+        """Announce that `step` writes the contents of `keys` to a run of `blocks`, or has (`step` is COMMITTED).
 
-        False where the key already leads elsewhere: the block stays its holder's own. A held block that has a key is
-        never published again.
+        False where some of the keys lead elsewhere already: those blocks stay their holder's own. A held block that
+        has a key is never published again.
         """
-        if key in self._index or self._key_of[block] is not None:
+        index, key_of = self._index, self._key_of
+        if any(map(key_of.__getitem__, blocks)):
+            unnamed = [(block, key) for block, key in zip(blocks, keys, strict=True) if key_of[block] is None]
+            self.publish([block for block, _ in unnamed], [key for _, key in unnamed], step)
             return False
-        self._index[key] = block
-        self._key_of[block] = key
-        self._pending_step[block] = step
-        return True
+        led = list(map(index.setdefault, keys, blocks))
+        is_all = led == blocks
+        if not is_all:
+            own = [(block, key) for block, key, to in zip(blocks, keys, led, strict=True) if to == block]
+            blocks, keys = [block for block, _ in own], [key for _, key in own]
+        for block, key in zip(blocks, keys, strict=True):
+            key_of[block] = key
+        if step != COMMITTED:
+            self._pending.update(zip(blocks, repeat(step)))
+        return is_all
 
-    def commit(self, block: int, key: bytes, step: int) -> bool:
-        """The step that wrote `block` is done. False if the key has been lost meanwhile (evicted, or rolled back)."""
-        if self._key_of[block] != key or self._pending_step[block] != step:
-            return False
-        self._pending_step[block] = COMMITTED
-        return True
+    def commit(self, blocks: Sequence[int], step: int) -> list[range]:
+        """The step that wrote a run of `blocks` is done: which of them can be found, as ranges of their indexes.
 
-    def unpublish(self, block: int, key: bytes, step: int) -> None:
-        """The step that should have written `block` failed: nobody may find it. No-op if the key is gone already."""
-        if self._key_of[block] != key or self._pending_step[block] != step:
+        The others' keys led elsewhere, or have been lost meanwhile (evicted, or rolled back).
+        """
+        pending = self._pending
+        steps = list(map(pending.get, blocks))
+        if steps.count(step) == len(steps):
+            deque(map(pending.__delitem__, blocks), 0)
+            return [range(len(blocks))]
+        found = [i for i, pending_step in enumerate(steps) if pending_step == step]
+        for i in found:
+            del pending[blocks[i]]
+        return runs_of(found)
+
+    def unpublish(self, block: int, step: int) -> None:
+        """The step that should have written `block` failed: nobody may find it. No-op if its key is gone already."""
+        if self._pending.get(block) != step:
             return
-        self._forget_key(block)
-        if self._references[block] == 0:
-            del self._cached[block]
+        self._forget([block])
+        if not self._references[block]:
+            self._num_cached -= 1
             self._blank.append(block)
 
     def reset(self) -> None:
         """Forget every key: nothing is found any more. Held blocks stay held, and are blank when they are released."""
+        key_of, cached = self._key_of, self.cached_blocks()
         for block in self._index.values():
-            self._key_of[block] = None
-            self._pending_step[block] = COMMITTED
+            key_of[block] = None
         self._index.clear()
-        self._blank += self._cached
-        self._cached.clear()
+        self._pending.clear()
+        self._blank += cached
+        self._queue.clear()
+        self._num_places = [0] * self.num_blocks
+        self._num_cached = 0
         for observer in self.observers:
             observer.on_cleared()
 
-    def _forget_key(self, block: int) -> None:
-        key = self._key_of[block]
-        if key is not None:
-            if self._pending_step[block] == COMMITTED:
-                for observer in self.observers:
-                    observer.on_removed(key)
-            del self._index[key]
-            self._key_of[block] = None
-            self._pending_step[block] = COMMITTED
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Their keys lead nowhere from now on. Each has one."""
+        key_of, pending = self._key_of, self._pending
+        keys = [key for block in blocks if (key := key_of[block]) is not None]
+        deque(map(self._index.__delitem__, keys), 0)
+        for block in blocks:
+            key_of[block] = None
+        if pending and not pending.keys().isdisjoint(blocks):
+            keys = [key for block, key in zip(blocks, keys, strict=True) if pending.pop(block, None) is None]
+        if keys:
+            for observer in self.observers:
+                observer.on_removed(keys)
 
     # ------------------------------------------------------------ for tests and idle checks
 
     def committed_keys(self) -> set[bytes]:
         """Everything that observers have been told of and that is still there."""
-        return {key for key, block in self._index.items() if self._pending_step[block] == COMMITTED}
+        return {key for key, block in self._index.items() if block not in self._pending}
+
+    def pending_step(self, block: int) -> int:
+        """The step that writes a block; COMMITTED where none has yet to."""
+        return self._pending.get(block, COMMITTED)
+
+    def blank_blocks(self) -> list[int]:
+        """Free, without a key; the last is taken first."""
+        return list(self._blank)
+
+    def cached_blocks(self) -> list[int]:
+        """Free, with a key; the first is evicted first."""
+        is_cached = (block for block in reversed(self._queue) if not self._references[block] and self._key_of[block])
+        return list(dict.fromkeys(is_cached))[::-1]
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless every invariant of this module holds, given the tables of all holders."""
@@ -214,9 +307,22 @@ class BlockPool:
             for block in table:
                 counted[block] += 1
         assert counted == self._references, "references differ from the tables"
-        free = list(self._blank) + list(self._cached)
-        assert len(free) == len(set(free)), "a block is free twice"
+        free = self.blank_blocks() + self.cached_blocks()
+        assert len(free) == len(set(free)) == self.num_free, "a block is free twice, or free blocks are miscounted"
         assert set(free) == {b for b in range(1, self.num_blocks) if counted[b] == 0}, "reference 0 <=> free"
         assert all(self._key_of[b] is None for b in self._blank), "a blank block has a key"
-        assert all(self._key_of[b] is not None for b in self._cached), "a cached block has no key"
+        assert all(self._key_of[b] is not None for b in self.cached_blocks()), "a cached block has no key"
+        assert all(self._queue.count(b) == num for b, num in enumerate(self._num_places)), "places are miscounted"
         assert {k: b for b, k in enumerate(self._key_of) if k is not None} == self._index, "index and keys differ"
+        assert all(self._key_of[b] is not None for b in self._pending), "a pending block has no key"
+
+
+def runs_of(indexes: Sequence[int]) -> list[range]:
+    """Ascending indexes as ranges of neighbours."""
+    runs: list[range] = []
+    for i in indexes:
+        if runs and runs[-1].stop == i:
+            runs[-1] = range(runs[-1].start, i + 1)
+        else:
+            runs.append(range(i, i + 1))
+    return runs

@@ -14,6 +14,7 @@ twice; nothing here grows without bound.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import attrs
 import msgspec
@@ -86,16 +87,18 @@ class EventLog:
 
     # ------------------------------------------------------------ observer of the pool
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], start: int, block_index: int) -> None:
-        token_ids = token_ids[start : start + self._block_size]
+    def on_stored(
+        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+    ) -> None:
+        token_ids = token_ids[start : start + len(keys) * self._block_size]
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_key:
-            last.block_hashes.append(key)
+            last.block_hashes += keys
             last.token_ids += token_ids
             return
         self._events.append(
             BlockStored(
-                block_hashes=[key],
+                block_hashes=list(keys),
                 parent_block_hash=parent_key if block_index > 0 else None,
                 token_ids=token_ids,
                 block_size=self._block_size,
@@ -106,12 +109,12 @@ class EventLog:
             )
         )
 
-    def on_removed(self, key: bytes) -> None:
+    def on_removed(self, keys: Sequence[bytes]) -> None:
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
-            last.block_hashes.append(key)
+            last.block_hashes += keys
         else:
-            self._events.append(BlockRemoved(block_hashes=[key], medium=MEDIUM_DEVICE, group_idx=GROUP))
+            self._events.append(BlockRemoved(block_hashes=list(keys), medium=MEDIUM_DEVICE, group_idx=GROUP))
 
     def on_cleared(self) -> None:
         self._events = [AllBlocksCleared()]

@@ -9,8 +9,11 @@ What must always hold: what it keeps is bounded by the blocks of the pool, and a
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+
+import attrs
 
 from quipu.actors.messages import CacheMiss, MissReason
 
@@ -18,60 +21,80 @@ MAX_BRANCHES = 16
 """Continuations of one block that a prompt is compared with, newest first."""
 
 
-Stored = tuple[bytes, list[int], int, int]
-"""Parent key, tokens of its chain, where in them the block begins, and its number in the chain."""
+@attrs.frozen(eq=False)
+class StoredRun:
+    """Neighbours of one chain that came into the cache together. Some may be gone again."""
+
+    keys: Sequence[bytes]
+    parent_key: bytes
+    token_ids: list[int]
+    start: int
+    """Where in `token_ids` the first of them begins."""
+    block_index: int
+    """Place of the first of them in its chain."""
 
 
 class MissTracker:
     """Explains misses from what is, and was, in the cache."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, is_stored: Callable[[bytes], bool]) -> None:
+        """`is_stored(key)`: whether a block's contents are there."""
         self._block_size = block_size
-        self._stored: dict[bytes, Stored] = {}
-        self._branches: dict[bytes, dict[bytes, None] | bytes] = {}
-        """Keys by the key that they follow: one, as nearly always, or several."""
+        self._is_stored = is_stored
+        self._by_first_key: dict[bytes, StoredRun] = {}
+        self._runs_after: dict[bytes, list[StoredRun]] = {}
+        """Runs by the key that they follow, newest last. A run is known while its first block is there."""
         self._beginnings: Counter[tuple[int, ...]] = Counter()
         """How many chains begin with these tokens, whoever may see them."""
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        self._max_evicted = 4 * num_blocks
+        self._evicted: set[bytes] = set()
+        self._evicted_before: set[bytes] = set()
+        """Those of the time before the other set was begun anew."""
+        self._max_evicted = 2 * num_blocks
+        """In each of the two."""
 
     # ------------------------------------------------------------ observer of the pool
 
-    def on_stored(self, key: bytes, parent_key: bytes, token_ids: list[int], start: int, block_index: int) -> None:
-        self._stored[key] = (parent_key, token_ids, start, block_index)
-        branches = self._branches.setdefault(parent_key, key)
-        if branches is not key:
-            if isinstance(branches, bytes):
-                branches = self._branches[parent_key] = {branches: None}
-            branches[key] = None
+    def on_stored(
+        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+    ) -> None:
+        run = StoredRun(keys, parent_key, token_ids, start, block_index)
+        self._by_first_key[keys[0]] = run
+        self._runs_after.setdefault(parent_key, []).append(run)
         if block_index == 0:
-            self._beginnings[self._tokens_of(key)] += 1
-        if self._evicted:
-            self._evicted.pop(key, None)
+            self._beginnings[self._first_tokens(run)] += 1
+        if self._evicted or self._evicted_before:
+            self._evicted.difference_update(keys)
+            self._evicted_before.difference_update(keys)
 
-    def on_removed(self, key: bytes) -> None:
-        if key not in self._stored:
-            return
-        if self._stored[key][3] == 0:
-            beginning = self._tokens_of(key)
+    def on_removed(self, keys: Sequence[bytes]) -> None:
+        runs = self._by_first_key
+        if not runs.keys().isdisjoint(keys):
+            for key in keys:
+                run = runs.pop(key, None)
+                if run is not None:
+                    self._forget(run)
+        self._evicted.update(keys)
+        if len(self._evicted) > self._max_evicted:
+            self._evicted, self._evicted_before = set(), self._evicted
+
+    def _forget(self, run: StoredRun) -> None:
+        """Its first block is gone, and the others went before it."""
+        runs = self._runs_after[run.parent_key]
+        runs.remove(run)
+        if not runs:
+            del self._runs_after[run.parent_key]
+        if run.block_index == 0:
+            beginning = self._first_tokens(run)
             self._beginnings[beginning] -= 1
             if not self._beginnings[beginning]:
                 del self._beginnings[beginning]
-        parent_key = self._stored.pop(key)[0]
-        branches = self._branches[parent_key]
-        if not isinstance(branches, bytes):
-            del branches[key]
-        if isinstance(branches, bytes) or not branches:
-            del self._branches[parent_key]
-        self._evicted[key] = None
-        if len(self._evicted) > self._max_evicted:
-            self._evicted.popitem(last=False)
 
     def on_cleared(self) -> None:
-        self._stored.clear()
-        self._branches.clear()
+        self._by_first_key.clear()
+        self._runs_after.clear()
         self._beginnings.clear()
         self._evicted.clear()
+        self._evicted_before.clear()
 
     # ------------------------------------------------------------ the question
 
@@ -86,23 +109,35 @@ class MissTracker:
         if num_matched >= min(limit, len(keys)):
             return CacheMiss(MissReason.NONE, start)
         missing = keys[num_matched]
-        if missing in self._evicted:
+        if missing in self._evicted or missing in self._evicted_before:
             return CacheMiss(MissReason.EVICTED, start)
         if num_matched == 0 and tuple(token_ids[:size]) in self._beginnings:
             return CacheMiss(MissReason.OTHER_DOMAIN, 0)
-        branches = self._branches.get(keys[num_matched - 1] if num_matched else root_key, {})
-        last = (branches,) if isinstance(branches, bytes) else islice(reversed(branches), MAX_BRANCHES)
-        shared = max((self._num_common(key, token_ids, start) for key in last), default=0)
+        matched = keys[:num_matched]
+        shared = max(
+            (self._num_common(*block, token_ids, start) for block in self._next_blocks(root_key, matched)), default=0
+        )
         return CacheMiss(MissReason.DIVERGED, start + shared)
 
-    def _num_common(self, key: bytes, token_ids: list[int], start: int) -> int:
-        """How many of a stored block's tokens a prompt has from `start` on."""
-        _, stored_ids, stored_start, _ = self._stored[key]
-        for offset in range(min(self._block_size, len(token_ids) - start)):
-            if stored_ids[stored_start + offset] != token_ids[start + offset]:
-                return offset
-        return self._block_size
+    def _next_blocks(self, root_key: bytes, matched: list[bytes]) -> Iterator[tuple[StoredRun, int]]:
+        """Stored blocks that follow the matched ones: each one's run, and its place there."""
+        last_key = matched[-1] if matched else root_key
+        for run in islice(reversed(self._runs_after.get(last_key, ())), MAX_BRANCHES):
+            yield run, 0
+        first_key = next(filter(self._by_first_key.__contains__, reversed(matched)), None)
+        if first_key is not None:
+            run = self._by_first_key[first_key]
+            place = len(matched) - run.block_index
+            if place < len(run.keys) and run.keys[place - 1] == last_key and self._is_stored(run.keys[place]):
+                yield run, place
 
-    def _tokens_of(self, key: bytes) -> tuple[int, ...]:
-        _, token_ids, start, _ = self._stored[key]
-        return tuple(token_ids[start : start + self._block_size])
+    def _num_common(self, run: StoredRun, place: int, token_ids: list[int], start: int) -> int:
+        """How many tokens of a run's block a prompt has from `start` on."""
+        stored_start = run.start + place * self._block_size
+        for offset in range(min(self._block_size, len(token_ids) - start)):
+            if run.token_ids[stored_start + offset] != token_ids[start + offset]:
+                return offset
+        return min(self._block_size, len(token_ids) - start)
+
+    def _first_tokens(self, run: StoredRun) -> tuple[int, ...]:
+        return tuple(run.token_ids[run.start : run.start + self._block_size])

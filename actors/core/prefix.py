@@ -10,6 +10,7 @@ What must always hold: two chains share a key only if they share domain, model, 
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -58,12 +59,8 @@ def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()
-    data = packed.tobytes()
     stride = block_size * packed.itemsize
-    keys: list[bytes] = []
     sha256 = hashlib.sha256
+    whole = memoryview(packed).cast("B")[: len(packed) // block_size * stride]
     key = parent
-    for end in range(stride, len(data) + 1, stride):
-        key = sha256(key + data[end - stride : end]).digest()
-        keys.append(key)
-    return keys
+    return [key := sha256(key + block).digest() for (block,) in struct.iter_unpack(f"{stride}s", whole)]

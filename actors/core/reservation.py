@@ -19,7 +19,7 @@ another one holds; every block is in a table, free, or null.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -47,7 +47,7 @@ class Holding:
     """Its tokens at its admission."""
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Publication:
     """Keys that a step announced for one sequence, to be committed or taken back."""
 
@@ -88,8 +88,11 @@ class BlockManagerCore:
         self._watermark_blocks = watermark_blocks
         self._publications: dict[int, list[Publication]] = {}
         self._epoch = 0
-        self._misses = MissTracker(num_blocks, block_size) if explain_misses and enable_prefix_caching else None
-        self.pool.observers += [*observers, *([self._misses] if self._misses else [])]
+        self._misses: MissTracker | None = None
+        self.pool.observers += observers
+        if explain_misses and enable_prefix_caching:
+            self._misses = MissTracker(num_blocks, block_size, self.pool.holds)
+            self.pool.observers.append(self._misses)
 
     def walk(self, proposal: Reserve) -> Granted:
         """Apply everything in `proposal`, in its order."""
@@ -98,16 +101,18 @@ class BlockManagerCore:
             self.pool.reset()
         for step in proposal.failed_steps:
             self._take_back(step)
-        written = self._commit(proposal.committed_steps)
-        self._publish_filled(proposal)
+        written = self._commit(proposal.committed_steps) if proposal.committed_steps else _Written()
+        if proposal.filled_keys and self._enable_prefix_caching:
+            self._publish_filled(proposal)
         for sequence_id in proposal.free_sequence_ids:
             self._release(sequence_id)
 
         grant = _Grant()
-        self._grant_rows(proposal, grant)
-        if not grant.preempted_ids:
+        if proposal.row_ids:
+            self._grant_rows(proposal, grant)
+        if proposal.candidate_ids and not grant.preempted_ids:
             self._admit(proposal, grant)
-        if self._enable_prefix_caching:
+        if grant.sequence_ids and self._enable_prefix_caching:
             self._publish_step(proposal.step, grant)
 
         return Granted(
@@ -120,9 +125,9 @@ class BlockManagerCore:
             admitted_reused=grant.admitted_reused,
             admitted_misses=grant.admitted_misses,
             preempted_ids=grant.preempted_ids,
-            written_ids=[w[0] for w in written],
-            written_starts=[w[1] for w in written],
-            written_ends=[w[2] for w in written],
+            written_ids=written.sequence_ids,
+            written_starts=written.starts,
+            written_ends=written.ends,
             num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.pool.num_cached,
         )
@@ -137,45 +142,34 @@ class BlockManagerCore:
         unpublish = self.pool.unpublish
         for publication in reversed(self._publications.pop(step, [])):
             holding = publication.holding
-            for index in range(publication.end - 1, publication.first - 1, -1):
-                unpublish(holding.table[index], holding.keys[index], step)
+            for block in reversed(holding.table[publication.first : publication.end]):
+                unpublish(block, step)
             holding.num_published = min(holding.num_published, publication.first)
 
-    def _commit(self, steps: list[int]) -> list[tuple[int, int, int]]:
-        """(sequence, first position, end) of prompt blocks that each sequence was the first to commit."""
-        written: list[tuple[int, int, int]] = []
-        size, commit, observers = self.block_size, self.pool.commit, self.pool.observers
+    def _commit(self, steps: list[int]) -> _Written:
+        """Prompt blocks that each sequence was the first to commit."""
+        written = _Written()
+        pool, size = self.pool, self.block_size
         for step in steps:
-            for publication in self._publications.pop(step, []):
-                holding = publication.holding
-                table, keys = holding.table, holding.keys
-                begun = None
-                for index in range(publication.first, publication.end):
-                    key = keys[index]
-                    if commit(table[index], key, step):
-                        for observer in observers:
-                            parent_key = keys[index - 1] if index else holding.root_key
-                            observer.on_stored(key, parent_key, holding.token_ids, index * size, index)
-                        if begun is None:
-                            begun = index
-                    elif begun is not None:
-                        self._note_written(written, publication, begun, index)
-                        begun = None
-                if begun is not None:
-                    self._note_written(written, publication, begun, publication.end)
+            for publication in self._publications.pop(step, ()):
+                holding, first = publication.holding, publication.first
+                for run in pool.commit(holding.table[first : publication.end], step):
+                    begin, end = first + run.start, first + run.stop
+                    if pool.observers:
+                        self._tell_stored(holding, begin, end)
+                    end = min(end, holding.num_prompt_blocks)
+                    if begin < end:
+                        written.add(publication.sequence_id, begin * size, end * size)
         return written
 
-    def _note_written(
-        self, written: list[tuple[int, int, int]], publication: Publication, first: int, end: int
-    ) -> None:
-        """Blocks `first:end` are its; those count that the prompt alone fills."""
-        end = min(end, publication.holding.num_prompt_blocks)
-        if first < end:
-            written.append((publication.sequence_id, first * self.block_size, end * self.block_size))
+    def _tell_stored(self, holding: Holding, begin: int, end: int) -> None:
+        """The blocks `begin:end` of a sequence can be found."""
+        keys = holding.keys
+        for observer in self.pool.observers:
+            parent_key = keys[begin - 1] if begin else holding.root_key
+            observer.on_stored(keys[begin:end], parent_key, holding.token_ids, begin * self.block_size, begin)
 
     def _publish_filled(self, proposal: Reserve) -> None:
-        if not self._enable_prefix_caching:
-            return
         for sequence_id, index, key, parent_key, token_ids in zip(
             proposal.filled_sequence_ids,
             proposal.filled_block_indexes,
@@ -186,9 +180,9 @@ class BlockManagerCore:
         ):
             holding = self.holdings.get(sequence_id)
             if holding is not None and holding.num_published == index and holding.epoch == self._epoch:
-                if self.pool.publish(holding.table[index], key, COMMITTED):
+                if self.pool.publish([holding.table[index]], [key], COMMITTED):
                     for observer in self.pool.observers:
-                        observer.on_stored(key, parent_key, token_ids, 0, index)
+                        observer.on_stored([key], parent_key, token_ids, 0, index)
                 holding.num_published = index + 1
 
     def _release(self, sequence_id: int) -> None:
@@ -199,40 +193,45 @@ class BlockManagerCore:
     # ------------------------------------------------------------ what this step gets
 
     def _grant_rows(self, proposal: Reserve, grant: _Grant) -> None:
-        pool, size = self.pool, self.block_size
+        pool, size, holdings = self.pool, self.block_size, self.holdings
         victims = iter(proposal.victim_ids)
         preempted: set[int] = set()
         for sequence_id, start, count in zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True):
             if sequence_id in preempted:
                 continue
-            table = self.holdings[sequence_id].table
+            table = holdings[sequence_id].table
             missing = -(-(start + count) // size) - len(table)
+            new_blocks: list[int] = []
             if missing > 0:
-                while pool.num_free < missing:
-                    victim_id = next(victims, sequence_id)
-                    if victim_id in grant.rows or victim_id not in self.holdings:
-                        continue
-                    self._release(victim_id)
-                    preempted.add(victim_id)
-                    grant.preempted_ids.append(victim_id)
-                    if victim_id == sequence_id:
-                        break
-                if sequence_id in preempted:
+                if missing > pool.num_free and not self._make_room(missing, sequence_id, victims, grant, preempted):
                     continue
                 new_blocks = pool.take(missing)
                 table += new_blocks
-            else:
-                new_blocks = []
             grant.add(sequence_id, start, count, new_blocks)
+
+    def _make_room(
+        self, num_blocks: int, sequence_id: int, victims: Iterator[int], grant: _Grant, preempted: set[int]
+    ) -> bool:
+        """Preempt until so many blocks are free. False: it came to the sequence that needs them."""
+        served = set(grant.sequence_ids)
+        while self.pool.num_free < num_blocks:
+            victim_id = next(victims, sequence_id)
+            if victim_id in served or victim_id not in self.holdings:
+                continue
+            self._release(victim_id)
+            preempted.add(victim_id)
+            grant.preempted_ids.append(victim_id)
+            if victim_id == sequence_id:
+                return False
+        return True
 
     def _announce_rows(self, pending: PendingPrefixes, proposal: Reserve, grant: _Grant) -> None:
         """Say what the running rows write in this step that can be found from the next one on."""
         pending.begin(proposal.candidate_ids)
-        if proposal.candidate_ids:
-            for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
-                holding = self.holdings[sequence_id]
-                if holding.epoch == self._epoch:
-                    pending.announce(holding.keys, holding.num_published, start, count, count)
+        for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
+            holding = self.holdings[sequence_id]
+            if holding.epoch == self._epoch:
+                pending.announce(holding.keys, holding.num_published, start, count, count)
 
     def _admit(self, proposal: Reserve, grant: _Grant) -> None:
         pool, size, pending = self.pool, self.block_size, self._pending
@@ -257,12 +256,12 @@ class BlockManagerCore:
             if pending is not None and pending.is_awaited(proposal, index, len(shared), limit, budget):
                 continue
             watermark = self._watermark_blocks if self.holdings else 0
-            missing_in_all = -(-num_tokens // size) - len(shared)
-            if pool.num_free - pool.num_free_among(shared) < missing_in_all + watermark:
+            pool.share(shared)
+            if pool.num_free < -(-num_tokens // size) - len(shared) + watermark:
+                pool.unshare(shared)
                 break
             start = len(shared) * size
             count = min(num_tokens - start, budget, proposal.candidate_chunk_limit)
-            pool.share(shared)
             table = shared + pool.take(-(-(start + count) // size) - len(shared))
             # a copy: the scheduler's list grows while the sequence decodes, and what it fills is told in `filled_keys`
             self.holdings[sequence_id] = Holding(
@@ -298,8 +297,7 @@ class BlockManagerCore:
                 continue
             first, end = holding.num_published, min((start + count) // size, len(holding.keys))
             if first < end:
-                for index in range(first, end):
-                    publish(holding.table[index], holding.keys[index], step)
+                publish(holding.table[first:end], holding.keys[first:end], step)
                 # recorded also where other blocks own the keys: a roll-back has to come back to the first of them
                 publications.append(Publication(sequence_id, holding, first, end))
                 holding.num_published = end
@@ -310,8 +308,18 @@ class BlockManagerCore:
 class _Grant:
     """The columns of a grant while the walk fills them."""
 
+    __slots__ = (
+        "admitted_ids",
+        "admitted_misses",
+        "admitted_reused",
+        "counts",
+        "new_blocks",
+        "preempted_ids",
+        "sequence_ids",
+        "starts",
+    )
+
     def __init__(self) -> None:
-        self.rows: set[int] = set()
         self.sequence_ids: list[int] = []
         self.starts: list[int] = []
         self.counts: list[int] = []
@@ -322,8 +330,23 @@ class _Grant:
         self.preempted_ids: list[int] = []
 
     def add(self, sequence_id: int, start: int, count: int, new_blocks: list[int]) -> None:
-        self.rows.add(sequence_id)
         self.sequence_ids.append(sequence_id)
         self.starts.append(start)
         self.counts.append(count)
         self.new_blocks.append(new_blocks)
+
+
+class _Written:
+    """The columns of what was written, likewise."""
+
+    __slots__ = ("ends", "sequence_ids", "starts")
+
+    def __init__(self) -> None:
+        self.sequence_ids: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def add(self, sequence_id: int, start: int, end: int) -> None:
+        self.sequence_ids.append(sequence_id)
+        self.starts.append(start)
+        self.ends.append(end)

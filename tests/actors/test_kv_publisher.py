@@ -37,13 +37,13 @@ class Cache:
         for _ in range(count):
             tokens = [len(self.tokens)] * SIZE
             (key,) = chain_keys(self.keys[-1], tokens, SIZE)
-            self.log.on_stored(key, self.keys[-1], tokens, 0, len(self.keys) - 1)
+            self.log.on_stored([key], self.keys[-1], tokens, 0, len(self.keys) - 1)
             self.tokens += tokens
             self.keys.append(key)
             self.publisher.flush()
 
     def lose_last(self) -> None:
-        self.log.on_removed(self.keys.pop())
+        self.log.on_removed([self.keys.pop()])
         del self.tokens[-SIZE:]
         self.publisher.flush()
 
@@ -129,7 +129,7 @@ def test_long_replay(cache: Cache) -> None:
     """A replay arrives whole however slowly it is read: ZeroMQ's default is to drop what exceeds 1000 messages."""
     for _ in range(3000):
         for _ in range(120):  # 12 MB in all, more than the kernel takes for a reader that does not read
-            cache.log.on_removed(ROOT)
+            cache.log.on_removed([ROOT])
         cache.publisher.flush()
     context = zmq.Context()
     slow = context.socket(zmq.DEALER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quipu.actors.core.block_pool import COMMITTED, BlockPool
+from quipu.actors.core.block_pool import COMMITTED, MAX_PLACES, BlockPool
 
 
 def pool_with_cached(num_blocks: int, *keys: bytes) -> BlockPool:
@@ -12,7 +12,7 @@ def pool_with_cached(num_blocks: int, *keys: bytes) -> BlockPool:
     pool = BlockPool(num_blocks)
     table = pool.take(len(keys))
     for block, key in zip(table, keys, strict=True):
-        assert pool.publish(block, key, COMMITTED)
+        assert pool.publish([block], [key], COMMITTED)
     pool.release(table)
     return pool
 
@@ -72,7 +72,7 @@ def test_the_least_recently_released_is_evicted_first() -> None:
     pool = pool_with_cached(4, b"old")
     others = pool.take(2)
     for block, key in zip(others, [b"mid", b"new"], strict=True):
-        pool.publish(block, key, COMMITTED)
+        pool.publish([block], [key], COMMITTED)
         pool.release([block])
     again = pool.match([b"old"], 1)
     pool.share(again)
@@ -86,14 +86,61 @@ def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
     """Each holder counts."""
     pool = pool_with_cached(3, b"k")
     (block,) = pool.match([b"k"], 1)
-    assert pool.num_free_among([block]) == 1
+    assert pool.num_free == 2
     pool.share([block])
-    assert pool.num_free_among([block]) == 0
+    assert pool.num_free == 1
     pool.share([block])
+    assert pool.num_free == 1, "it was taken already"
     pool.release([block])
     assert not pool.is_free(block)
     pool.release([block])
     assert pool.is_free(block)
+
+
+def test_sharing_can_be_taken_back() -> None:
+    """As if the blocks had never been held: they are evicted in the same order."""
+    pool = pool_with_cached(4, b"1", b"12", b"123")
+    pool.share([1, 2])
+    pool.unshare([1, 2])
+    assert (pool.num_free, pool.num_cached) == (3, 3)
+    pool.check([])
+    assert pool.cached_blocks() == [3, 2, 1]
+    assert pool.take(2) == [3, 2]
+
+
+def test_a_held_block_is_passed_over_by_eviction() -> None:
+    """Where it lay among the cached ones it stays until it is freed again: then it is the youngest."""
+    pool = pool_with_cached(4, b"1", b"12", b"123")
+    pool.share([3])
+    assert pool.cached_blocks() == [2, 1]
+    assert pool.take(1) == [2]
+    pool.release([3])
+    assert pool.cached_blocks() == [1, 3]
+    pool.check([[2]])
+
+
+def test_the_queue_of_cached_blocks_stays_short() -> None:
+    """However often blocks are hit and freed: order and count are as if they stood in it once."""
+    pool = pool_with_cached(5, b"1", b"12", b"123")
+    for _ in range(100):
+        pool.share([1, 2])
+        pool.release([1, 2])
+    assert len(pool._queue) <= MAX_PLACES * pool.num_blocks + 2
+    assert pool.cached_blocks() == [3, 2, 1]
+    pool.check([])
+    assert pool.take(3) == [4, 3, 2]
+
+
+def test_a_run_is_published_as_far_as_it_is_new() -> None:
+    """Keys that lead elsewhere are left out, and so are their blocks when the run is committed."""
+    pool = pool_with_cached(6, b"12")
+    table = pool.take(4)
+    assert not pool.publish(table, [b"1", b"12", b"123", b"1234"], 7)
+    assert pool.pending_step(table[0]) == 7
+    assert pool.pending_step(table[1]) == COMMITTED
+    assert pool.commit(table, 7) == [range(1), range(2, 4)]
+    assert pool.committed_keys() == {b"1", b"12", b"123", b"1234"}
+    pool.check([table])
 
 
 def test_a_match_is_a_prefix_within_the_limit() -> None:
@@ -109,36 +156,35 @@ def test_the_first_to_publish_a_key_keeps_it() -> None:
     """A second block with the same contents stays its holder's own, and goes blank."""
     pool = BlockPool(4)
     first, second = pool.take(2)
-    assert pool.publish(first, b"k", 1)
-    assert not pool.publish(second, b"k", 1)
-    assert not pool.commit(second, b"k", 1)
-    assert pool.commit(first, b"k", 1)
+    assert pool.publish([first], [b"k"], 1)
+    assert not pool.publish([second], [b"k"], 1)
+    assert pool.commit([second], 1) == []
+    assert pool.commit([first], 1) == [range(1)]
     pool.release([second])
     assert pool.num_cached == 0
     assert pool.match([b"k"], 1) == [first]
 
 
 def test_a_key_is_committed_once() -> None:
-    """And only by the step that wrote it, under the key that it has."""
+    """And only by the step that wrote it."""
     pool = BlockPool(3)
     (block,) = pool.take(1)
-    pool.publish(block, b"k", 7)
-    assert not pool.commit(block, b"other", 7)
-    assert not pool.commit(block, b"k", 6)
-    assert pool.commit(block, b"k", 7)
-    assert not pool.commit(block, b"k", 7)
+    pool.publish([block], [b"k"], 7)
+    assert pool.commit([block], 6) == []
+    assert pool.commit([block], 7) == [range(1)]
+    assert pool.commit([block], 7) == []
 
 
 def test_an_unpublished_key_leads_nowhere() -> None:
     """Whether its block is held or free; free, it counts as blank."""
     pool = BlockPool(4)
     held, released = pool.take(2)
-    pool.publish(held, b"h", 3)
-    pool.publish(released, b"r", 3)
+    pool.publish([held], [b"h"], 3)
+    pool.publish([released], [b"r"], 3)
     pool.release([released])
     assert pool.num_cached == 1
-    pool.unpublish(released, b"r", 3)
-    pool.unpublish(held, b"h", 3)
+    pool.unpublish(released, 3)
+    pool.unpublish(held, 3)
     assert pool.match([b"h"], 1) == pool.match([b"r"], 1) == []
     assert (pool.num_cached, pool.num_free) == (0, 2)
     pool.check([[held]])
@@ -148,16 +194,16 @@ def test_unpublishing_spares_what_is_not_the_steps_own() -> None:
     """Neither a committed key, nor one that another step has published since on the same block."""
     pool = BlockPool(2)
     (block,) = pool.take(1)
-    pool.publish(block, b"k", 3)
-    pool.commit(block, b"k", 3)
-    pool.unpublish(block, b"k", 3)
+    pool.publish([block], [b"k"], 3)
+    pool.commit([block], 3)
+    pool.unpublish(block, 3)
     assert pool.match([b"k"], 1) == [block]
     pool.release([block])
     assert pool.take(1) == [block]  # evicted
-    pool.publish(block, b"k", 5)
-    pool.unpublish(block, b"k", 4)
+    pool.publish([block], [b"k"], 5)
+    pool.unpublish(block, 4)
     assert pool.match([b"k"], 1) == [block]
-    assert not pool.commit(block, b"k", 3)
+    assert pool.commit([block], 3) == []
 
 
 def test_check_finds_a_block_in_two_places() -> None:
