@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 from collections import deque
@@ -186,7 +187,7 @@ def measure(workload: Workload, mode: Mode, costs: Costs) -> dict[str, float]:
     return {
         "prompt_tokens": course.num_computed,
         "ttft_ms_p50": round(statistics.median(waits) * 1000, 2),
-        "ttft_ms_p99": round(waits[int(0.99 * (len(waits) - 1))] * 1000, 2),
+        "ttft_ms_p99": round(waits[math.ceil(0.99 * len(waits)) - 1] * 1000, 2),
         "last_token_ms": round(course.last_token * 1000, 2),
         "step_us": round(statistics.mean(t.scheduler_ns + t.manager_ns for t in engine.step_times) / 1000, 1),
     }

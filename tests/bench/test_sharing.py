@@ -46,6 +46,12 @@ def test_waiting_pays_where_the_rule_waits(workload: Workload) -> None:
         assert rule["ttft_ms_p50"] <= off["ttft_ms_p50"]
 
 
+def test_the_slowest_of_a_few_is_their_p99() -> None:
+    """Less than one in a hundred may be slower: of two requests that is nobody."""
+    found = measure(Workload(2, 512, num_outputs=1), RULE, COSTS)
+    assert found["ttft_ms_p99"] == pytest.approx(20 + 640 * 0.02)
+
+
 def test_without_sharing_nothing_changes() -> None:
     """Prompts that have nothing in common are served alike, whoever would wait."""
     workload = Workload(4, 0, num_bursts=5, every_s=0.02, num_outputs=4)
