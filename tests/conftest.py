@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
+from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
+
+__all__ = ["postgres", "postgres_cluster", "pytest_terminal_summary"]
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -64,6 +64,7 @@ def make_engine(url: str, *, durable: bool = False, reads_only: bool = False) ->
         return _make_sqlite(parsed, durable=durable, reads_only=reads_only)
     arguments = {
         "connect_timeout": CONNECT_S,
+        "client_encoding": "utf8",  # or text from a SQL_ASCII database would come as bytes
         "options": f"-c statement_timeout={STATEMENT_S * 1000}",
         "tcp_user_timeout": STATEMENT_S * 1000,
         "application_name": "quipu-ledger",

@@ -1,0 +1,72 @@
+"""The schema as the code knows it, and as the migrations make it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from tests.postgres import Postgres
+
+from quipu.actors.ledger.database import LedgerError, make_engine, migrate, redacted, sqlite_url
+from quipu.actors.ledger.schema import HEAD, metadata
+
+
+def differences(url: str) -> list[object]:
+    engine = make_engine(url)
+    migrate(engine)
+    migrate(engine)  # finds nothing to do
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        found = compare_metadata(context, metadata)
+    engine.dispose()
+    return list(found)
+
+
+def test_migrations_make_the_schema_in_sqlite(tmp_path: Path) -> None:
+    """The tables that migrations make are those that the code reads and writes."""
+    assert differences(sqlite_url(tmp_path)) == []
+
+
+def test_migrations_make_the_schema_in_postgres(postgres: Postgres) -> None:
+    """The same in PostgreSQL."""
+    assert differences(postgres.new_database()) == []
+
+
+def test_head_is_the_last_migration() -> None:
+    """A migration that is added and not made HEAD would never run."""
+    config = Config()
+    config.set_main_option("script_location", "quipu.actors.ledger:migrations")
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+def test_migration_that_dies_leaves_nothing(tmp_path: Path) -> None:
+    """A migration is one transaction: after one that fails half-way the next start begins anew."""
+    engine = make_engine(sqlite_url(tmp_path))
+    with engine.begin() as connection:
+        connection.execute(sa.text("create table ledger_sources (ledger text)"))  # in the way of the last step
+    with pytest.raises(sa.exc.OperationalError):
+        migrate(engine)
+    with engine.begin() as connection:
+        assert sa.inspect(connection).get_table_names() == ["ledger_sources"]
+        connection.execute(sa.text("drop table ledger_sources"))
+    migrate(engine)
+    engine.dispose()
+    assert differences(sqlite_url(tmp_path)) == []
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://user:s3cret@host/db", "postgresql+asyncpg://u:s3cret@h/d"])
+def test_bad_url(url: str) -> None:
+    """What is no URL of a known database is refused, without a word of its password."""
+    with pytest.raises(LedgerError, match="--ledger-url") as caught:
+        make_engine(url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_password_is_never_shown() -> None:
+    """What is logged or shown of a URL has no password."""
+    assert redacted("postgresql://user:s3cret@host/db") == "postgresql+psycopg://user:***@host/db"
