@@ -23,6 +23,26 @@ _MAX_PRIORITY = 2**31 - 1
 
 
 @attrs.frozen
+class WantedScores:
+    """What a client wants to know of tokens besides their text."""
+
+    drawn: int | None = None
+    """How many of the likeliest are told beside each output token; None: no logprobs."""
+    prompt: int | None = None
+    """The same of each prompt token."""
+    echo: bool = False
+    """The prompt comes first, in the text as in the logprobs."""
+
+    @property
+    def prompt_in_engine(self) -> int | None:
+        """What the engine has to find out of the prompt, for one use or another."""
+        return max((n for n in (self.prompt, self.drawn if self.echo else None) if n is not None), default=None)
+
+
+NO_SCORES = WantedScores()
+
+
+@attrs.frozen
 class GenerationRequest:
     """A request that was found servable as far as its body tells."""
 
@@ -39,6 +59,7 @@ class GenerationRequest:
     skip_special_tokens: bool
     priority: int
     cache_salt: str
+    scores: WantedScores = NO_SCORES
 
     @property
     def num_sequences(self) -> int:
@@ -60,6 +81,7 @@ class GenerationRequest:
             max_tokens_param=self.max_tokens_param,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            echo=self.scores.echo,
         )
 
 

@@ -16,7 +16,7 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started
+from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, ScoredDelta, ScoredToken, Started
 from quipu.web.errors import APIError, frames_of, internal
 from quipu.web.sse import Sink
 from quipu.web.usage import Tally
@@ -32,6 +32,9 @@ class Transcript:
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
     stop_matches: dict[int, str] = attrs.field(factory=dict)
     """The stop string that ended a choice, where one did."""
+    scores: dict[int, list[ScoredToken]] = attrs.field(factory=dict)
+    """Output tokens of each choice, and its prompt's, where their logprobs were asked for."""
+    prompt_scores: dict[int, list[ScoredToken]] = attrs.field(factory=dict)
     closed: Closed | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -45,6 +48,9 @@ class Transcript:
                         self.finish_reasons[event.index] = event.finish_reason
                     if event.stop_match is not None:
                         self.stop_matches[event.index] = event.stop_match
+                    if isinstance(event, ScoredDelta):
+                        self.scores.setdefault(event.index, []).extend(event.scores)
+                        self.prompt_scores.setdefault(event.index, []).extend(event.prompt_scores)
                 case Started():
                     self.tally.start(event)
                 case Closed():

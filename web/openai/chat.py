@@ -12,13 +12,15 @@ from typing import Any
 import orjson
 
 from quipu.actors.front import ServingInfo
-from quipu.actors.messages import ChatPrompt, Delta, FinishReason
+from quipu.actors.messages import ChatPrompt, Delta, ScoredDelta
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, missing, wrong_type
-from quipu.web.generation import GenerationRequest, read_model
+from quipu.web.generation import GenerationRequest, WantedScores, read_model
 from quipu.web.openai.generation import read_generation
+from quipu.web.openai.logprobs import chat_logprobs, prompt_logprobs, read_chat_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
+from quipu.web.stream import Transcript
 
 ENDPOINT = "/v1/chat/completions"
 ID_PREFIX = "chatcmpl-"
@@ -52,6 +54,7 @@ def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> Ge
         max_tokens=older if newer is None else newer,
         max_tokens_param=max_tokens_param,
         max_sequences=max_sequences,
+        scores=read_chat_scores(fields),
     )
 
 
@@ -123,10 +126,18 @@ def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
     return kwargs
 
 
-def chat_choice(index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> dict[str, Any]:
     """One choice of a whole answer."""
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    outputs = transcript.scores.get(index, [])
+    choice = {
+        "index": index,
+        "message": {"role": "assistant", "content": transcript.text(index), "refusal": None},
+        "logprobs": None if wanted.drawn is None else chat_logprobs(outputs, wanted.drawn),
+        "finish_reason": transcript.finish_reasons.get(index),
+    }
+    if wanted.prompt is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(transcript.prompt_scores.get(index, []), wanted.prompt)
+    return choice
 
 
 class ChatWriter(ChunkWriter):
@@ -146,6 +157,14 @@ class ChatWriter(ChunkWriter):
             head = self._heads[delta.index] = self._choice_head + b'%d,"delta":{' % delta.index
             role = head + b'"role":"assistant","content":""}' + self._tail(None)
         self._tally.add(delta)
-        text = head + b'"content":' + orjson.dumps(delta.text) + b"}" + self._tail(None) if delta.text else b""
+        text = b""
+        if self._num_top is not None:
+            tail = self._scored_tail(delta, self._num_top, None)
+            text = head + b'"content":' + orjson.dumps(delta.text) + b"}" + tail
+        elif delta.text:
+            text = head + b'"content":' + orjson.dumps(delta.text) + b"}" + self._tail(None)
         end = head + b"}" + self._tail(delta.finish_reason) if delta.finish_reason is not None else b""
         return role + text + end
+
+    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
+        return chat_logprobs(delta.scores, num_top) if delta.scores else None

@@ -11,13 +11,15 @@ from typing import Any
 import orjson
 
 from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Delta, FinishReason, Prompt, TextPrompt, TokenPrompt
+from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, missing, token_ids, wrong_type
-from quipu.web.generation import GenerationRequest, read_model
+from quipu.web.generation import GenerationRequest, WantedScores, read_model
 from quipu.web.openai.generation import read_generation
+from quipu.web.openai.logprobs import completion_logprobs, prompt_logprobs, read_completion_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
+from quipu.web.stream import Transcript
 
 ENDPOINT = "/v1/completions"
 ID_PREFIX = "cmpl-"
@@ -31,7 +33,9 @@ def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     fields = Fields(body)
     model = read_model(fields, info)
     refuse_unsupported(fields, COMPLETIONS)
-    max_tokens = fields.integer("max_tokens", 1)
+    scores = read_completion_scores(fields)
+    # with its prompt echoed, a completion may be empty: its prompt's logprobs are what is wanted of it
+    max_tokens = fields.integer("max_tokens", 0 if scores.echo else 1)
     request = read_generation(
         fields,
         info,
@@ -41,6 +45,7 @@ def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         max_tokens_param="max_tokens",
         max_sequences=max_sequences,
+        scores=scores,
     )
     best_of = fields.integer("best_of", 1)
     if best_of is not None and best_of != request.num_choices:
@@ -79,9 +84,19 @@ def _token_prompt(ids: list[Any], where: str, info: ServingInfo) -> TokenPrompt:
     return TokenPrompt(token_ids(ids, "prompt", info.vocab_size))
 
 
-def completion_choice(index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> dict[str, Any]:
     """One choice of a whole answer."""
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    prompt, outputs = transcript.prompt_scores.get(index, []), transcript.scores.get(index, [])
+    told = [*prompt, *outputs] if wanted.echo else outputs
+    choice = {
+        "index": index,
+        "text": transcript.text(index),
+        "logprobs": None if wanted.drawn is None else completion_logprobs(told, wanted.drawn),
+        "finish_reason": transcript.finish_reasons.get(index),
+    }
+    if wanted.prompt is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(prompt, wanted.prompt)
+    return choice
 
 
 class CompletionWriter(ChunkWriter):
@@ -99,4 +114,12 @@ class CompletionWriter(ChunkWriter):
         head = self._heads.get(delta.index)
         if head is None:
             head = self._heads[delta.index] = self._choice_head + b'%d,"text":' % delta.index
-        return head + orjson.dumps(delta.text) + self._tail(delta.finish_reason)
+        if self._num_top is None:
+            tail = self._tail(delta.finish_reason)
+        else:
+            tail = self._scored_tail(delta, self._num_top, delta.finish_reason)
+        return head + orjson.dumps(delta.text) + tail
+
+    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
+        told = [*delta.prompt_scores, *delta.scores]
+        return completion_logprobs(told, num_top) if told else None

@@ -16,7 +16,9 @@ from quipu.web.fields import Fields, token_ids, wrong_type
 from quipu.web.generation import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
+    NO_SCORES,
     GenerationRequest,
+    WantedScores,
     read_cache_salt,
     read_priority,
     read_seed,
@@ -49,6 +51,7 @@ def read_generation(
     max_tokens: int | None,
     max_tokens_param: str,
     max_sequences: int,
+    scores: WantedScores = NO_SCORES,
 ) -> GenerationRequest:
     """Check everything that is not particular to one endpoint. Raises APIError."""
     num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
@@ -62,16 +65,17 @@ def read_generation(
         num_choices=num_choices,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
-        sampling=_read_sampling(fields, info, max_tokens),
+        sampling=_read_sampling(fields, info, max_tokens, scores),
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        scores=scores,
     )
 
 
-def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None) -> SamplingParams:
+def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None, scores: WantedScores) -> SamplingParams:
     top_p = fields.number("top_p", 0.0, 1.0)
     if top_p == 0.0:
         raise invalid("`top_p` must be above 0.", "top_p")
@@ -91,6 +95,8 @@ def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None) ->
         seed=read_seed(fields),
         stop_token_ids=token_ids(stop_token_ids or [], "stop_token_ids", info.vocab_size),
         ignore_eos=fields.flag("ignore_eos"),
+        logprobs=scores.drawn,
+        prompt_logprobs=scores.prompt_in_engine,
     )
 
 

@@ -13,8 +13,9 @@ import attrs
 import orjson
 import structlog
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started
+from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, ScoredDelta, Started
 from quipu.web.errors import APIError, error_of
+from quipu.web.generation import WantedScores
 from quipu.web.openai.generation import Delivery
 from quipu.web.sse import DONE, Sink
 from quipu.web.stream import StreamWriter
@@ -34,8 +35,9 @@ class Envelope:
         return {"id": self.id, "object": object_name, "created": self.created, "model": self.model}
 
 
+_NO_LOGPROBS = b',"logprobs":null'
 _FINISH: dict[FinishReason | None, bytes] = {
-    reason: b',"logprobs":null,"finish_reason":' + orjson.dumps(reason) + b"}]" for reason in (None, *FinishReason)
+    reason: _NO_LOGPROBS + b',"finish_reason":' + orjson.dumps(reason) + b"}]" for reason in (None, *FinishReason)
 }
 """The end of a choice, and of the list of choices."""
 
@@ -46,10 +48,17 @@ class ChunkWriter(StreamWriter):
     OBJECT_NAME: str
 
     def __init__(
-        self, sink: Sink, envelope: Envelope, delivery: Delivery, tally: Tally, log: structlog.typing.BindableLogger
+        self,
+        sink: Sink,
+        envelope: Envelope,
+        delivery: Delivery,
+        scores: WantedScores,
+        tally: Tally,
+        log: structlog.typing.BindableLogger,
     ) -> None:
         super().__init__(sink, tally, log)
         self._delivery = delivery
+        self._num_top = scores.drawn
         head = b"data: " + orjson.dumps(envelope.fields(self.OBJECT_NAME))[:-1]
         self._choice_head = head + b',"choices":[{"index":'
         self._no_choice_head = head + b',"choices":[]'
@@ -58,12 +67,16 @@ class ChunkWriter(StreamWriter):
 
     @abstractmethod
     def render(self, delta: Delta) -> bytes:
-        """The chunks of one delta that has a text or a finish reason."""
+        """The chunks of one delta that has a text, a finish reason or logprobs."""
+
+    @abstractmethod
+    def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
+        """The delta's logprobs, where it has any."""
 
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
             case Delta():
-                if event.text or event.finish_reason is not None:
+                if event.text or event.finish_reason is not None or self._num_top is not None:
                     self._sink.push(self.render(event))
                 else:
                     self._tally.add(event)
@@ -86,6 +99,12 @@ class ChunkWriter(StreamWriter):
     def _failure(self, error: APIError) -> bytes:
         # Clients stop reading at [DONE], also after an error.
         return b"data: " + error.body() + b"\n\n" + DONE
+
+    def _scored_tail(self, delta: Delta, num_top: int, finish_reason: FinishReason | None) -> bytes:
+        """As `_tail`, with the delta's logprobs."""
+        told = self.scores(delta, num_top) if isinstance(delta, ScoredDelta) else None
+        tail = self._tail(finish_reason)
+        return tail if told is None else b',"logprobs":' + orjson.dumps(told) + tail[len(_NO_LOGPROBS) :]
 
     def _tail(self, finish_reason: FinishReason | None) -> bytes:
         """What follows a choice's text to the end of its chunk, with the usage so far where it was asked for."""

@@ -12,10 +12,10 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk, ServingInfo
-from quipu.actors.messages import FinishReason, UsageRecord
+from quipu.actors.messages import UsageRecord
 from quipu.web.answer import Asked, Reply, answer
 from quipu.web.fields import Fields
-from quipu.web.generation import GenerationRequest
+from quipu.web.generation import GenerationRequest, WantedScores
 from quipu.web.openai import chat, completions
 from quipu.web.openai.generation import Delivery, read_delivery
 from quipu.web.openai.render import ChunkWriter, Envelope
@@ -33,7 +33,7 @@ class Dialect:
     id_prefix: str
     object_name: str
     read: Callable[[dict[str, Any], ServingInfo, int], GenerationRequest]
-    choice: Callable[[int, str, FinishReason | None], dict[str, Any]]
+    choice: Callable[[Transcript, int, WantedScores], dict[str, Any]]
     writer: type[ChunkWriter]
 
 
@@ -67,14 +67,13 @@ class ChoicesReply(Reply):
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
         body = self._envelope.fields(self._dialect.object_name)
         body["choices"] = [
-            self._dialect.choice(index, transcript.text(index), transcript.finish_reasons.get(index))
-            for index in range(self.wanted.num_sequences)
+            self._dialect.choice(transcript, index, self.wanted.scores) for index in range(self.wanted.num_sequences)
         ]
         body["usage"] = openai_usage(record, with_tiers=self._delivery.with_tiers)
         return body
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
-        return self._dialect.writer(sink, self._envelope, self._delivery, tally, log)
+        return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted.scores, tally, log)
 
 
 def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:

@@ -64,10 +64,8 @@ _EITHER: Mapping[str, Neutral] = {
     "length_penalty": _one,
     "logit_bias": _empty,
     "logits_processors": _empty,
-    "logprobs": _false,
     "min_tokens": _empty,
     "presence_penalty": _empty,
-    "prompt_logprobs": _false,
     "regex": _empty,
     "repetition_penalty": _one,
     "response_format": _is_text_format,
@@ -76,7 +74,6 @@ _EITHER: Mapping[str, Neutral] = {
     "spaces_between_special_tokens": _true,
     "structural_tag": _empty,
     "structured_outputs": _empty,
-    "top_logprobs": _empty,
     "truncate_prompt_tokens": _empty,
     "use_beam_search": _empty,
 }
@@ -84,9 +81,9 @@ _EITHER: Mapping[str, Neutral] = {
 COMPLETIONS: Mapping[str, Neutral] = {
     **_EITHER,
     "add_special_tokens": _true,
-    "echo": _empty,
     "prompt_embeds": _empty,
     "suffix": _empty,
+    "top_logprobs": _empty,
 }
 
 CHAT: Mapping[str, Neutral] = {
@@ -119,14 +116,17 @@ RESPONSES: Mapping[str, Neutral] = {
     "conversation": _never,
     "documents": _empty,
     "echo": _empty,
+    "logprobs": _false,
     "moderation": _never,
     "n": _one,
     "previous_response_id": _never,
     "prompt": _never,
+    "prompt_logprobs": _false,
     "reasoning": _asks_no_reasoning,
     "reasoning_effort": _among("none"),
     "tool_choice": _among("none", "auto"),
     "tools": _empty,
+    "top_logprobs": _empty,
     "truncation": _among("disabled"),
     "verbosity": _among("medium"),
 }

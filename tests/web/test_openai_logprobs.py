@@ -1,0 +1,227 @@
+"""Logprobs and echo as completions and chat tell them, from scripted events to the clients' own types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tests.web.fakes import STARTED, Client, FakeDesk, record, says
+
+from quipu.actors.messages import (
+    Closed,
+    Delta,
+    FinishReason,
+    LikelyToken,
+    OutletEvent,
+    ScoredDelta,
+    ScoredToken,
+)
+from quipu.web.app import make_app
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+def likely(token_id: int, text: str, logprob: float, rank: int) -> LikelyToken:
+    return LikelyToken(token_id, text, text.encode(), logprob, rank)
+
+
+def scored(token_id: int, text: str, offset: int, logprob: float | None, *top: LikelyToken) -> ScoredToken:
+    rank = None if logprob is None else next((t.rank for t in top if t.token_id == token_id), 9)
+    return ScoredToken(token_id, text, text.encode(), offset, logprob, rank, top)
+
+
+FIRST = scored(4, "To", 0, None)
+PROMPT = scored(5, " be", 2, -0.5, likely(5, " be", -0.5, 1), likely(6, " go", -1.5, 2))
+HEL = scored(7, "Hel", 5, -3.0, likely(8, "Ho", -0.25, 1), likely(9, "Hu", -2.0, 2))
+# half a character: its text is a stand-in, its bytes are its own
+HALF = ScoredToken(10, "�", b"\xc3", 8, -0.75, 1, (LikelyToken(10, "�", b"\xc3", -0.75, 1),))
+END = scored(11, "<end>", 8, -math.inf, likely(9, "Hu", -0.125, 1), likely(12, "Hu", -2.5, 2))
+
+
+def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
+    """The prompt, if it is wanted, then "Hel", half a character, and a stop token that shows what was held back."""
+    first = [ScoredDelta(0, echo, 0, None, prompt_scores=prompt)] if prompt or echo else []
+    return [
+        STARTED,
+        *first,
+        ScoredDelta(0, "Hel", 1, None, None, (HEL,)),
+        ScoredDelta(0, "", 1, None, None, (HALF,)),
+        ScoredDelta(0, "�", 1, FinishReason.STOP, None, (END,)),
+        Closed(record(), None),
+    ]
+
+
+async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict[str, Any]:
+    exchange, answer = await Client(make_app(FakeDesk(says(*events)))).post(path, body(path, **fields))
+    assert exchange.status == 200, answer
+    (choice,) = answer["choices"]
+    if not fields.get("echo"):  # the client's type has no room for the null of a prompt's first token
+        (Completion if path == COMPLETIONS else ChatCompletion).model_validate(answer)
+    return dict(choice)
+
+
+async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> list[dict[str, Any]]:
+    desk = FakeDesk(says(*events))
+    _, chunks = await Client(make_app(desk)).stream(path, body(path, stream=True, **fields))
+    assert chunks.pop() == "[DONE]"
+    if path == CHAT:  # the client has no type for a chunk of a completion
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk)
+    return [chunk["choices"][0] for chunk in chunks]
+
+
+def body(path: str, **fields: Any) -> dict[str, Any]:
+    asked = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
+    return {"model": "tiny", **asked, **fields}
+
+
+async def test_completion() -> None:
+    """Parallel lists; the drawn token stands among the likeliest even where it is none; no infinity in JSON."""
+    choice = await whole(COMPLETIONS, script(), logprobs=2)
+    assert choice["text"] == "Hel�"
+    assert choice["logprobs"] == {
+        "tokens": ["Hel", "�", "<end>"],
+        "token_logprobs": [-3.0, -0.75, -9999.0],
+        "top_logprobs": [
+            {"Ho": -0.25, "Hu": -2.0, "Hel": -3.0},
+            {"�": -0.75},
+            {"Hu": -0.125, "<end>": -9999.0},  # two tokens with one text: the likelier one is told
+        ],
+        "text_offset": [5, 8, 8],
+    }
+    assert "prompt_logprobs" not in choice
+
+
+async def test_as_many_as_were_asked_for() -> None:
+    """Of what the engine told for one use, another shows no more than was asked for it; 0 is the drawn one's own."""
+    choice = await whole(COMPLETIONS, script(FIRST, PROMPT), logprobs=0, prompt_logprobs=1)
+    assert choice["logprobs"]["top_logprobs"] == [{"Hel": -3.0}, {"�": -0.75}, {"<end>": -9999.0}]
+    assert choice["prompt_logprobs"] == [None, {"5": {"logprob": -0.5, "rank": 1, "decoded_token": " be"}}]
+
+
+async def test_not_asked_for() -> None:
+    """Null without logprobs, whatever the engine says."""
+    for path in (COMPLETIONS, CHAT):
+        choice = await whole(path, script(FIRST, PROMPT))
+        assert choice["logprobs"] is None and "prompt_logprobs" not in choice
+        assert all(choice["logprobs"] is None for choice in await streamed(path, script(FIRST, PROMPT)))
+
+
+async def test_echo() -> None:
+    """The prompt comes first, in the text and in the logprobs; its first token has none."""
+    choice = await whole(COMPLETIONS, script(FIRST, PROMPT, echo="To be"), logprobs=2, echo=True)
+    assert choice["text"] == "To beHel�"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["To", " be", "Hel", "�", "<end>"]
+    assert logprobs["token_logprobs"][:3] == [None, -0.5, -3.0]
+    assert logprobs["top_logprobs"][:2] == [None, {" be": -0.5, " go": -1.5}]
+    assert logprobs["text_offset"] == [0, 2, 5, 8, 8]
+    alone = await whole(COMPLETIONS, script(FIRST, echo="To be"), echo=True)
+    assert alone["text"] == "To beHel�" and alone["logprobs"] is None
+
+
+async def test_echo_of_nothing_else() -> None:
+    """`max_tokens` 0: the prompt's logprobs and nothing more; no token is the client's."""
+    desk = FakeDesk(
+        says(
+            STARTED,
+            ScoredDelta(0, "To be", 0, None, prompt_scores=(FIRST, PROMPT)),
+            Delta(0, "", 0, FinishReason.LENGTH),
+            Closed(record(completion_tokens=0), None),
+        )
+    )
+    fields = body(COMPLETIONS, logprobs=2, echo=True, max_tokens=0)
+    _, answer = await Client(make_app(desk)).post(COMPLETIONS, fields)
+    (choice,) = answer["choices"]
+    assert choice["text"] == "To be" and choice["finish_reason"] == "length"
+    assert choice["logprobs"]["tokens"] == ["To", " be"]
+    assert answer["usage"]["completion_tokens"] == 0
+    assert desk.ticket.encode.max_tokens == 0 and desk.ticket.encode.echo
+    _, chunks = await Client(make_app(desk)).stream(COMPLETIONS, {**fields, "stream": True})
+    assert [chunk["choices"][0]["logprobs"] is None for chunk in chunks[:-1]] == [False, True]
+
+
+async def test_chat() -> None:
+    """An object a token: its text alone, its own bytes, and the likeliest, no more than were asked for."""
+    choice = await whole(CHAT, script(), logprobs=True, top_logprobs=1)
+    hel, half, end = choice["logprobs"]["content"]
+    assert choice["logprobs"]["refusal"] is None
+    assert hel == {
+        "token": "Hel",
+        "logprob": -3.0,
+        "bytes": [72, 101, 108],
+        "top_logprobs": [{"token": "Ho", "logprob": -0.25, "bytes": [72, 111]}],
+    }
+    assert half["token"] == "�" and half["bytes"] == [0xC3]
+    assert end["logprob"] == -9999.0
+    own = await whole(CHAT, script(), logprobs=True)
+    assert [token["top_logprobs"] for token in own["logprobs"]["content"]] == [[], [], []]
+
+
+async def test_chat_prompt_logprobs() -> None:
+    """The extension: by token id, null for the first, the prompt's own token with its rank."""
+    choice = await whole(CHAT, script(PROMPT), prompt_logprobs=2)
+    assert choice["logprobs"] is None
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "5": {"logprob": -0.5, "rank": 1, "decoded_token": " be"},
+            "6": {"logprob": -1.5, "rank": 2, "decoded_token": " go"},
+        },
+    ]
+
+
+async def test_streamed_completion() -> None:
+    """The chunks' lists, one after the other, are those of the whole answer; a token without text has its chunk."""
+    events = script(FIRST, PROMPT, echo="To be")
+    choices = await streamed(COMPLETIONS, events, logprobs=2, echo=True)
+    assert [choice["text"] for choice in choices] == ["To be", "Hel", "", "�"]
+    joined: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for choice in choices:
+        for name, values in choice["logprobs"].items():
+            joined[name] += values
+    assert joined == (await whole(COMPLETIONS, events, logprobs=2, echo=True))["logprobs"]
+
+
+async def test_streamed_chat() -> None:
+    """Each token's logprobs ride on a delta with content, empty where nothing can be shown yet."""
+    choices = await streamed(CHAT, script(), logprobs=True, top_logprobs=2)
+    told = [choice for choice in choices if choice["logprobs"] is not None]
+    assert [choice["delta"]["content"] for choice in told] == ["Hel", "", "�"]
+    content = [token for choice in told for token in choice["logprobs"]["content"]]
+    assert content == (await whole(CHAT, script(), logprobs=True, top_logprobs=2))["logprobs"]["content"]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "logprobs", "prompt_logprobs", "echo"),
+    [
+        (COMPLETIONS, {}, None, None, False),
+        (COMPLETIONS, {"logprobs": False, "prompt_logprobs": False}, None, None, False),
+        (COMPLETIONS, {"logprobs": 0}, 0, None, False),
+        (COMPLETIONS, {"logprobs": 20}, 20, None, False),
+        (COMPLETIONS, {"echo": True}, None, None, True),
+        (COMPLETIONS, {"echo": True, "logprobs": 3}, 3, 3, True),
+        (COMPLETIONS, {"echo": True, "logprobs": 3, "prompt_logprobs": 5}, 3, 5, True),
+        (COMPLETIONS, {"prompt_logprobs": 0}, None, 0, False),
+        (CHAT, {}, None, None, False),
+        (CHAT, {"logprobs": False, "top_logprobs": 0}, None, None, False),
+        (CHAT, {"logprobs": True}, 0, None, False),
+        (CHAT, {"logprobs": True, "top_logprobs": 20, "prompt_logprobs": 1}, 20, 1, False),
+    ],
+)
+async def test_what_reaches_the_desk(
+    path: str, fields: dict[str, Any], logprobs: int | None, prompt_logprobs: int | None, echo: bool
+) -> None:
+    """Each field arrives as what the engine has to find out; of a prompt only where it is told."""
+    desk = FakeDesk()
+    exchange, answer = await Client(make_app(desk)).post(path, body(path, **fields))
+    assert exchange.status == 200, answer
+    encode = desk.ticket.encode
+    assert (encode.sampling.logprobs, encode.sampling.prompt_logprobs, encode.echo) == (logprobs, prompt_logprobs, echo)

@@ -1,0 +1,98 @@
+"""Logprobs in completions and chat: the fields that ask for them, and how they are told.
+
+`logprobs` (and `top_logprobs` in chat) are the API's own; `prompt_logprobs` is vLLM's extension: what the model gave
+each token of the prompt. With `echo` a completion's `logprobs` begin with the prompt's. Values are of the raw logits,
+before temperature and filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quipu.actors.messages import LikelyToken, ScoredToken
+from quipu.web.errors import invalid
+from quipu.web.fields import Fields
+from quipu.web.generation import WantedScores
+
+MAX_LOGPROBS = 20
+"""Likeliest tokens that are told at most in place of each."""
+_LEAST = -9999.0
+"""Stands for a token that cannot be: JSON has no infinity."""
+
+
+def read_completion_scores(fields: Fields) -> WantedScores:
+    """What a completion asks to know. Raises APIError."""
+    # a false one asks for nothing, as in chat, where the field is a flag
+    drawn = None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
+    return WantedScores(drawn=drawn, prompt=_read_prompt_logprobs(fields), echo=fields.flag("echo"))
+
+
+def read_chat_scores(fields: Fields) -> WantedScores:
+    """What a chat asks to know. Raises APIError."""
+    is_wanted = fields.flag("logprobs")
+    num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
+    if num_top and not is_wanted:
+        raise invalid("`top_logprobs` is only allowed when `logprobs` is true.", "top_logprobs")
+    return WantedScores(drawn=num_top if is_wanted else None, prompt=_read_prompt_logprobs(fields))
+
+
+def _read_prompt_logprobs(fields: Fields) -> int | None:
+    if fields.get("prompt_logprobs") is False:
+        return None
+    num_top = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if num_top is not None and fields.flag("stream"):
+        raise invalid("`prompt_logprobs` is not available when `stream` is true.", "prompt_logprobs")
+    return num_top
+
+
+def completion_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
+    """The `logprobs` of a completion, or of one chunk of it."""
+    return {
+        "text_offset": [token.offset for token in tokens],
+        "token_logprobs": [_number(token.logprob) for token in tokens],
+        "tokens": [token.text for token in tokens],
+        "top_logprobs": [_by_text(token, num_top) for token in tokens],
+    }
+
+
+def _by_text(token: ScoredToken, num_top: int) -> dict[str, float | None] | None:
+    """The likeliest, and the token itself where it is none of them; of two with one text the likelier stays."""
+    if token.logprob is None:
+        return None
+    by_text: dict[str, float | None] = {}
+    told: tuple[ScoredToken | LikelyToken, ...] = (*token.top[:num_top], token)
+    for other in told:
+        by_text.setdefault(other.text, _number(other.logprob))
+    return by_text
+
+
+def chat_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice, or of one chunk of it."""
+    content = [
+        {**_chat_token(token), "top_logprobs": [_chat_token(other) for other in token.top[:num_top]]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token: ScoredToken | LikelyToken) -> dict[str, Any]:
+    return {"token": token.text, "logprob": _number(token.logprob), "bytes": list(token.utf8)}
+
+
+def prompt_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> list[dict[str, Any] | None]:
+    """One object a prompt token, keyed by token id: its own and the likeliest; null for the first, which follows
+    nothing."""
+    return [None, *(_by_id(token, num_top) for token in tokens if token.logprob is not None)]
+
+
+def _by_id(token: ScoredToken, num_top: int) -> dict[str, Any]:
+    told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top[:num_top])
+    return {
+        str(other.token_id): {"logprob": _number(other.logprob), "rank": other.rank, "decoded_token": other.text}
+        for other in told
+    }
+
+
+def _number(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LEAST)
