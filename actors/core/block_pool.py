@@ -165,17 +165,26 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Take the `count` cached blocks that were freed first. There are as many."""
-        references, places, key_of = self._references, self._num_places, self._key_of
-        next_block = self._queue.popleft
+        references, places, key_of, index = self._references, self._num_places, self._key_of, self._index
+        next_block, pending = self._queue.popleft, self._pending
         blocks: list[int] = []
+        keys: list[bytes] = []
         while len(blocks) < count:
             block = next_block()
-            places[block] -= 1
-            if not places[block] and not references[block] and key_of[block] is not None:
+            num_left = places[block] - 1
+            places[block] = num_left
+            if num_left or references[block]:
+                continue
+            key = key_of[block]
+            if key is not None:
+                key_of[block] = None
+                del index[key]
                 blocks.append(block)
+                if not pending or pending.pop(block, None) is None:
+                    keys.append(key)
         self._num_cached -= count
         self.num_evicted += count
-        self._forget(blocks)
+        self._tell_removed(keys)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -246,9 +255,12 @@ class BlockPool:
 
     def unpublish(self, block: int, step: int) -> None:
         """The step that should have written `block` failed: nobody may find it. No-op if its key is gone already."""
-        if self._pending.get(block) != step:
+        key = self._key_of[block]
+        if key is None or self._pending.get(block) != step:
             return
-        self._forget([block])
+        del self._pending[block]
+        del self._index[key]
+        self._key_of[block] = None
         if not self._references[block]:
             self._num_cached -= 1
             self._blank.append(block)
@@ -267,15 +279,8 @@ class BlockPool:
         for observer in self.observers:
             observer.on_cleared()
 
-    def _forget(self, blocks: Sequence[int]) -> None:
-        """Their keys lead nowhere from now on. Each has one."""
-        key_of, pending = self._key_of, self._pending
-        keys = [key for block in blocks if (key := key_of[block]) is not None]
-        deque(map(self._index.__delitem__, keys), 0)
-        for block in blocks:
-            key_of[block] = None
-        if pending and not pending.keys().isdisjoint(blocks):
-            keys = [key for block, key in zip(blocks, keys, strict=True) if pending.pop(block, None) is None]
+    def _tell_removed(self, keys: list[bytes]) -> None:
+        """These committed keys lead nowhere any more."""
         if keys:
             for observer in self.observers:
                 observer.on_removed(keys)
