@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
 import sqlalchemy as sa
 import trio
 from tests.actors.ledger.ledgers import SEGMENT, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
 
 from quipu.actors.ledger.checking import verify
-from quipu.actors.ledger.database import LedgerError, make_engine, sqlite_url
+from quipu.actors.ledger.database import Batch, LedgerError, load, make_engine, sqlite_url
 from quipu.actors.ledger.entries import EntryKind
-from quipu.actors.ledger.folder import FOLDER
+from quipu.actors.ledger.folder import FOLDER, LedgerFolder
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import reconcile
 from quipu.actors.ledger.schema import HEAD
-from quipu.actors.ledger.segments import DiskStorage
+from quipu.actors.ledger.segments import DiskStorage, Position, scan
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
 from quipu.actors.messages import Outcome
 
@@ -398,6 +399,49 @@ async def test_reader_counts_retries_once(tmp_path: Path) -> None:
         assert late[1].bucket is not None and late[0].bucket is not None and late[1].bucket - late[0].bucket == 3600
         assert reader.sums(with_retries=True)[0].num_requests == 3
         assert reader.sums(Query(tenants=("nobody",)))[0].num_requests == 0
+
+
+@attrs.frozen
+class MeanwhileQuery(Query):
+    """Lets something happen after the reader has looked at the file, and before it asks the database."""
+
+    meanwhile: Callable[[], object] = list
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        self.meanwhile()
+        return super().conditions()
+
+
+async def test_reader_beside_a_loader(tmp_path: Path) -> None:
+    """Records that are loaded, and segments that are deleted, while somebody reads are there once."""
+    async with opened(tmp_path / "a") as ledger:
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        await write(ledger, *(f"r{i}" for i in range(20)))
+    data = [path.read_bytes() for path in (tmp_path / "a" / FOLDER).glob("*.wal")]
+    (tmp_path / "b" / FOLDER / "00000001.wal").write_bytes(data[0])
+    about = LedgerFolder(tmp_path / "b").about()
+    assert about is not None
+    found = scan(data[0], Position(1, 0))
+
+    def load_all() -> None:
+        with sa_engine(tmp_path / "b") as engine:
+            load(engine, about.ledger, Batch(found.entries, found.end))
+        DiskStorage(tmp_path / "b" / FOLDER).delete(1)
+
+    assert ids_in(tmp_path / "b") == ids_in(tmp_path / "a")
+    for repeat in range(2):
+        if repeat:
+            (tmp_path / "b" / FOLDER / "00000001.wal").write_bytes(data[0])
+            with sa_engine(tmp_path / "b") as engine, engine.begin() as connection:
+                for table in ("usage_records", "ledger_marks", "ledger_sources"):
+                    connection.execute(sa.text(f"delete from {table}"))
+        with open_reader(data_dir=tmp_path / "b") as reader:
+            query = MeanwhileQuery(meanwhile=load_all)
+            if repeat:
+                assert reader.sums(query)[0].num_requests == 20
+            else:
+                assert len(list(reader.records(query))) == 20
+        assert rows_in(tmp_path / "b") == 20
 
 
 async def test_entries_of_a_life(tmp_path: Path) -> None:
