@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import FakeDesk, hello, record, says
 
 from houses import small_house
 from quipu.actors.messages import Closed
 from quipu.web.app import make_app
+from scripted_engine import Admit, Compute, Token, scripted_house, settle_scripted, tokens
 
 ASKED = {"return_cached_tokens_details": True}
 
@@ -51,3 +52,33 @@ async def test_split_that_lags_behind(split: dict[str, int]) -> None:
     tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
     assert sum(tiers.values()) == answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
     assert min(tiers.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("tiers", "unattributed", "disputed"),
+    [
+        ({"device": 32, "host": 16}, 0, False),
+        ({"device": 16}, 32, False),
+        ({}, 48, False),
+        ({"device": 48, "host": 16}, -16, True),
+        ({"remote": 64}, -16, True),
+    ],
+)
+async def test_split_of_an_engine(
+    autojump_clock: trio.abc.Clock, tiers: dict[str, int], unattributed: int, disputed: bool
+) -> None:
+    """An engine says 48 and names tiers for less, or for more: more than all is disputed, and nothing is clamped."""
+    said = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
+    async with scripted_house(lambda submit: said) as client:
+        http = over_http(client)
+        _, whole = await http.post(COMPLETIONS, body(prompt_of(50), **ASKED))
+        _, chunks = await http.stream(COMPLETIONS, body(prompt_of(50), **ASKED, **STREAMED))
+        await settle_scripted(client)
+        after = samples(client)
+    for usage in (whole["usage"], chunks[-2]["usage"]):
+        details = usage["prompt_tokens_details"]
+        assert details["cached_tokens"] == 48
+        assert details["cached_tokens_by_tier"]["unattributed"] == unattributed
+        assert sum(details["cached_tokens_by_tier"].values()) == 48
+    assert after["prefix_cache_hits_total"] == 96
+    assert after["usage_disputed_total"] == (2 if disputed else 0)

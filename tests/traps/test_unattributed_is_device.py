@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.traps.wire import COMPLETIONS
+import trio
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples
 from tests.web.fakes import Client, FakeDesk, hello, record, says
 
 from quipu.actors.messages import Closed
 from quipu.web.app import make_app
+from scripted_engine import Admit, Compute, Token, scripted_house, settle_scripted, tokens
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,18 @@ async def test_unknown_tier(split: dict[str, int], device: int, unattributed: in
     _, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(COMPLETIONS, request)
     tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
     assert (tiers["device"], tiers["unattributed"]) == (device, unattributed)
+
+
+@pytest.mark.parametrize("tiers", [{}, {"host": 16}, {"device": 16, "tape": 32}])
+async def test_tiers_that_an_engine_does_not_name(autojump_clock: trio.abc.Clock, tiers: dict[str, int]) -> None:
+    """Of 48 tokens, those of no known tier are unattributed to the client and in /metrics alike."""
+    said = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
+    async with scripted_house(lambda submit: said) as client:
+        request = body(prompt_of(50), return_cached_tokens_details=True)
+        _, answer = await over_http(client).post(COMPLETIONS, request)
+        await settle_scripted(client)
+        after = samples(client)
+    known = {name: num_tokens for name, num_tokens in tiers.items() if name != "tape"}
+    expected = {"device": 0, "host": 0, "disk": 0, "remote": 0, **known, "unattributed": 48 - sum(known.values())}
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"] == expected
+    assert {name: after[f'cached_tokens_total{{tier="{name}"}}'] for name in expected} == expected

@@ -1,0 +1,183 @@
+"""An engine that only says what a test wants: for tiers, failed loads, routers and pairs of engines.
+
+It stands behind the same link and socket format as a real one, so that everything on the web side is real. A script
+says what an engine, or a router in front of several, would report of each sequence that is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import msgspec
+import trio
+import trio.testing
+
+from houses import BLOCK, Client, house_config, serving_info
+from quipu.actors.journal import Journal
+from quipu.actors.messages import Abort, EngineReady, FinishReason, Side, StepReport, Submit
+from quipu.actors.supervisor import Death, EngineLink
+from quipu.actors.wiring import open_house
+from quipu.kernels.fake import Dials
+
+TOKEN = 40
+
+
+@attrs.frozen
+class Admit:
+    """An admission of the sequence. `tiers` None: the engine does not count what it reuses."""
+
+    read: int
+    tiers: dict[str, int] | None
+    reused: int | None = None
+    """None: the sum of the tiers."""
+    side: Side = Side.PREFILL
+    number: int = 1
+
+
+@attrs.frozen
+class Compute:
+    start: int
+    end: int
+
+
+@attrs.frozen
+class Write:
+    start: int
+    end: int
+
+
+@attrs.frozen
+class Revise:
+    tier: str
+    num_tokens: int
+
+
+@attrs.frozen
+class Guess:
+    """A router's estimate."""
+
+    num_tokens: int
+
+
+@attrs.frozen
+class Token:
+    """One token for the client; the last one also ends the sequence."""
+
+    is_last: bool = False
+
+
+@attrs.frozen
+class Fail:
+    """The end of the sequence, without a reason of its own."""
+
+    error: str
+
+
+Said = Admit | Compute | Write | Revise | Guess | Token | Fail
+Script = Callable[[Submit], Sequence[Sequence[Said]]]
+"""What is said of a sequence, report by report."""
+
+
+def tokens(count: int) -> list[list[Said]]:
+    """One a report, the last of which ends the sequence."""
+    return [[Token(is_last=index == count - 1)] for index in range(count)]
+
+
+class ScriptedHost:
+    """Answers every Submit with its script. Aborts of what has ended are ignored, as every engine does."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._number = 0
+        self._live: set[int] = set()
+        self._one_at_a_time = trio.Lock()
+
+    async def run(self, link: EngineLink) -> Death:
+        await link.deliver([EngineReady(link.incarnation, 64, BLOCK, "scripted", "none")])
+        async with trio.open_nursery() as nursery:
+            while True:
+                for message in await link.take():
+                    if isinstance(message, Submit):
+                        self._live.add(message.sequence_id)
+                        nursery.start_soon(self._play, link, over_the_wire(message))
+                    elif isinstance(message, Abort) and message.sequence_id in self._live:
+                        async with self._one_at_a_time:
+                            await self._tell(link, message.sequence_id, [Fail("")])
+
+    async def _play(self, link: EngineLink, submit: Submit) -> None:
+        for said in self._script(submit):
+            await trio.sleep(0.01)
+            if submit.sequence_id not in self._live:
+                return
+            async with self._one_at_a_time:
+                await self._tell(link, submit.sequence_id, said)
+
+    async def _tell(self, link: EngineLink, sequence_id: int, said: Iterable[Said]) -> None:
+        types = StepReport.__annotations__
+        columns: dict[str, Any] = {name: [] if kind.startswith("list") else 0 for name, kind in types.items()}
+        self._number += 1
+        columns.update(number=self._number, step=self._number)
+        for each in said:
+            self._fill(columns, sequence_id, each)
+        columns["num_running"] = len(self._live)
+        await link.deliver([over_the_wire(StepReport(**columns))])
+
+    def _fill(self, columns: dict[str, Any], sequence_id: int, said: Said) -> None:
+        def add(**values: Any) -> None:
+            for name, value in values.items():
+                columns[name].append(value)
+
+        match said:
+            case Admit():
+                reused = sum((said.tiers or {}).values()) if said.reused is None else said.reused
+                add(admitted_ids=sequence_id, admitted_number=said.number, admitted_reused=reused)
+                add(admitted_read=said.read, admitted_miss_reasons="none", admitted_miss_tokens=0)
+                add(admitted_tiers=said.tiers, admitted_sides=said.side.value)
+            case Compute():
+                add(span_ids=sequence_id, span_starts=said.start, span_ends=said.end)
+            case Write():
+                add(written_ids=sequence_id, written_starts=said.start, written_ends=said.end)
+            case Revise():
+                add(revised_ids=sequence_id, revised_tiers=said.tier, revised_tokens=said.num_tokens)
+            case Guess():
+                add(estimated_ids=sequence_id, estimated_tokens=said.num_tokens)
+            case Token():
+                add(token_sequence_ids=sequence_id, token_ids=TOKEN)
+                if said.is_last:
+                    add(ended_ids=sequence_id, ended_reasons=FinishReason.LENGTH.value)
+                    self._end(add, sequence_id, None)
+            case Fail():
+                self._end(add, sequence_id, said.error or None)
+
+    def _end(self, add: Callable[..., None], sequence_id: int, error: str | None) -> None:
+        self._live.discard(sequence_id)
+        kind = None if error is None else "internal"
+        add(terminal_ids=sequence_id, terminal_errors=error, terminal_error_kinds=kind)
+
+
+def over_the_wire(message: Any) -> Any:
+    """The message as it comes out of a socket."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+
+
+@asynccontextmanager
+async def scripted_house(script: Script, *, journal: Journal | None = None, **changes: Any) -> AsyncIterator[Client]:
+    """The whole web side in front of an engine that says what `script` says."""
+    config = house_config(**changes)
+    async with open_house(config, serving_info(config), ScriptedHost(script), journal=journal) as house:
+        while not house.desk.health().is_ready:
+            await trio.lowlevel.checkpoint()
+        yield Client(house, config, Dials())
+
+
+async def settle_scripted(client: Client) -> None:
+    """Let everything that was set going come to its end; then nothing may be left."""
+    house = client.house
+    with trio.fail_after(60):
+        while house.daybook.num_open_accounts or house.desk.num_live_sequences or house.desk.num_open_requests:
+            await trio.sleep(0.01)
+    await trio.testing.wait_all_tasks_blocked()
+    assert house.detokenizer.num_tracked == 0

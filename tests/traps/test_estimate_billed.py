@@ -1,0 +1,73 @@
+"""Trap: a router guesses how much of a prompt its engine has cached, and the guess is billed as a hit.
+
+Here an estimate is another type than a count: it fills the field only where the engine has reported nothing, says
+that it is one in the record, and is in no counter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import structlog.testing
+import trio
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
+
+from journals import KeptJournal
+from quipu.actors.counts import UNKNOWN, Count, Estimate, Known, billable
+from scripted_engine import Admit, Compute, Guess, Said, Token, scripted_house, settle_scripted, tokens
+
+PROMPT = prompt_of(70)
+SILENT: list[list[Said]] = tokens(3)
+NOT_COUNTING: list[list[Said]] = [[Admit(read=0, tiers=None)], *tokens(3)]
+COUNTING: list[list[Said]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
+
+
+@pytest.mark.parametrize(
+    ("said", "guess", "count", "shown"),
+    [
+        (SILENT, 48, Estimate(48), 48),
+        (SILENT, 0, Estimate(0), 0),
+        (SILENT, None, UNKNOWN, None),
+        (NOT_COUNTING, 48, Estimate(48), 48),
+        (NOT_COUNTING, None, UNKNOWN, None),
+        (COUNTING, 48, Known(16), 16),
+    ],
+)
+async def test_a_guess_is_marked_and_never_billed(
+    autojump_clock: trio.abc.Clock, said: list[list[Said]], guess: int | None, count: Count, shown: int | None
+) -> None:
+    """Shown, where nothing better is known; in the ledger it is an estimate; no counter has heard of it."""
+    whole_script = [*([] if guess is None else [[Guess(guess)]]), *said]
+    journal = KeptJournal()
+    async with scripted_house(lambda submit: whole_script, journal=journal) as client:
+        http = over_http(client)
+        with structlog.testing.capture_logs() as lines:
+            _, whole = await http.post(COMPLETIONS, body(PROMPT))
+            _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **STREAMED))
+            await settle_scripted(client)
+        after, stats = samples(client), client.house.daybook.stats
+    for usage in (whole["usage"], chunks[-2]["usage"]):
+        assert usage["prompt_tokens"] == 70
+        assert usage["prompt_tokens_details"]["cached_tokens"] == shown
+    billed = billable(count) or 0
+    assert [record.cached for record in journal.closed] == [count, count]
+    assert after["prefix_cache_hits_total"] == after["request_cached_tokens_sum"] == 2 * billed
+    assert sum(after[name] for name in after if name.startswith("cached_tokens_total")) == 2 * billed
+    assert after["request_cached_tokens_count"] == (2 if isinstance(count, Known) else 0)
+    assert (stats.total_cached_tokens, stats.hit_requests) == (2 * billed, 2 if billed else 0)
+    assert after["prompt_tokens_total"] == 140, "what was asked is known, whatever was found"
+    assert after["usage_disputed_total"] == 0
+    kinds = [line.get("cached_kind") for line in lines if line["event"] == "account.closed"]
+    assert kinds == (["estimate"] * 2 if isinstance(count, Estimate) else [None, None])
+
+
+async def test_one_guess_makes_the_sum_a_guess(autojump_clock: trio.abc.Clock) -> None:
+    """Two prompts in a call, one counted and one guessed: the sum is no better than its worse part."""
+    scripts = iter([COUNTING, [[Guess(48)], *SILENT]])
+    journal = KeptJournal()
+    async with scripted_house(lambda submit: next(scripts), journal=journal) as client:
+        _, answer = await over_http(client).post(COMPLETIONS, body([PROMPT, PROMPT]))
+        await settle_scripted(client)
+        after = samples(client)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    assert [record.cached for record in journal.closed] == [Estimate(64)]
+    assert after["prefix_cache_hits_total"] == 16, "what was counted is counted"

@@ -1,0 +1,93 @@
+"""Trap: a block that was to be loaded from a lower tier could not be, is computed after all, and stays a hit.
+
+Elsewhere the client was billed a discount for work that was done for it. Here those tokens move from reused to
+computed before anything is reported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
+
+from scripted_engine import Admit, Compute, Revise, Said, Token, scripted_house, settle_scripted, tokens
+
+PROMPT = prompt_of(70)
+TIERS = {"device": 16, "host": 32, "remote": 16}
+DETAILS = {"return_cached_tokens_details": True}
+
+
+def script(read: int, *before_the_first_token: list[Said]) -> list[list[Said]]:
+    return [[Admit(read=read, tiers=TIERS)], *before_the_first_token, [Compute(read, 70), Token()], *tokens(3)]
+
+
+async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """What both kinds of client are told, and what /metrics says after both."""
+    async with scripted_house(lambda submit: said) as client:
+        http = over_http(client)
+        _, whole = await http.post(COMPLETIONS, body(PROMPT, **DETAILS))
+        _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **DETAILS, **STREAMED))
+        await settle_scripted(client)
+        return [whole["usage"], chunks[-2]["usage"]], samples(client)
+
+
+@pytest.mark.parametrize(
+    ("failed", "tiers", "read"),
+    [
+        ([], TIERS, 64),
+        ([Revise("remote", 16)], {**TIERS, "remote": 0}, 48),
+        ([Revise("remote", 16), Revise("host", 16)], {**TIERS, "remote": 0, "host": 16}, 32),
+        ([Revise("remote", 16), Revise("host", 32)], {**TIERS, "remote": 0, "host": 0}, 16),
+    ],
+    ids=["none", "remote", "remote and half of host", "all but device"],
+)
+async def test_failed_loads(
+    autojump_clock: trio.abc.Clock, failed: list[Revise], tiers: dict[str, int], read: int
+) -> None:
+    """Told late, but before the first token: no client, counter or histogram has ever seen them as cached."""
+    told, after = await usages(script(read, [], list(failed), []))
+    for usage in told:
+        details = usage["prompt_tokens_details"]
+        assert details["cached_tokens"] == read
+        assert details["cached_tokens_by_tier"] == {"disk": 0, "unattributed": 0, **tiers}
+    assert after["prefix_cache_hits_total"] == after["request_cached_tokens_sum"] == 2 * read
+    assert {tier: after[f'cached_tokens_total{{tier="{tier}"}}'] for tier in tiers} == {
+        tier: 2 * num_tokens for tier, num_tokens in tiers.items()
+    }
+    assert after["usage_disputed_total"] == 0
+
+
+async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) -> None:
+    """A stream that asks for usage in every chunk: the same number from the first to the last."""
+    said = script(48, [Revise("remote", 16)])
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async with scripted_house(lambda submit: said) as client:
+        _, chunks = await over_http(client).stream(COMPLETIONS, body(PROMPT, **options))
+        await settle_scripted(client)
+    counts = [chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks[:-1] if chunk["usage"]]
+    assert set(counts) == {48}
+
+
+@pytest.mark.parametrize(
+    ("said", "cached", "problem"),
+    [
+        (script(48), 64, "reused 64, read 48"),
+        ([*script(64)[:-4], [Compute(64, 70), Token(), Revise("host", 16)], *tokens(3)], 48, "reused 48, read 64"),
+        ([*script(64)[:-1], [Revise("host", 16)], *tokens(1)], 64, "revised after they were reported"),
+        (script(64, [Revise("disk", 16)]), 64, "which were not granted"),
+    ],
+    ids=["nobody says so", "with the first token", "after the first token", "of a tier that granted nothing"],
+)
+async def test_failed_loads_that_do_not_add_up(
+    autojump_clock: trio.abc.Clock, said: list[list[Said]], cached: int, problem: str
+) -> None:
+    """Disputed, logged, answered; what was told is not changed, and no count becomes negative."""
+    with structlog.testing.capture_logs() as lines:
+        told, after = await usages(said)
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in told] == [cached, cached]
+    assert after["usage_disputed_total"] == 2
+    assert after["prefix_cache_hits_total"] == 2 * cached
+    assert all(problem in str(line["problems"]) for line in lines if line["event"] == "account.disputed")

@@ -1,0 +1,49 @@
+"""Trap: the tokens that the chat template puts around messages are subtracted from the prompt, but not from the hits.
+
+Elsewhere a short chat was reported with more cached tokens than its prompt had. Here every position of the prompt as it
+was rendered is either read or computed, so cached tokens are a part of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+from tests.traps.wire import CHAT, STREAMED, over_http, samples, settle
+
+from houses import BLOCK, small_house
+from quipu.actors.messages import ChatPrompt
+
+
+def chat(num_messages: int) -> list[dict[str, Any]]:
+    """Letters that take turns: nearly all of the prompt is the template's."""
+    return [{"role": ("user", "assistant")[at % 2], "content": "x"} for at in range(num_messages)]
+
+
+@pytest.mark.parametrize("num_messages", [1, 2, 3, 9, 21])
+async def test_cached_is_a_part_of_the_prompt(autojump_clock: trio.abc.Clock, num_messages: int) -> None:
+    """Asked three times: the prompt is what was rendered, cached its full blocks, and the rest was computed."""
+    messages = chat(num_messages)
+    async with small_house() as client:
+        rendered = await client.house.desk.count_tokens(ChatPrompt(tuple(messages)), "messages")
+        http = over_http(client)
+        with structlog.testing.capture_logs() as lines:
+            usages = []
+            for _ in range(2):
+                _, answer = await http.post(CHAT, {"model": "demo", "messages": messages, "max_tokens": 4})
+                usages.append(answer["usage"])
+            _, chunks = await http.stream(CHAT, {"model": "demo", "messages": messages, "max_tokens": 4, **STREAMED})
+            usages.append(chunks[-2]["usage"])
+        await settle(client)
+        after = samples(client)
+    assert rendered > 7 * num_messages, "the template was meant to be most of it"
+    full = (rendered - 1) // BLOCK * BLOCK
+    for usage, cached in zip(usages, (0, full, full), strict=True):
+        assert usage["prompt_tokens"] == rendered
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached < rendered
+    records = [line for line in lines if line["event"] == "account.closed"]
+    assert [line["computed_tokens"] for line in records] == [rendered, rendered - full, rendered - full]
+    assert after["usage_disputed_total"] == 0
+    assert after["prompt_tokens_total"] == 3 * rendered
