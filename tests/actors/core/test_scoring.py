@@ -1,0 +1,93 @@
+"""Which prompt tokens a step is asked to score, and what of the answer is handed out."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quipu.actors.core.reporting import ReportBuilder
+from quipu.actors.core.request import Sequence
+from quipu.actors.core.scoring import ask_scores, hand_out_scores
+from quipu.actors.messages import SamplingParams, Scores, StepReport, StepScores, ToScore
+
+
+def make(sequence_id: int, length: int, *, outputs: int = 0) -> Sequence:
+    tokens = list(range(100, 100 + length + outputs))
+    return Sequence(
+        id=sequence_id,
+        arrival=0,
+        tenant="",
+        priority=0,
+        tokens=tokens,
+        known_tokens=tokens,
+        num_prompt_tokens=length,
+        root_key=b"",
+        keys=[],
+        sampling=SamplingParams(max_tokens=9, prompt_logprobs=0),
+        stop_ids=frozenset(),
+        max_len=length + 9,
+    )
+
+
+def scores(token_ids: list[int]) -> Scores:
+    return Scores(token_ids, [-float(i) for i in token_ids], [1] * len(token_ids), [[]] * len(token_ids), [])
+
+
+def answer(asked: ToScore | None, sequence_id: int) -> StepScores:
+    prompts = [] if asked is None else [scores(token_ids) for token_ids in asked.token_ids]
+    return StepScores([], scores([]), [sequence_id] * len(prompts), [] if asked is None else asked.positions, prompts)
+
+
+def flush(report: ReportBuilder) -> StepReport:
+    return report.flush(step=1, num_running=0, num_waiting=0, num_free_blocks=0, num_cached_blocks=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_token_once_in_order(seed: int) -> None:
+    """Random chunks, some void, some computed again: every token but the first is handed out once, in order."""
+    draw = random.Random(seed)
+    sequence, report = make(1, 40, outputs=3), ReportBuilder()
+    start = 0
+    while start < 43:
+        end = min(43, start + draw.randrange(1, 12))
+        found = answer(ask_scores(None, sequence, 0, start, end), 1)
+        if draw.random() < 0.3:  # preempted: what was found is void
+            hand_out_scores(found, [], report)
+            start = 0
+        else:
+            hand_out_scores(found, [sequence], report)
+            start = end if draw.random() < 0.8 else draw.randrange(end)
+    told = [
+        (position, prompt)
+        for step in flush(report).scores
+        for position, prompt in zip(step.prompt_positions, step.prompts, strict=True)
+    ]
+    assert [token_id for _, prompt in told for token_id in prompt.token_ids] == sequence.tokens[1:40]
+    position = 1
+    for at, prompt in told:
+        assert at == position
+        position += len(prompt.token_ids)
+
+
+def test_two_chunks_in_flight() -> None:
+    """The second chunk is planned before the first is answered, and asks for what follows it."""
+    sequence = make(1, 20)
+    asked = ask_scores(ask_scores(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
+    assert asked is not None
+    assert asked.rows == [0, 1] and asked.positions == [1, 9]
+    assert asked.token_ids == [sequence.tokens[1:9], sequence.tokens[9:20]]
+
+
+def test_only_those_that_it_concerns() -> None:
+    """What was drawn for a sequence that is gone is void with its token; a step that leaves nothing reports nothing."""
+    report = ReportBuilder()
+    found = StepScores(
+        [1, 2, 3], Scores([7, 8, 9], [-1.0, -2.0, -3.0], [1, 2, 3], [[7], [8], [9]], [[], [], []]), [], [], []
+    )
+    hand_out_scores(found, [make(3, 4), make(1, 4)], report)
+    hand_out_scores(found, [make(5, 4)], report)
+    (told,) = flush(report).scores
+    assert told.drawn_ids == [1, 3]
+    assert told.drawn == Scores([7, 9], [-1.0, -3.0], [1, 3], [[7], [9]], [[], []])
+    assert flush(report).scores == []

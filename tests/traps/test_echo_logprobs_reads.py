@@ -1,0 +1,62 @@
+"""Trap: prompt logprobs of a request that reads its prompt from the cache are missing, or those of somebody else.
+
+Logits exist only of positions that a pass computes; a cached block has KV and nothing else. Elsewhere the answer had
+fewer logprobs than tokens, nulls, or an error, and the usage said that the prompt was cached. Here `echo` and
+`prompt_logprobs` read nothing, say so, and still leave their blocks to others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
+
+from houses import small_house
+from quipu.actors.messages import MissReason
+from quipu.kernels.fake import prompt_scores
+
+PROMPT = prompt_of(50, seed=3)
+EXPECTED = prompt_scores(PROMPT, 0).logprobs
+
+
+def told(choice: dict[str, Any], asked: dict[str, Any]) -> list[float]:
+    """Logprobs of the prompt but for its first token, whichever field has them."""
+    if "prompt_logprobs" in asked:
+        return [own["logprob"] for at, own in enumerate(map(own_of, choice["prompt_logprobs"], PROMPT)) if at]
+    logprobs: list[float] = choice["logprobs"]["token_logprobs"][1:50]
+    return logprobs
+
+
+def own_of(told: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
+    return {"logprob": None} if told is None else dict(told[str(token_id)])
+
+
+@pytest.mark.parametrize("asked", [{"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}], ids=["echo", "prompt"])
+@pytest.mark.parametrize("budget", [256, 20])
+async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, asked: dict[str, Any], budget: int) -> None:
+    """All positions are told over a warm cache as over a cold one; nothing is cached; what they wrote is there."""
+    async with small_house(max_num_batched_tokens=budget) as client:
+
+        async def ask(**fields: Any) -> dict[str, Any]:
+            more = {"return_cached_tokens_details": True}
+            exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, **fields, **more))
+            assert exchange.status == 200, answer
+            return dict(answer)
+
+        cold = await ask(**asked)
+        plain = await ask()
+        warm = await ask(**asked)
+        await settle(client)
+    for answer in (cold, warm):
+        (choice,) = answer["choices"]
+        assert told(choice, asked) == EXPECTED
+        details = answer["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] == 0
+        assert details["cache_misses"] == [{"reason": MissReason.NEEDS_PROMPT_LOGPROBS, "token": 0}]
+    assert cold["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 48
+    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "somebody owns them already"
+    assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    assert warm["choices"] == cold["choices"]
+    assert warm["choices"][0]["text"].endswith(plain["choices"][0]["text"])
