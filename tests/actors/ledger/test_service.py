@@ -12,14 +12,17 @@ import attrs
 import pytest
 import sqlalchemy as sa
 import trio
-from tests.actors.ledger.ledgers import SEGMENT, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
+from tests.actors.ledger.ledgers import SEGMENT, T0, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
 
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import Batch, LedgerError, load, make_engine, sqlite_url
-from quipu.actors.ledger.entries import EntryKind
+from quipu.actors.ledger.entries import Chain, EntryKind
 from quipu.actors.ledger.folder import FOLDER, LedgerFolder
+from quipu.actors.ledger.loader import READ_BYTES
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import reconcile
+from quipu.actors.ledger.recovery import look_back
+from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.schema import HEAD
 from quipu.actors.ledger.segments import DiskStorage, Position, scan
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
@@ -139,6 +142,37 @@ async def test_torn_at_every_byte(tmp_path: Path) -> None:
         assert set(ids_in(folder)) - {"last"} == {"a", "b"}
 
 
+def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
+    """The torn end goes, every whole entry stays, and what lies unused behind them is given back."""
+    storage = DiskStorage(tmp_path)
+    chain = Chain("srv")
+    whole = chain.start(T0, {}).data + chain.close(T0, record_of("a")).data
+    file = storage.create(1, SEGMENT)
+    file.write_at(whole + chain.close(T0, record_of("torn")).data[:-3], 0)
+    file.close()
+    left = look_back(storage, RetryIndex(60.0))
+    assert storage.read(1) == whole and left.next_segment == 2 and left.empty_segments == ()
+    assert left.after is not None and left.after["number"] == 1
+    assert look_back(storage, RetryIndex(60.0)) == left
+
+
+async def test_loader_passes_what_it_cannot_read(tmp_path: Path) -> None:
+    """Damage longer than a whole batch does not stop what lies behind it from being loaded."""
+    async with opened(tmp_path):
+        pass
+    chain = Chain("srv-other")
+    before = chain.start(T0, {}).data + chain.close(T0, record_of("before")).data
+    behind = chain.close(T0, record_of("behind")).data
+    storage = DiskStorage(tmp_path / FOLDER)
+    file = storage.create(5, 1 << 20)
+    file.write_at(before + b"x" * (READ_BYTES + 100) + b"\n" + behind, 0)
+    file.close()
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "later")
+        await loaded(ledger)
+    assert rows_in(tmp_path) == 3
+
+
 async def test_crash_during_recovery(tmp_path: Path) -> None:
     """A recovery that dies half-way leaves less of the same work: in the end each request is closed once."""
     dead = tmp_path / "dead"
@@ -189,12 +223,15 @@ async def test_same_request_closed_twice_is_one_record(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "first" / "ledger.sqlite3", folder)
     async with opened(folder) as ledger:
         assert ledger.num_recovered == 1
+        assert ids_in(folder) == ["r"], "before anything of this life is loaded"
         await loaded(ledger)
     with open_reader(data_dir=folder) as reader:
         (found,) = reader.records()
         assert found.record.outcome is Outcome.FINISHED
         assert reader.sums()[0].num_requests == 1
     assert not verify(data_dir=folder).bad
+    assert not verify(url=sqlite_url(folder)).bad, "the chain is whole without the file, too"
+    assert verify(url=sqlite_url(folder)).num_records == 1
 
 
 async def test_segments_go_when_loaded(tmp_path: Path) -> None:
@@ -378,6 +415,11 @@ async def test_retries_survive_a_restart(tmp_path: Path) -> None:
     async with open_ledger(config_of(tmp_path), unix_time=lambda: clock) as ledger:
         await loaded(ledger)
         assert ledger.journal.retry_of(again) == "first"
+    async with opened(tmp_path / "open") as ledger:
+        await write(ledger, "first", closes=False, **same)
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    async with open_ledger(config_of(tmp_path / "killed"), unix_time=lambda: clock) as ledger:
+        assert ledger.journal.retry_of(again) == "first", "admitted, and never closed by its own server"
 
 
 async def test_reader_counts_retries_once(tmp_path: Path) -> None:
