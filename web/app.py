@@ -14,6 +14,10 @@ from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk
 from quipu.web.admin.routes import install_admin
+from quipu.web.admin.usage_anthropic import install_anthropic_usage
+from quipu.web.admin.usage_openai import install_openai_usage
+from quipu.web.admin.usage_record import install_usage_record
+from quipu.web.admin.usage_source import UsageSource
 from quipu.web.anthropic.serve import install_anthropic
 from quipu.web.auth import install_auth
 from quipu.web.errors import frames_of, install_error_handlers
@@ -41,8 +45,16 @@ class QuipuApp(QuartTrio):
             log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
 
 
-def make_app(desk: FrontDesk, options: AppOptions | None = None, keys: KeyStore | None = None) -> QuipuApp:
-    """The application that serves what `desk` offers to whoever has one of `keys`; without them, to everybody."""
+def make_app(
+    desk: FrontDesk,
+    options: AppOptions | None = None,
+    keys: KeyStore | None = None,
+    usage: UsageSource | None = None,
+) -> QuipuApp:
+    """The application that serves what `desk` offers to whoever has one of `keys`; without them, to everybody.
+
+    Without a source of `usage` there are no reports.
+    """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
     app = QuipuApp("quipu", static_folder=None)
@@ -62,4 +74,8 @@ def make_app(desk: FrontDesk, options: AppOptions | None = None, keys: KeyStore 
     install_anthropic(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)
+    if usage is not None:
+        install_openai_usage(app, usage)
+        install_anthropic_usage(app, usage)
+        install_usage_record(app, usage)
     return app

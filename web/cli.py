@@ -31,6 +31,7 @@ from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.supervisor import EngineGivenUp
 from quipu.actors.wiring import House, split
 from quipu.web import logs
+from quipu.web.admin.usage_source import LedgerUsage
 from quipu.web.app import make_app
 from quipu.web.key_command import add_key_actions, add_key_flags, key_store, reloading_on_hangup, run_keys
 from quipu.web.key_file import KeyFileError
@@ -39,6 +40,7 @@ from quipu.web.kv_events import parse_kv_events
 from quipu.web.ledger_command import add_ledger_actions, add_ledger_flags, ledger_config, ledger_settings, run_ledger
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
+from quipu.web.usage_command import add_usage_flags, run_usage
 
 log = structlog.get_logger("quipu.cli")
 
@@ -60,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_keys(arguments)
     if arguments.command == "ledger":
         return run_ledger(arguments, os.environ)
+    if arguments.command == "usage":
+        return run_usage(arguments, os.environ)
     logs.configure(arguments.log_level)
     if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
         print("quipu: --kv-events-config needs prefix caching: without it nothing can be found", file=sys.stderr)
@@ -113,6 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("bench", help="measure a server: `quipu bench serve --help`")
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
+    add_usage_flags(commands.add_parser("usage", help="what was used, by model, key or tenant"))
     command = commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs")
     command.add_argument(
         "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
@@ -289,7 +294,9 @@ async def run_server(
             addresses: list[Address] = await serving.start(
                 partial(
                     serve,
-                    make_app(house.desk, options, keys),
+                    make_app(
+                        house.desk, options, keys, usage=LedgerUsage(ledger_config.data_dir, ledger_config.url)
+                    ),
                     host=host,
                     port=port,
                     config=server,

@@ -74,6 +74,9 @@ _ANTHROPIC_TYPES: dict[int, str] = {
 }
 
 
+_ANTHROPIC_TREES = ("/v1/messages/", "/v1/organizations/")
+
+
 def anthropic_type(status: int) -> str:
     """What Anthropic's API calls an error of this status."""
     other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
@@ -83,7 +86,7 @@ def anthropic_type(status: int) -> str:
 def speaks_anthropic() -> bool:
     """Whether the client of the current request expects answers in Anthropic's shape: by its path or by its header."""
     path = request.path
-    return path == "/v1/messages" or path.startswith("/v1/messages/") or "anthropic-version" in request.headers
+    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES) or "anthropic-version" in request.headers
 
 
 def _request_id() -> str | None:

@@ -68,13 +68,17 @@ def cached_tokens_by_tier(record: UsageRecord) -> dict[str, int] | None:
     return tiers
 
 
-def _miss(miss: CacheMiss) -> dict[str, Any]:
-    """Why one prompt's cached prefix ended where it did, as a client may know it.
+def told_miss(miss: CacheMiss) -> CacheMiss:
+    """Why a prompt's cached prefix ended where it did, as a client may know it.
 
     That the same tokens are there under another tenant is for operators: told, it would say what others have sent.
     """
-    reason = MissReason.DIVERGED if miss.reason is MissReason.OTHER_DOMAIN else miss.reason
-    return {"reason": reason.value, "token": miss.token}
+    return attrs.evolve(miss, reason=MissReason.DIVERGED) if miss.reason is MissReason.OTHER_DOMAIN else miss
+
+
+def _miss(miss: CacheMiss) -> dict[str, Any]:
+    told = told_miss(miss)
+    return {"reason": told.reason.value, "token": told.token}
 
 
 def _openai(prompt: int | None, cached: int | None, written: int | None, completion: int) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class FakeTicket:
     num_starts: int = 0
     num_leaves: int = 0
     expired_after_s: float | None = None
+    played: list[OutletEvent] = attrs.field(factory=list)
 
     @property
     def request_id(self) -> str:
@@ -119,6 +120,7 @@ class FakeTicket:
         if self._desk.start_error is not None:
             raise self._desk.start_error
         for event in self._desk.script(self.encode):
+            self.played.append(event)
             self.mailbox.put(event)
 
     def expire(self, after_s: float) -> None:
@@ -126,7 +128,22 @@ class FakeTicket:
         self.mailbox.put(failure(ErrorKind.TIMEOUT, f"longer than {after_s:g} seconds"))
 
     def leave(self) -> None:
+        """Of a request that has not ended the account closes now, as the accountant's would."""
         self.num_leaves += 1
+        if self.mailbox.closed is None:
+            self.mailbox.put(Closed(self._cancelled(), None))
+
+    def _cancelled(self) -> UsageRecord:
+        started = [event for event in self.played if isinstance(event, Started)]
+        num_tokens = sum(event.num_tokens for event in self.played if isinstance(event, Delta))
+        if not started:
+            return record(outcome=Outcome.CANCELLED, prompt_tokens=None, cached_tokens=None, completion_tokens=0)
+        return record(
+            outcome=Outcome.CANCELLED,
+            prompt_tokens=started[-1].prompt_tokens,
+            cached_tokens=started[-1].cached_tokens,
+            completion_tokens=num_tokens,
+        )
 
 
 @attrs.define(eq=False)
@@ -246,6 +263,7 @@ class Client:
         self, method: str, path: str, body: object = b"", headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[Exchange]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -254,7 +272,7 @@ class Client:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "headers": [(b"host", b"test"), (b"content-length", b"%d" % len(data))]
             + [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in (headers or {}).items()],

@@ -1,0 +1,75 @@
+"""Buckets and pages as arithmetic: they tile a range, whatever its ends, and a cursor goes on where a page ended."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.web.admin.usage_buckets import WIDTHS, lay_out, start_of
+from quipu.web.errors import APIError
+
+WIDTH_NAMES = st.sampled_from(sorted(WIDTHS))
+
+
+@given(WIDTH_NAMES, st.integers(0, 10_000_000), st.integers(0, 400), st.integers(0, 86_399), st.integers(1, 31))
+def test_pages_tile_the_range(name: str, since: int, num_widths: int, rest: int, limit: int) -> None:
+    """Each moment is in exactly one bucket; all inner ends are borders of UTC; only the last page may be short."""
+    width = WIDTHS[name]
+    until = since + num_widths * width.width_s + rest % width.width_s
+    pages = [lay_out(width, since, until, limit)]
+    while (cursor := pages[-1].cursor) is not None:
+        pages.append(lay_out(width, start_of(cursor, width, since), until, limit))
+    buckets = [bucket for page in pages for bucket in page.buckets]
+    assert all(len(page.buckets) == limit for page in pages[:-1])
+    assert (buckets == []) == (since == until)
+    if buckets:
+        assert (buckets[0].start, buckets[-1].end) == (since, until)
+    for before, after in itertools.pairwise(buckets):
+        assert before.end == after.start and before.end % width.width_s == 0
+    assert all(0 < bucket.end - bucket.start <= width.width_s for bucket in buckets)
+
+
+def test_a_range_that_is_over_before_it_begins() -> None:
+    """It has no buckets, and nothing follows."""
+    page = lay_out(WIDTHS["1h"], 7200, 3600, 5)
+    assert (page.buckets, page.next_start, page.cursor) == ((), None, None)
+
+
+def test_borders_before_the_epoch_and_of_fractions() -> None:
+    """The border is at or before a time, never after it."""
+    width = WIDTHS["1h"]
+    assert [width.border(seconds) for seconds in (3599.999, 3600.0, 3600.001, -0.5)] == [0, 3600, 3600, -3600]
+    assert width.next_border(3600.0) == 7200
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "page_",
+        "page_!!!",
+        "nonsense",
+        "page_bm9uc2Vuc2U",
+        "page_MTIz",
+        "page_MA",
+        "page_LTM2MDA",
+        "page_" + "M" * 999,
+    ],
+)
+def test_a_cursor_that_is_none(cursor: str) -> None:
+    """Something else than a `next_page` (no base64, no number, no border, not behind the start) is refused by name."""
+    with pytest.raises(APIError) as refused:
+        start_of(cursor, WIDTHS["1h"], 0)
+    assert (refused.value.status, refused.value.param) == (400, "page")
+
+
+def test_a_cursor_of_another_question() -> None:
+    """One that lies before the range, or on no border of its buckets, belongs to another question."""
+    cursor = lay_out(WIDTHS["1m"], 0, 7200, 1).cursor
+    assert cursor is not None and start_of(cursor, WIDTHS["1m"], 0) == 60
+    for width, since in ((WIDTHS["1h"], 0), (WIDTHS["1m"], 60), (WIDTHS["1m"], 3600)):
+        with pytest.raises(APIError):
+            start_of(cursor, width, since)

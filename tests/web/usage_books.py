@@ -1,0 +1,123 @@
+"""Sources for the usage reports' tests: records in memory behind the real interface, and databases full of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import attrs
+import sqlalchemy as sa
+import trio
+from tests.actors.ledger.ledgers import record_of
+from tests.web.fakes import Client, FakeDesk
+
+from quipu.actors.ledger.database import SQLITE_NAME, make_engine, migrate, sqlite_url
+from quipu.actors.ledger.fields import FIELD_NAMES, flatten
+from quipu.actors.ledger.folder import FOLDER
+from quipu.actors.ledger.queries import SumBuilder
+from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query, Sum
+from quipu.actors.ledger.schema import records as table
+from quipu.actors.messages import UsageRecord
+from quipu.web.admin.usage_anthropic import install_anthropic_usage
+from quipu.web.admin.usage_openai import install_openai_usage
+from quipu.web.admin.usage_record import install_usage_record
+from quipu.web.admin.usage_source import UsageSource
+from quipu.web.app import make_app
+from quipu.web.keys import KeyStore
+
+OPENAI = "/v1/organization/usage/completions"
+ANTHROPIC = "/v1/organizations/usage_report/messages"
+DAY = 86_400
+MIDNIGHT = 1_748_736_000
+"""2025-06-01T00:00:00Z."""
+NOW = MIDNIGHT + 10 * DAY + 3600 * 12
+"""Noon of the eleventh day."""
+
+
+@attrs.define
+class BookSource:
+    """A ledger in memory. `error` is raised at every question."""
+
+    records: list[UsageRecord] = attrs.field(factory=list)
+    error: Exception | None = None
+    asked: list[Query] = attrs.field(factory=list)
+
+    async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
+        await self._ask(query)
+        builder = SumBuilder(tuple(group_by), bucket_s)
+        for record in self.records:
+            if query.matches(record) and record.retry_of is None:
+                builder.add_record(record)
+        return builder.sums()
+
+    async def record(self, query: Query) -> LedgerRecord | None:
+        await self._ask(query)
+        for number, record in enumerate(self.records):
+            if query.matches(record):
+                return LedgerRecord(record, "srv-1", number, "hash", recovered=False)
+        return None
+
+    async def _ask(self, query: Query) -> None:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(query)
+        if self.error is not None:
+            raise self.error
+
+
+def at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:
+    """A request of 100 tokens, 48 cached, 48 written, 10 out, that closed so long after MIDNIGHT."""
+    name = name or f"r{seconds}-{sorted(changes)}"
+    return record_of(name, **{"closed_at": MIDNIGHT + seconds, **changes})
+
+
+def client_of(source: UsageSource, keys: KeyStore | None = None, now: float = NOW) -> Client:
+    """A client of an app whose reports think that it is `now`."""
+    app = make_app(FakeDesk(), None, keys)
+    install_openai_usage(app, source, lambda: now)
+    install_anthropic_usage(app, source, lambda: now)
+    install_usage_record(app, source)
+    return Client(app)
+
+
+async def ask(client: Client, path: str, parameters: object = (), **headers: str) -> Any:
+    """The answer to a report that must succeed; `parameters` as a mapping or as pairs."""
+    exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}", headers)  # type: ignore[arg-type]
+    assert exchange.status == 200, answer
+    return answer
+
+
+async def refused(client: Client, path: str, parameters: object = ()) -> Any:
+    """The error of a question that must be refused."""
+    exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}")  # type: ignore[arg-type]
+    assert exchange.status == 400, answer
+    return answer["error"]
+
+
+def make_database(data_dir: Path) -> None:
+    """An empty one in a data directory."""
+    (data_dir / FOLDER).mkdir(parents=True)
+    engine = make_engine(sqlite_url(data_dir))
+    migrate(engine)
+    engine.dispose()
+
+
+def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -> Path:
+    """A data directory whose database holds these records."""
+    shutil.copytree(template, data_dir)
+    assert (data_dir / SQLITE_NAME).exists()
+    engine = make_engine(sqlite_url(data_dir))
+    rows = [_row(number, record) for number, record in enumerate(kept)]
+    with engine.begin() as connection:
+        if rows:
+            connection.execute(sa.insert(table), rows)
+    engine.dispose()
+    return data_dir
+
+
+def _row(number: int, record: UsageRecord) -> dict[str, object]:
+    values = flatten(record)
+    chain = {"server": "srv-1", "number": number, "hash": "", "previous": "", "entry": "", "ledger": "l", "position": 0}
+    return {**{name: values[name] for name in FIELD_NAMES}, "recovered": False, **chain}

@@ -1,0 +1,129 @@
+"""Query parameters of the usage reports, read one by one with errors that name them.
+
+Lists may be written `a=1&a=2`, `a[]=1&a[]=2` or `a[0]=1&a[1]=2`: clients do all three. A parameter that stands alone
+and is empty is absent; unknown ones are left alone.
+
+What must always hold: a filter that cannot be understood is an error, never no filter: its answer would show too much.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from werkzeug.datastructures import MultiDict
+
+from quipu.web.errors import invalid
+from quipu.web.fields import missing, wrong_type
+
+LATEST: Final = 253_402_300_799
+"""The last second of the year 9999."""
+MAX_VALUES: Final = 500
+"""Of one list."""
+_WHOLE = re.compile(r"-?[0-9]{1,15}")
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_INDEXED = re.compile(r"(.+)\[[0-9]*\]")
+
+
+class Parameters:
+    """Those of one request. Every method raises APIError."""
+
+    def __init__(self, args: MultiDict[str, str]) -> None:
+        self._lists: dict[str, list[str]] = {}
+        for name, values in args.lists():
+            indexed = _INDEXED.fullmatch(name)
+            self._lists.setdefault(indexed[1] if indexed else name, []).extend(values)
+
+    def text(self, name: str) -> str | None:
+        values = self._lists.get(name, [])
+        if len(values) > 1:
+            raise invalid(f"`{name}` was given more than once.", name)
+        return values[0] or None if values else None
+
+    def texts(self, name: str) -> tuple[str, ...] | None:
+        """None where it is absent: a list of nothing cannot be written."""
+        if name not in self._lists:
+            return None
+        values = tuple(dict.fromkeys(self._lists[name]))
+        if len(values) > MAX_VALUES:
+            raise invalid(f"`{name}` has more than {MAX_VALUES} values.", name)
+        if not all(value and value.isprintable() for value in values):
+            raise invalid(f"Values of `{name}` must be printable text that is not empty.", name)
+        return values
+
+    def whole(self, name: str, low: int, high: int) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if not _WHOLE.fullmatch(value):
+            raise wrong_type(name, "an integer")
+        if not low <= int(value) <= high:
+            raise invalid(f"`{name}` must be between {low} and {high}.", name)
+        return int(value)
+
+    def unix_time(self, name: str) -> int | None:
+        return self.whole(name, 0, LATEST)
+
+    def rfc3339(self, name: str) -> float | None:
+        """Unix seconds."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            when = datetime.fromisoformat(value.upper()) if _RFC3339.fullmatch(value) else None
+        except ValueError:
+            when = None
+        if when is None:
+            raise invalid(
+                f"`{name}` must be an RFC 3339 time with its offset, such as 2026-01-31T12:00:00Z "
+                "(in a query a `+` is written %2B).",
+                name,
+            )
+        seconds = when.timestamp()
+        if not 0 <= seconds <= LATEST:
+            raise invalid(f"`{name}` must lie between the years 1970 and 9999.", name)
+        return seconds
+
+    def flag(self, name: str) -> bool | None:
+        match self.text(name):
+            case None:
+                return None
+            case "true" | "True" | "1":
+                return True
+            case "false" | "False" | "0":
+                return False
+        raise wrong_type(name, "true or false")
+
+    def choice(self, name: str, allowed: Collection[str], default: str) -> str:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value not in allowed:
+            raise invalid(f"`{name}` must be one of {_listed(allowed)}.", name)
+        return value
+
+    def choices(self, name: str, allowed: Collection[str]) -> tuple[str, ...] | None:
+        values = self.texts(name)
+        if values is not None and not set(values) <= set(allowed):
+            raise invalid(f"Values of `{name}` must be among {_listed(allowed)}.", name)
+        return values
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Raise for a parameter that is defined, but can mean nothing here; `reasons` by name."""
+        for name, why in reasons.items():
+            if name in self._lists:
+                raise invalid(f"`{name}` is not supported: {why}.", name, "unsupported_parameter")
+
+    def required(self, name: str) -> None:
+        if self.text(name) is None:
+            raise missing(name)
+
+
+def rfc3339(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _listed(allowed: Collection[str]) -> str:
+    return ", ".join(f"`{value}`" for value in allowed)

@@ -1,0 +1,101 @@
+"""What both administration APIs' usage reports have in common: from filters and a page to sums by bucket and group.
+
+The APIs name things differently (a tenant is a project there and a workspace here); `Dimension` says what a name means
+in the ledger. Both count every request, whichever API it came by: each report alone is the whole bill.
+
+What must always hold: requests that were rejected are in no report, retries of another one neither; an estimate is in
+no sum, so what somebody guessed to be cached counts as uncached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from quipu.actors.ledger.reading import GroupColumn, Query, Sum
+from quipu.actors.messages import Outcome
+from quipu.web.admin.usage_buckets import Bucket, Page
+from quipu.web.admin.usage_params import Parameters
+from quipu.web.admin.usage_source import UsageSource
+
+COUNTED: Final = tuple(outcome for outcome in Outcome if outcome is not Outcome.REJECTED)
+
+
+@attrs.frozen
+class Column:
+    """By which the ledger can be grouped."""
+
+    name: GroupColumn
+
+
+@attrs.frozen
+class Same:
+    """Every request here has this value; None: nobody can say."""
+
+    value: str | bool | None
+
+
+Dimension = Column | Same
+
+
+@attrs.frozen
+class Filters:
+    tenants: tuple[str, ...] | None = None
+    """None: all of them."""
+    key_ids: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    matches_nothing: bool = False
+    """Something was asked for that no request here can be."""
+
+
+@attrs.frozen
+class Filled:
+    bucket: Bucket
+    sums: tuple[Sum, ...]
+    """One a group; none where nothing happened."""
+
+
+def filters_of(parameters: Parameters, tenants_name: str, *, matches_nothing: bool) -> Filters:
+    """Those that both APIs have. Raises APIError."""
+    return Filters(
+        tenants=parameters.texts(tenants_name),
+        key_ids=parameters.texts("api_key_ids"),
+        models=parameters.texts("models"),
+        matches_nothing=matches_nothing,
+    )
+
+
+async def fill(
+    source: UsageSource, page: Page, filters: Filters, dimensions: Mapping[str, Dimension], group_by: Sequence[str]
+) -> list[Filled]:
+    """The page's buckets with their sums. Raises APIError."""
+    if not page.buckets or filters.matches_nothing:
+        return [Filled(bucket, ()) for bucket in page.buckets]
+    query = Query(
+        since=page.buckets[0].start,
+        until=page.buckets[-1].end,
+        tenants=filters.tenants or (),
+        key_ids=filters.key_ids or (),
+        models=filters.models or (),
+        outcomes=COUNTED,
+    )
+    found: dict[float, list[Sum]] = {}
+    asked = [dimensions[name] for name in group_by]
+    columns = [dimension.name for dimension in asked if isinstance(dimension, Column)]
+    for one in await source.sums(query, columns, page.width.width_s):
+        assert one.bucket is not None
+        found.setdefault(one.bucket, []).append(one)
+    return [Filled(bucket, tuple(found.get(page.width.border(bucket.start), ()))) for bucket in page.buckets]
+
+
+def labels(one: Sum, dimensions: Mapping[str, Dimension], group_by: Sequence[str]) -> dict[str, str | bool | None]:
+    """Every dimension's value in a group; None for those that were not asked for."""
+
+    def value(name: str, dimension: Dimension) -> str | bool | None:
+        if name not in group_by:
+            return None
+        return one.group[dimension.name] if isinstance(dimension, Column) else dimension.value
+
+    return {name: value(name, dimension) for name, dimension in dimensions.items()}

@@ -1,0 +1,93 @@
+"""Where reports of usage come from: the ledger, read in worker threads.
+
+`UsageSource` is what the routes of this folder ask; `LedgerUsage` answers from the ledger of this server, whether a
+record has reached the database yet or not.
+
+What must always hold: no read runs in the event loop; a few run at a time, a bounded number waits, and each has a
+deadline; a ledger that cannot be read is a 503, whose reason stands in the log and not in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+from sqlalchemy.exc import SQLAlchemyError
+
+from quipu.actors.ledger.database import reason
+from quipu.actors.ledger.reading import GroupColumn, LedgerError, LedgerReader, LedgerRecord, Query, Sum, open_reader
+from quipu.web.errors import APIError, unavailable
+
+READ_S = 30.0
+"""How long a client waits for a report, its turn included."""
+NUM_READERS = 2
+MAX_WAITING = 32
+
+_log = structlog.get_logger("quipu.web")
+_T = TypeVar("_T")
+
+
+class UsageSource(Protocol):
+    """Both raise APIError (503) where the ledger cannot be read."""
+
+    async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
+        """As `LedgerReader.sums`, retries left out."""
+        ...
+
+    async def record(self, query: Query) -> LedgerRecord | None:
+        """The first that matches."""
+        ...
+
+
+class LedgerUsage:
+    """A ledger as a source; `url` as in LedgerConfig."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        url: str | None = None,
+        *,
+        num_readers: int = NUM_READERS,
+        max_waiting: int = MAX_WAITING,
+        read_s: float = READ_S,
+    ) -> None:
+        self._data_dir = data_dir
+        self._url = url
+        self._limiter = trio.CapacityLimiter(num_readers)
+        self._max_waiting = max_waiting
+        self._read_s = read_s
+
+    async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
+        return await self._read(lambda reader: reader.sums(query, group_by=group_by, bucket_s=bucket_s))
+
+    async def record(self, query: Query) -> LedgerRecord | None:
+        return await self._read(lambda reader: next(reader.records(query), None))
+
+    async def _read(self, look: Callable[[LedgerReader], _T]) -> _T:
+        if self._limiter.statistics().tasks_waiting >= self._max_waiting:
+            raise unavailable("Too many reports of usage are being made; try again in a moment.", "too_many_reports")
+        why = f"no answer within {self._read_s:g} s"
+        with trio.move_on_after(self._read_s):
+            try:
+                # a thread that nobody waits for any more keeps its place until it ends: never too many at once
+                return await trio.to_thread.run_sync(
+                    partial(self._look, look), abandon_on_cancel=True, limiter=self._limiter
+                )
+            except SQLAlchemyError as error:
+                why = reason(error)
+            except (LedgerError, OSError) as error:
+                why = str(error)
+        raise _away(why)
+
+    def _look(self, look: Callable[[LedgerReader], _T]) -> _T:
+        with open_reader(data_dir=self._data_dir, url=self._url) as reader:
+            return look(reader)
+
+
+def _away(why: str) -> APIError:
+    _log.warning("usage.ledger_away", why=why, help="reports are answered 503; nothing is lost")
+    return unavailable("The usage ledger cannot be read at the moment.", "ledger_unavailable")

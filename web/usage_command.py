@@ -1,0 +1,146 @@
+"""`quipu usage`: what was used, by model, key, tenant, endpoint or outcome, as a table or as JSON.
+
+Reads a data directory, a database, or both, like `quipu ledger`: with the server down, after a crash, or beside a
+running one. Counts as the reports over HTTP do (`web/admin/usage_report.py`). The answer goes to stdout, errors to
+stderr, and then the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import attrs
+import orjson
+from sqlalchemy.exc import SQLAlchemyError
+
+from quipu.actors.ledger.database import LedgerError, reason
+from quipu.actors.ledger.reading import GroupColumn, Query, Sum, open_reader
+from quipu.web.admin.usage_buckets import WIDTHS
+from quipu.web.admin.usage_params import LATEST
+from quipu.web.admin.usage_report import COUNTED
+from quipu.web.ledger_command import EXIT_USAGE, URL_VARIABLE, moment
+
+GROUPS: Final[Mapping[str, GroupColumn]] = {
+    "model": "model",
+    "api_key": "key_id",
+    "tenant": "tenant",
+    "endpoint": "endpoint",
+    "outcome": "outcome",
+}
+_NUMBERS: Final = ("requests", "input", "cached", "hit rate", "written", "output")
+
+
+def add_usage_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--since", type=_moment, default="24h", metavar="TIME", help="24h, 7d, or ISO 8601 (default: %(default)s)")
+    add("--until", type=_moment, metavar="TIME", help="closed before; likewise")
+    add("--by", type=_groups, default=(), metavar="NAMES", help=f"a line for each of, by comma: {', '.join(GROUPS)}")
+    add("--bucket", choices=list(WIDTHS), help="a line for each minute, hour or day (UTC), too")
+    add("--tenant", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    add("--data-dir", help="of the server (default: data, where no --ledger-url is given)")
+    add("--ledger-url", metavar="URL", help=f"of the database; or set {URL_VARIABLE}")
+    add("--json", action="store_true", help="for programs")
+
+
+def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """The exit code."""
+    url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
+    data_dir = arguments.data_dir or (None if url else "data")
+    by: tuple[str, ...] = arguments.by
+    query = Query(
+        since=arguments.since,
+        until=arguments.until,
+        tenants=tuple(arguments.tenant),
+        outcomes=() if "outcome" in by else COUNTED,
+    )
+    try:
+        if arguments.until is not None and arguments.until <= arguments.since:
+            raise LedgerError("--until must be later than --since")
+        with open_reader(data_dir=None if data_dir is None else Path(data_dir), url=url) as reader:
+            bucket_s = None if arguments.bucket is None else WIDTHS[arguments.bucket].width_s
+            sums = reader.sums(query, group_by=[GROUPS[name] for name in by], bucket_s=bucket_s)
+    except (LedgerError, SQLAlchemyError, OSError) as error:
+        print(f"quipu: {error if isinstance(error, LedgerError) else reason(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        if arguments.json:
+            print(orjson.dumps({"since": query.since, "until": query.until, "rows": _rows(sums, by)}).decode())
+        else:
+            _print_table(sums, by, with_bucket=bucket_s is not None)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _rows(sums: Sequence[Sum], by: Sequence[str]) -> list[dict[str, object]]:
+    """Every sum under the ledger's own names."""
+    rows = []
+    for one in sums:
+        numbers = attrs.asdict(one, filter=lambda field, _: field.name not in ("bucket", "group"))
+        groups = {name: one.group[GROUPS[name]] for name in by}
+        rows.append({"bucket": one.bucket, **groups, **numbers})
+    return rows
+
+
+def _print_table(sums: Sequence[Sum], by: Sequence[str], *, with_bucket: bool) -> None:
+    named = [*(["from"] if with_bucket else []), *by]
+    lines = [[*named, *_NUMBERS]]
+    for one in sums:
+        start = [_time(one.bucket)] if one.bucket is not None else []
+        lines.append([*start, *(_shown(one.group[GROUPS[name]]) for name in by), *_numbers(one)])
+    total = _total(sums)
+    if len(sums) != 1:
+        lines.append(["total", *[""] * (len(named) - 1), *_numbers(total)] if named else _numbers(total))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if place < len(named) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+    if total.estimated_cached_tokens:
+        print(f"({total.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
+
+
+def _numbers(one: Sum) -> list[str]:
+    rate = f"{one.cached_tokens / one.prompt_tokens:.1%}" if one.prompt_tokens else "-"
+    counts = (one.num_requests, one.prompt_tokens, one.cached_tokens, one.cache_write_tokens, one.completion_tokens)
+    requests, prompt, cached, written, output = (f"{count:,}" for count in counts)
+    return [requests, prompt, cached, rate, written, output]
+
+
+def _total(sums: Sequence[Sum]) -> Sum:
+    names = [field.name for field in attrs.fields(Sum) if field.name not in ("bucket", "group")]
+    return Sum(**{name: sum(getattr(one, name) for one in sums) for name in names})
+
+
+def _shown(value: str | None) -> str:
+    """Terminals obey some characters, and others have chosen the names."""
+    return "-" if value is None else "".join(char if char.isprintable() else "?" for char in value)
+
+
+def _time(bucket: float) -> str:
+    return datetime.fromtimestamp(bucket, UTC).strftime("%Y-%m-%d %H:%MZ")
+
+
+def _moment(text: str) -> float:
+    seconds = moment(text)
+    if not (math.isfinite(seconds) and 0 <= seconds <= LATEST):
+        raise argparse.ArgumentTypeError(f"{text!r} does not lie between the years 1970 and 9999")
+    return seconds
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in GROUPS:
+            raise argparse.ArgumentTypeError(f"no {name!r} here: {', '.join(GROUPS)}")
+    return names
