@@ -19,12 +19,13 @@ from quipu.actors.messages import Closed, OutletEvent
 class Mailbox:
     """A single-reader queue of outlet events that wakes its reader once for everything that is there."""
 
-    __slots__ = ("_consume", "_items", "_task", "closed")
+    __slots__ = ("_consume", "_items", "_on_closed", "_task", "closed")
 
     def __init__(self) -> None:
         self._items: list[OutletEvent] = []
         self._task: trio.lowlevel.Task | None = None
         self._consume: Callable[[list[OutletEvent]], None] | None = None
+        self._on_closed: Callable[[Closed], object] | None = None
         self.closed: Closed | None = None
         """The request's last item, once it has been put."""
 
@@ -33,11 +34,13 @@ class Mailbox:
             self.closed = event
         if self._consume is not None:
             self._consume([event])
-            return
-        self._items.append(event)
-        if self._task is not None:
-            task, self._task = self._task, None
-            trio.lowlevel.reschedule(task)
+        else:
+            self._items.append(event)
+            if self._task is not None:
+                task, self._task = self._task, None
+                trio.lowlevel.reschedule(task)
+        if isinstance(event, Closed) and self._on_closed is not None:
+            self._on_closed(event)
 
     def attach(self, consume: Callable[[list[OutletEvent]], None]) -> None:
         """From now on hand events to `consume` at once, beginning with those that wait. It must not raise or block."""
@@ -45,6 +48,10 @@ class Mailbox:
         if self._items:
             items, self._items = self._items, []
             consume(items)
+
+    def when_closed(self, call: Callable[[Closed], object]) -> None:
+        """Have `call` hear of the last item too, also where nobody reads any more. It must not raise or block."""
+        self._on_closed = call
 
     async def get(self) -> list[OutletEvent]:
         """Wait until there is something and take all of it. A checkpoint."""

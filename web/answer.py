@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -24,6 +25,7 @@ from quipu.actors.front import DeskClosed, FrontDesk, ServingInfo, Ticket
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import Closed, UsageRecord
 from quipu.web import sse
+from quipu.web import tracing as traces
 from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
@@ -43,6 +45,11 @@ class Reply(ABC):
     def __init__(self, wanted: GenerationRequest, *, stream: bool) -> None:
         self.wanted = wanted
         self.stream = stream
+
+    @property
+    @abstractmethod
+    def answer_id(self) -> str:
+        """What the answer is called in its API."""
 
     @abstractmethod
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
@@ -82,12 +89,28 @@ async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptio
         raise unavailable(str(closed) or "The server takes no requests now.") from None
     visit.scope.on_close(ticket.leave)
     mailbox = visit.mailbox = ticket.mailbox
+    mailbox.when_closed(partial(visit.account_closed, traced(visit, reply)))
     if options.request_timeout_s is not None:
         visit.scope.nursery.start_soon(_expire, ticket, options.request_timeout_s)
     await ticket.start()
     if reply.stream:
         return await _answer_streamed(reply, mailbox, visit, options)
     return await _answer_whole(reply, mailbox, visit)
+
+
+def traced(visit: Visit, reply: Reply) -> traces.Asked:
+    """What a trace says of a request: numbers and names that were checked, and no text."""
+    wanted = reply.wanted
+    return attrs.evolve(
+        visit.asked,
+        model=wanted.model,
+        response_id=reply.answer_id,
+        max_tokens=wanted.max_tokens,
+        temperature=wanted.sampling.temperature,
+        top_p=wanted.sampling.top_p,
+        num_choices=wanted.num_choices,
+        is_streamed=reply.stream,
+    )
 
 
 async def _expire(ticket: Ticket, after_s: float) -> None:

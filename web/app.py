@@ -27,6 +27,7 @@ from quipu.web.openai.responses_serve import install_responses
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
 from quipu.web.scope import ScopedHTTP
+from quipu.web.tracing import NoTracer, Tracer
 from quipu.web.visit import install_visits
 
 
@@ -49,6 +50,7 @@ def make_app(
     desk: FrontDesk,
     options: AppOptions | None = None,
     keys: KeyStore | None = None,
+    tracer: Tracer | None = None,
     usage: UsageSource | None = None,
 ) -> QuipuApp:
     """The application that serves what `desk` offers to whoever has one of `keys`; without them, to everybody.
@@ -66,7 +68,7 @@ def make_app(
     )
     # A path is taken as it was sent; no redirects.
     app.url_map.merge_slashes = False
-    install_visits(app, desk)
+    install_visits(app, desk, tracer or NoTracer())
     install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks
     install_error_handlers(app)
     install_openai(app, desk, options)

@@ -40,6 +40,7 @@ from quipu.web.kv_events import parse_kv_events
 from quipu.web.ledger_command import add_ledger_actions, add_ledger_flags, ledger_config, ledger_settings, run_ledger
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
+from quipu.web.tracing import TracingConfig, TracingError, open_tracer, tracing_config
 from quipu.web.usage_command import add_usage_flags, run_usage
 
 log = structlog.get_logger("quipu.cli")
@@ -71,9 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         keys = key_store(arguments, os.environ)
         ledger = ledger_config(arguments, os.environ)
+        tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
         config, info = resolve_config(arguments)
         info = attrs.evolve(info, settings=info.settings | ledger_settings(ledger))
-    except (CheckpointError, KeyFileError, LedgerError) as error:
+    except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
     options = AppOptions(
@@ -93,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 server,
                 keys,
                 ledger,
+                tracing,
                 host=arguments.host,
                 port=arguments.port,
                 grace_s=arguments.shutdown_timeout,
@@ -100,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except* EngineGivenUp as group:
         failure = f"the engine is given up: {_leaf(group)}"
-    except* (CheckpointError, LedgerError) as group:  # files that are read when the house opens
+    except* (CheckpointError, LedgerError, TracingError) as group:  # files that are read when the house opens
         failure = str(_leaf(group))
     except* OSError as group:
         failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
@@ -168,6 +171,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_key_flags(command)
     add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
+    add(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span a request here, over OTLP/HTTP (default: as OTEL_EXPORTER_OTLP_ENDPOINT says, if anything)",
+    )
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
     add(
         "--keep-billing-header",
@@ -274,19 +282,25 @@ async def run_server(
     server: ServerConfig,
     keys: KeyStore,
     ledger_config: LedgerConfig,
+    tracing: TracingConfig | None,
     *,
     host: str,
     port: int,
     grace_s: float,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`. Raises EngineGivenUp and LedgerError."""
+    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`.
+
+    Raises EngineGivenUp, LedgerError and TracingError.
+    """
     async with (
         reloading_on_hangup(keys),
         open_ledger(ledger_config) as ledger,
+        open_tracer(tracing) as tracer,
         split(config, info, ledger.journal) as house,
         trio.open_nursery() as watching,
     ):
         install_gauges(ledger, house.metrics.registry)
+        tracer.count_in(house.metrics.registry)
         ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
         stopping = trio.Event()
         watching.start_soon(_wait_signal, stopping)
@@ -295,7 +309,11 @@ async def run_server(
                 partial(
                     serve,
                     make_app(
-                        house.desk, options, keys, usage=LedgerUsage(ledger_config.data_dir, ledger_config.url)
+                        house.desk,
+                        options,
+                        keys,
+                        tracer,
+                        usage=LedgerUsage(ledger_config.data_dir, ledger_config.url),
                     ),
                     host=host,
                     port=port,

@@ -1,7 +1,8 @@
 """One HTTP request as the web layer knows it: its id, its logger, how it ended.
 
 A `Visit` is made before anything else happens to a request and hangs its closing line on the request's scope, so that
-the line is written exactly once however the request ends. Handlers tell it what they learn on the way.
+the line is written exactly once however the request ends: at once, or where the request's account is still open by
+then, when that closes, for the numbers are the record's. Handlers tell it what they learn on the way.
 
 What must always hold: the server's own id names the request; a client's id is echoed and logged, never a key. No
 prompt, token id or generated text is ever given to a logger.
@@ -9,6 +10,7 @@ prompt, token id or generated text is ever given to a logger.
 
 from __future__ import annotations
 
+import time
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -20,11 +22,12 @@ from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk
 from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Outcome
+from quipu.actors.messages import Closed, Outcome, UsageRecord
 from quipu.web.connection import Connection
 from quipu.web.keys import Principal
 from quipu.web.scope import RequestScope, request_scope
 from quipu.web.sse import Sink
+from quipu.web.tracing import Asked, Refusal, Tracer
 from quipu.web.usage import Tally
 
 MAX_CLIENT_REQUEST_ID_CHARS = 256
@@ -45,6 +48,9 @@ class Visit:
     log: Any
     """A logger with both ids bound."""
     opened_at: float
+    asked: Asked
+    """For its trace."""
+    tracer: Tracer
     is_generation: bool = False
     """It asks for tokens, so its end is worth a line at info level."""
     status: int | None = None
@@ -55,6 +61,7 @@ class Visit:
     mailbox: Mailbox | None = None
     sink: Sink | None = None
     _principal: Principal | None = None
+    _ended_at: float | None = None
 
     @property
     def principal(self) -> Principal:
@@ -74,10 +81,25 @@ class Visit:
             self.connection.abort()
         self.scope.nursery.cancel_scope.cancel()
 
+    def account_closed(self, asked: Asked, closed: Closed) -> None:
+        """The books have the last word on a request, perhaps long after its client has left."""
+        self.tracer.record(asked, closed)
+        if self._ended_at is not None:
+            self._write_line(self._ended_at, closed.record)
+
     def close(self) -> None:
-        """Write the request's line. Called by its scope, after everything else has been released."""
-        closed = self.mailbox.closed if self.mailbox is not None else None
-        usage = closed.record if closed is not None else self.tally
+        """End it: write its line, or leave that to its account. Called by its scope, after all else was released."""
+        now = self._ended_at = trio.current_time()
+        if self.mailbox is None:
+            self._write_line(now, self.tally)
+            if self.is_generation:
+                unix_s = time.time()
+                began = unix_s - (now - self.opened_at)
+                self.tracer.refuse(self.asked, Refusal(self.status, self.error_code, began, unix_s))
+        elif self.mailbox.closed is not None:
+            self._write_line(now, self.mailbox.closed.record)
+
+    def _write_line(self, ended_at: float, usage: UsageRecord | Tally) -> None:
         write = self.log.info if self.is_generation else self.log.debug
         write(
             "request.done",
@@ -87,14 +109,17 @@ class Visit:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            duration_s=round(trio.current_time() - self.opened_at, 6),
+            duration_s=round(ended_at - self.opened_at, 6),
             **self._reasons(),
         )
 
     def _outcome(self) -> Outcome:
         if self.mailbox is not None and self.mailbox.closed is not None:
-            return self.mailbox.closed.record.outcome
-        if self.status is None or (self.mailbox is not None and self.status == HTTPStatus.OK):
+            outcome = self.mailbox.closed.record.outcome
+            # A handler that crashed has left its account, which cannot tell that from a client that has.
+            crashed = outcome is Outcome.CANCELLED and self.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            return Outcome.FAILED if crashed else outcome
+        if self.status is None:
             return Outcome.CANCELLED
         if self.status < HTTPStatus.BAD_REQUEST:
             return Outcome.FINISHED
@@ -125,7 +150,7 @@ def note_error(code: str | None, param: str | None) -> None:
         visit.error_code, visit.error_param = code, param
 
 
-def install_visits(app: QuartTrio, desk: FrontDesk) -> None:
+def install_visits(app: QuartTrio, desk: FrontDesk, tracer: Tracer) -> None:
     """Open a visit for every request of `app`, and put its ids on every response."""
 
     @app.before_request
@@ -145,6 +170,8 @@ def install_visits(app: QuartTrio, desk: FrontDesk) -> None:
             connection=connection if isinstance(connection, Connection) else None,
             log=_log.bind(**ids),
             opened_at=trio.current_time(),
+            asked=Asked(endpoint, _parent_headers(), _server(), request_id),
+            tracer=tracer,
         )
         scope.on_close(visit.close)
         g.visit = visit
@@ -156,6 +183,17 @@ def install_visits(app: QuartTrio, desk: FrontDesk) -> None:
         response.headers["X-Request-Id"] = visit.client_request_id or visit.request_id
         response.headers["X-Quipu-Request-Id"] = visit.request_id
         return response
+
+
+def _parent_headers() -> dict[str, str]:
+    headers = request.headers
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+def _server() -> tuple[str, int] | None:
+    """Where the request came in."""
+    server = cast(dict[str, Any], request.scope).get("server")
+    return None if server is None or server[1] is None else (server[0], server[1])
 
 
 def _usable_client_id(header: str | None) -> str | None:

@@ -36,6 +36,10 @@ class MessageReply(Reply):
         self._request_id = request_id
         self._message_id = f"msg_{request_id}"
 
+    @property
+    def answer_id(self) -> str:
+        return self._message_id
+
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
         return whole_message(self._message_id, self.wanted.model, transcript, record)
 

@@ -38,6 +38,10 @@ class ResponseReply(Reply):
             with_tiers=asked_for.with_tiers,
         )
 
+    @property
+    def answer_id(self) -> str:
+        return self._draft.response_id
+
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
         return self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record)
 

@@ -64,6 +64,10 @@ class ChoicesReply(Reply):
         self._delivery = delivery
         self._envelope = Envelope(dialect.id_prefix + request_id, int(time.time()), wanted.model)
 
+    @property
+    def answer_id(self) -> str:
+        return self._envelope.id
+
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
         body = self._envelope.fields(self._dialect.object_name)
         body["choices"] = [
