@@ -3,7 +3,7 @@
 whatever fits alone finishes, and the books balance      TestEngine: `whatever_fits_alone_finishes` at its end
 never write a shared or committed block                  TestEngine: at every grant and every plan
 late ones book what ran and emit nothing                 TestEngine: at every result
-duplicate messages are no-ops                            TestDuplicates
+duplicate messages are no-ops                            TestDuplicates: every one is said twice
 preempt and resume change neither output nor cached      TestPreemption, and beside an engine that has room
 """
 
