@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from quipu.actors.channel import Receiver, Sender
-from quipu.actors.core.account import Ended, Estimation, FirstToken, Gap, Revision, Written
+from quipu.actors.core.account import Ended, Estimation, FirstToken, Gap, Kept, Revision, Written
 from quipu.actors.core.prompt_book import Admission
 from quipu.actors.daybook import AccountantMessage, Daybook, Page, Pending
 from quipu.actors.journal import Journal
@@ -208,6 +208,9 @@ class Accountant:
         for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
             if (page := pages.get(sequence_id)) is not None:
                 page.note(sequence_id, Written(start, end))
+        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
+            if (page := pages.get(sequence_id)) is not None:
+                page.note(sequence_id, Kept(end))
         for sequence_id in dict.fromkeys(self._first_tokens(report)):
             if (page := pages.get(sequence_id)) is not None:
                 page.note(sequence_id, FirstToken(now))
@@ -271,9 +274,16 @@ class Accountant:
         metrics = self._metrics
         metrics.num_requests_running.set(report.num_running)
         metrics.num_requests_waiting.set(report.num_waiting)
-        metrics.set_blocks(total=self._num_usable_blocks, free=report.num_free_blocks, cached=report.num_cached_blocks)
+        metrics.set_blocks(
+            total=self._num_usable_blocks,
+            free=report.num_free_blocks,
+            cached=report.num_cached_blocks,
+            pinned=report.num_pinned_blocks,
+        )
         if report.num_preempted:
             metrics.num_preemptions.inc(report.num_preempted)
+        if report.num_pins_yielded:
+            metrics.pins_yielded.inc(report.num_pins_yielded)
 
     # ------------------------------------------------------------ an engine's death
 

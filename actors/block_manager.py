@@ -3,15 +3,21 @@
 Talks to the scheduler only: one `Reserve` in, one `Granted` out, a step. Every decision is in `core/reservation.py`.
 Its grant of a cached prefix is the *reused* entry of the books. An exception here is the engine's death: block tables
 that cannot be trusted must not serve anybody. Where KV events are published, one batch a walk tells what it changed.
+The clock of pins is this loop's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+import trio
+
 from quipu.actors.channel import Receiver, Sender
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.messages import Granted, Reserve
+
+log = structlog.get_logger()
 
 
 async def run_block_manager(
@@ -25,6 +31,9 @@ async def run_block_manager(
         flush_events()
     while True:
         for proposal in await inbox.receive_all():
-            await granted.send(core.walk(proposal))
+            grant = core.walk(proposal, trio.current_time())
+            await granted.send(grant)
+            if grant.num_pins_yielded:
+                log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)
             if flush_events is not None:
                 flush_events()

@@ -62,6 +62,8 @@ class EngineConfig:
     that it takes."""
     watermark: float = 0.01
     """Share of the blocks that an admission leaves free while others run."""
+    max_pinned_share: float = 0.5
+    """Share of the blocks that prefixes with a `cache_control` may keep from being reused; 0 is none."""
     log_level: str = "info"
     fake_step_seconds: float = 0.0
     """With the fake executor: how long a step takes."""

@@ -64,6 +64,7 @@ class Engine:
             share_pending_prefixes=config.share_pending_prefixes,
             step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=math.ceil(config.watermark * config.num_blocks),
+            max_pinned_share=config.max_pinned_share,
             observers=[] if events is None else [events],
         )
         self.batcher = Batcher(

@@ -206,6 +206,16 @@ class CountOutlet(Protocol):
 
 
 @attrs.frozen
+class Pin:
+    """A prefix of a prompt that its client wants kept."""
+
+    num_blocks: int
+    """Full blocks of it, at least 1."""
+    ttl_s: int
+    """How long after its last use."""
+
+
+@attrs.frozen
 class Submit:
     """One sequence, ready to run. Exactly one `Terminal` column entry will answer it."""
 
@@ -222,6 +232,8 @@ class Submit:
     """Lower is served first, where the policy looks at it."""
     reads_cache: bool = True
     """Whether cached blocks may serve it. False: every position is computed, and published as ever."""
+    pins: tuple[Pin, ...] = ()
+    """Prefixes to be kept once they are computed, shortest first."""
 
 
 @attrs.frozen
@@ -326,6 +338,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Before anything else: from here on nothing that was published can be found."""
     unread_ids: list[int] = []
     """Candidates that no cached block may serve."""
+    candidate_pins: dict[int, tuple[Pin, ...]] = {}
+    """Prefixes to be kept, by candidate, of those that want any."""
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
@@ -351,6 +365,13 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     num_free_blocks: int
     num_cached_blocks: int
     """Blocks that nobody holds but whose contents can be hit."""
+    pinned_ids: list[int] = []
+    pinned_ends: list[int] = []
+    """Prompt tokens of each one's prefixes that the commits of this walk have pinned, or found pinned."""
+    num_pinned_blocks: int = 0
+    """Blocks that no sequence holds, but a pin does. They are not free."""
+    num_pins_yielded: int = 0
+    """Pins that this walk has let go because somebody needed blocks."""
 
 
 # ---------------------------------------------------------------- scheduler <-> executor
@@ -514,6 +535,12 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     estimated_ids: list[int] = []
     estimated_tokens: list[int] = []
     """A router's guess at what a sequence's engine reuses, for an engine that says nothing."""
+    pinned_ids: list[int] = []
+    pinned_ends: list[int] = []
+    """Prompt tokens in marked prefixes of each one that are pinned."""
+    num_pinned_blocks: int = 0
+    """Neither free nor held by a sequence."""
+    num_pins_yielded: int = 0
     scores: list[StepScores] = []
     """Of each step reported here that has any, in order: every token above of a sequence that asks, and prompts."""
 
@@ -572,7 +599,8 @@ class Breakpoint:
     """The end of a prefix that a client has marked as worth keeping."""
 
     position: int
-    """Prompt tokens before it; 0 where the chat template has left no trace of it."""
+    """Prompt tokens before it; 0 where the chat template has left no trace of it. For the accountant, those in whole
+    blocks."""
     ttl: CacheTtl
 
 
@@ -677,7 +705,8 @@ class Started:
     cached_tokens: int | None
     cache_write_tokens: int | None
     created_5m_tokens: int = 0
-    """Of those written, the ones up to the last breakpoint, by the ttl of the first breakpoint after each."""
+    """Of those written, the ones up to the last breakpoint that is pinned, by the ttl of the first breakpoint after
+    each."""
     created_1h_tokens: int = 0
 
 
@@ -764,8 +793,8 @@ class UsageRecord:
     cached_by_tier: Mapping[str, int] | None = None
     cache_write: Count = UNKNOWN
     created_5m_tokens: int = 0
-    """Of those written, the ones up to the last `cache_control` breakpoint, by the ttl of the first breakpoint after
-    each; 0 where the client marked nothing."""
+    """Of those written, the ones up to the last `cache_control` breakpoint that is pinned, by the ttl of the first
+    breakpoint after each; 0 where the client marked nothing."""
     created_1h_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0

@@ -34,6 +34,7 @@ class Metrics:
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
+        self.pins_yielded = counter("pins_yielded", "Marked prefixes let go before their time, for want of blocks.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
         self._requests = Counter(
             "quipu:requests", "Requests, by how they ended.", ["model_name", "outcome"], registry=self.registry
@@ -52,15 +53,18 @@ class Metrics:
         blocks = Gauge("quipu:kv_blocks", "KV blocks.", ["model_name", "state"], registry=self.registry)
         self.kv_blocks_used = blocks.labels(model_name, "used")
         self.kv_blocks_cached = blocks.labels(model_name, "cached")
+        self.kv_blocks_pinned = blocks.labels(model_name, "pinned")
         self.kv_blocks_free = blocks.labels(model_name, "free")
         self.kv_cache_usage_ratio = gauge("kv_cache_usage_ratio", "Held share of the KV blocks.")
 
-    def set_blocks(self, *, total: int, free: int, cached: int) -> None:
-        """`total` without the null block; `free` counts cached blocks that nobody holds."""
-        self.kv_blocks_used.set(total - free)
+    def set_blocks(self, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
+        """`total` without the null block; `free` counts cached blocks, `pinned` those that only a pin keeps."""
+        used = total - free - pinned
+        self.kv_blocks_used.set(used)
+        self.kv_blocks_pinned.set(pinned)
         self.kv_blocks_cached.set(cached)
         self.kv_blocks_free.set(free - cached)
-        self.kv_cache_usage_ratio.set((total - free) / total)
+        self.kv_cache_usage_ratio.set(used / total)
 
     def count_cached(self, by_tier: Mapping[str, int]) -> None:
         for tier, num_tokens in by_tier.items():

@@ -14,6 +14,7 @@ import trio
 
 from quipu.actors.channel import Poster, Receiver
 from quipu.actors.config import HouseConfig
+from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
 from quipu.actors.messages import (
     Breakpoint,
@@ -183,7 +184,9 @@ class TokenizerActor:
                 prompt_indexes=tuple(prompt for prompt, _ in places),
                 choice_indexes=tuple(choice for _, choice in places),
                 num_prompt_tokens=tuple(len(prompts[prompt].token_ids) for prompt, _ in places),
-                breakpoints=tuple(prompts[prompt].breakpoints for prompt, _ in places),
+                breakpoints=tuple(
+                    in_whole_blocks(prompts[prompt].breakpoints, engine.block_size) for prompt, _ in places
+                ),
             )
         )
         keys_of: dict[int, list[bytes]] = {}
@@ -202,6 +205,7 @@ class TokenizerActor:
                 priority=request.priority,
                 sampling=attrs.evolve(sampling, max_tokens=max(1, budgets[prompt]), seed=seed),
                 reads_cache=not request.echo and sampling.prompt_logprobs is None,
+                pins=pins_of(prompts[prompt].breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
             )
             track = Track(
                 request_id=request.request_id,

@@ -89,9 +89,9 @@ class LyingExecutor(Executor):
         self._release(ghost)
 
 
-def lying_walk(walk: Callable[[Reserve], Granted], lies: Lies, proposal: Reserve) -> Granted:
+def lying_walk(walk: Callable[[Reserve, float], Granted], lies: Lies, proposal: Reserve, now: float) -> Granted:
     """The block manager's answer, as the dials have it."""
-    granted = walk(proposal)
+    granted = walk(proposal, now)
     for index, sequence_id in enumerate(granted.admitted_ids):
         row = granted.sequence_ids.index(sequence_id)
         if lies.over_grant:

@@ -149,6 +149,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="let a request wait a step or two for a prefix that another is computing, where that pays",
     )
     add(
+        "--max-pinned-share",
+        type=_share,
+        default=0.5,
+        metavar="SHARE",
+        help="of the KV blocks, that prompts marked with `cache_control` may keep from being reused; 0 is none "
+        "(default: %(default)s)",
+    )
+    add(
         "--scheduling-policy",
         choices=["fcfs", "priority", "fair"],
         default="fcfs",
@@ -212,6 +220,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         eos_token_ids=checkpoint.eos_token_ids,
         enable_prefix_caching=arguments.enable_prefix_caching,
         share_pending_prefixes=arguments.share_pending_prefixes,
+        max_pinned_share=arguments.max_pinned_share,
         scheduling_policy=arguments.scheduling_policy,
         long_prefill_token_threshold=arguments.long_prefill_token_threshold,
         max_waiting_requests=arguments.max_waiting_requests,
@@ -241,6 +250,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "enable_prefix_caching": engine.enable_prefix_caching,
             "share_pending_prefixes": engine.share_pending_prefixes,
+            "max_pinned_share": engine.max_pinned_share,
             "scheduling_policy": engine.scheduling_policy,
             "long_prefill_token_threshold": engine.long_prefill_token_threshold,
             "max_waiting_requests": engine.max_waiting_requests,
@@ -357,6 +367,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
 
 

@@ -38,6 +38,13 @@ class Written:
 
 
 @attrs.frozen
+class Kept:
+    """Marked prefixes of this sequence's prompt are pinned, the longest of them so many tokens long."""
+
+    num_tokens: int
+
+
+@attrs.frozen
 class Revision:
     """Granted tokens that could not be loaded from their tier: they are computed, not reused."""
 
@@ -69,7 +76,7 @@ class Gap:
     """Something that the engine said was lost, and may have concerned the sequence: its end, too."""
 
 
-Entry = Admission | Span | Written | Revision | Estimation | FirstToken | Ended | Gap
+Entry = Admission | Span | Written | Kept | Revision | Estimation | FirstToken | Ended | Gap
 
 
 @attrs.frozen
@@ -204,6 +211,8 @@ class Account:
                 book.compute(entry.start, entry.end)
             case Written():
                 self.prompts[book.prompt_index].write(entry.start, entry.end)
+            case Kept():
+                self.prompts[book.prompt_index].pin(entry.num_tokens)
             case Admission():
                 self._admit(book, entry)
             case FirstToken():

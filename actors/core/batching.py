@@ -83,6 +83,7 @@ class Batcher:
         self._next_arrival = 0
         self._num_free_blocks = limits.num_blocks - 1
         self._num_cached_blocks = 0
+        self._num_pinned_blocks = 0
         self._report = ReportBuilder()
         self._proposal = _NO_PROPOSAL
         # to be carried by the next Reserve
@@ -179,6 +180,7 @@ class Batcher:
             candidate_chunk_limit=self._running.longest_chunk(),
             reset_prefix_cache=self._reset,
             unread_ids=[s.id for s in candidates if not s.reads_cache],
+            candidate_pins={s.id: s.pins for s in candidates if s.pins},
         )
         self._failed, self._committed, self._filled, self._frees, self._reset = [], [], [], [], False
         return proposal
@@ -190,6 +192,7 @@ class Batcher:
             self._preempt(self.sequences[sequence_id])
         self._num_free_blocks = granted.num_free_blocks
         self._num_cached_blocks = granted.num_cached_blocks
+        self._num_pinned_blocks = granted.num_pinned_blocks
         plan = self._make_plan(proposal, granted) if proposal.decoding or granted.sequence_ids else None
         self._report.write(granted)
         return plan, self._make_report()
@@ -203,6 +206,7 @@ class Batcher:
             num_waiting=len(self._waiting),
             num_free_blocks=self._num_free_blocks,
             num_cached_blocks=self._num_cached_blocks,
+            num_pinned_blocks=self._num_pinned_blocks,
         )
 
     def _make_plan(self, proposal: Proposal, granted: Granted | None) -> StepPlan | None:

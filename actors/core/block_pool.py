@@ -5,6 +5,8 @@ Owned by the KV-block manager; nobody else sees it. Pure: a block is a number, i
     reference 0  <=>  free                           (block 0, the null block, is never free and never held)
     blank  : free, no key     -> reused first, last freed first
     cached : free, with a key -> reused when no blank is left, least recently freed first
+    pinned : has owners that are no sequences (see `pins.py`), which together are one reference
+    pinned only : pinned, and held by no sequence
 
 The queue of cached blocks is put right when it is used: a block that was freed stands in it once more for each time,
 and only its last place counts, if it is free when that comes to the front.
@@ -18,12 +20,13 @@ A sequence's blocks are released tail first, so that of one chain the far end is
 Blocks come in runs, the neighbours in a sequence's table, and what is done to a run is done to all of it at once:
 block by block it would be most of what a long prompt costs.
 
-What must always hold: free + held + null = total; a key leads to one block and a block has at most one key.
+What must always hold: free + held + pinned only + null = total; a key leads to one block and a block has at most one
+key; what is pinned has a key and is written.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import Protocol
@@ -68,6 +71,8 @@ class BlockPool:
         "_index",
         "_key_of",
         "_num_cached",
+        "_num_owners",
+        "_num_pinned_only",
         "_num_places",
         "_pending",
         "_queue",
@@ -95,6 +100,9 @@ class BlockPool:
         self._num_places = [0] * num_blocks
         """How often a block stands in the queue."""
         self._num_cached = 0
+        self._num_owners: dict[int, int] = {}
+        """Of each pinned block: how many pins it is part of."""
+        self._num_pinned_only = 0
         self._index: dict[bytes, int] = {}
 
     # ------------------------------------------------------------ counting
@@ -109,6 +117,16 @@ class BlockPool:
         """Free blocks whose contents can still be hit."""
         return self._num_cached
 
+    @property
+    def num_pinned(self) -> int:
+        """Blocks with a pin, held ones included."""
+        return len(self._num_owners)
+
+    @property
+    def num_pinned_only(self) -> int:
+        """Those of them that would be free without their pins."""
+        return self._num_pinned_only
+
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0 and block != NULL_BLOCK
 
@@ -122,9 +140,11 @@ class BlockPool:
         """Blocks of the longest prefix of `keys` (at most `limit` of them) that the index knows. Takes nothing."""
         return list(iter(map(self._index.get, islice(keys, limit)).__next__, None))  # stops at the first None
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Hold matched blocks. Those that nobody held are free no longer."""
         references = self._references
+        if self._num_owners:
+            self._num_pinned_only -= self._count_pinned(blocks, 1)
         num_taken = 0
         for block in blocks:
             held = references[block]
@@ -133,9 +153,11 @@ class BlockPool:
             references[block] = held + 1
         self._num_cached -= num_taken
 
-    def unshare(self, blocks: Iterable[int]) -> None:
+    def unshare(self, blocks: Sequence[int]) -> None:
         """Take `share` back at once: nothing is as if it had been used."""
         references = self._references
+        if self._num_owners:
+            self._num_pinned_only += self._count_pinned(blocks, 2)
         num_freed = 0
         for block in blocks:
             held = references[block] - 1
@@ -190,6 +212,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of one sequence's blocks, given in the order of its table."""
         references, key_of, places = self._references, self._key_of, self._num_places
+        if self._num_owners:
+            self._num_pinned_only += self._count_pinned(blocks, 2)
         freed: list[int] = []
         for block in reversed(blocks):
             held = references[block] - 1
@@ -213,6 +237,51 @@ class BlockPool:
         self._num_places = [0] * self.num_blocks
         for block in cached:
             self._num_places[block] = 1
+
+    # ------------------------------------------------------------ pins
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """One more pin on a chain of blocks. They can be found and are written."""
+        owners = self._num_owners
+        fresh = [block for block in blocks if block not in owners]
+        self.share(fresh)  # before they have an owner: those that were free are counted here
+        self._num_pinned_only += sum(self._references[block] == 1 for block in fresh)
+        for block in blocks:
+            owners[block] = owners.get(block, 0) + 1
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """One pin less on a chain of blocks, given in its order. Those that nobody holds are cached from now on."""
+        owners = self._num_owners
+        gone = []
+        for block in blocks:
+            owners[block] -= 1
+            if not owners[block]:
+                del owners[block]
+                gone.append(block)
+        self._num_pinned_only -= sum(self._references[block] == 1 for block in gone)
+        self.release(gone)
+
+    def num_unpinned(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` have no pin."""
+        return len(blocks) - len(self._num_owners.keys() & blocks)
+
+    def is_freed_by(self, blocks: Sequence[int]) -> bool:
+        """Whether one pin less on a chain of blocks would make any of them free."""
+        for block in reversed(blocks):
+            if self._num_owners[block] > 1:  # as have those before it, which are part of every longer chain
+                return False
+            if self._references[block] == 1:
+                return True
+        return False
+
+    def is_written(self, blocks: Sequence[int]) -> bool:
+        """Whether no step has yet to write any of `blocks`."""
+        return self._pending.keys().isdisjoint(blocks)
+
+    def _count_pinned(self, blocks: Sequence[int], num_references: int) -> int:
+        """How many of `blocks` are pinned and have so many references."""
+        references = self._references
+        return sum(references[block] == num_references for block in self._num_owners.keys() & blocks)
 
     # ------------------------------------------------------------ publication
 
@@ -266,7 +335,10 @@ class BlockPool:
             self._blank.append(block)
 
     def reset(self) -> None:
-        """Forget every key: nothing is found any more. Held blocks stay held, and are blank when they are released."""
+        """Forget every key: nothing is found any more. Held blocks stay held, and are blank when they are released.
+
+        There are no pins at this moment.
+        """
         key_of, cached = self._key_of, self.cached_blocks()
         for block in self._index.values():
             key_of[block] = None
@@ -304,17 +376,26 @@ class BlockPool:
         is_cached = (block for block in reversed(self._queue) if not self._references[block] and self._key_of[block])
         return list(dict.fromkeys(is_cached))[::-1]
 
-    def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless every invariant of this module holds, given the tables of all holders."""
+    def check(self, tables: Iterable[Sequence[int]], pins: Iterable[Sequence[int]] = ()) -> None:
+        """Raise AssertionError unless every invariant of this module holds, given all holders' tables and all pins."""
         counted = [0] * self.num_blocks
         for table in tables:
             assert len(set(table)) == len(table), "a table holds a block twice"
             for block in table:
                 counted[block] += 1
-        assert counted == self._references, "references differ from the tables"
+        owners = Counter(block for blocks in pins for block in blocks)
+        assert owners == self._num_owners, "owners differ from the pins"
+        held = {b for b in range(1, self.num_blocks) if counted[b]}
+        pinned_only = owners.keys() - held
+        counted = [num + (b in owners) for b, num in enumerate(counted)]
+        assert counted == self._references, "references differ from the tables and pins"
         free = self.blank_blocks() + self.cached_blocks()
         assert len(free) == len(set(free)) == self.num_free, "a block is free twice, or free blocks are miscounted"
         assert set(free) == {b for b in range(1, self.num_blocks) if counted[b] == 0}, "reference 0 <=> free"
+        assert len(pinned_only) == self._num_pinned_only, "pinned blocks are miscounted"
+        assert self.num_free + len(held) + self._num_pinned_only + 1 == self.num_blocks, "blocks are lost"
+        assert all(self._key_of[b] is not None for b in owners), "a pinned block has no key"
+        assert self._pending.keys().isdisjoint(owners), "a pinned block is not written yet"
         assert all(self._key_of[b] is None for b in self._blank), "a blank block has a key"
         assert all(self._key_of[b] is not None for b in self.cached_blocks()), "a cached block has no key"
         assert all(self._queue.count(b) == num for b, num in enumerate(self._num_places)), "places are miscounted"

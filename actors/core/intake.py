@@ -29,6 +29,7 @@ def make_sequence(message: Submit, arrival: int, limits: Limits) -> Sequence:
         stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
         max_len=num_prompt_tokens + sampling.max_tokens,
         reads_cache=message.reads_cache,
+        pins=message.pins,
     )
 
 

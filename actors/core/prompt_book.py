@@ -58,6 +58,8 @@ class PromptBook:
     tiers: dict[str, int] = attrs.field(factory=dict)
     estimated: int | None = None
     written: Coverage = attrs.field(factory=Coverage)
+    num_pinned: int = 0
+    """Tokens from the first on that the engine keeps because they are marked."""
     frozen_write_tokens: int | None = None
     """Set with the first choice's first token; later writes are not the client's."""
     frozen_created: dict[CacheTtl, int] | None = None
@@ -77,6 +79,9 @@ class PromptBook:
 
     def write(self, start: int, end: int) -> None:
         self.written.add(start, end)
+
+    def pin(self, num_tokens: int) -> None:
+        self.num_pinned = max(self.num_pinned, num_tokens)
 
     def freeze_written(self) -> None:
         if self.frozen_write_tokens is None:
@@ -125,7 +130,7 @@ class PromptBook:
     def created(self) -> dict[CacheTtl, int]:
         """Of the written tokens, those up to the last breakpoint, by the ttl of the first breakpoint after each.
 
-        None are where it is not known what was reused: they might be the same ones.
+        Only those that are pinned. None are where it is not known what was reused: they might be the same ones.
         """
         if self.frozen_created is not None:
             return self.frozen_created
@@ -133,7 +138,7 @@ class PromptBook:
         if isinstance(self.cached, Known):
             so_far = 0
             for breakpoint_ in self.breakpoints:
-                up_to = self.written_up_to(breakpoint_.position)
+                up_to = self.written_up_to(min(breakpoint_.position, self.num_pinned))
                 created[breakpoint_.ttl] += up_to - so_far
                 so_far = up_to
         return created

@@ -20,6 +20,8 @@ class ReportBuilder:
 
     def _clear(self) -> None:
         self.num_preempted = 0
+        self.num_pins_yielded = 0
+        self._pinned: list[Columns] = []
         self._admitted: list[tuple[int, int, int, int, CacheMiss]] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
@@ -30,7 +32,7 @@ class ReportBuilder:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._spans or self._terminals or self._written or self.num_preempted)
+        return bool(self._spans or self._terminals or self._written or self._pinned or self.num_preempted)
 
     def admit(self, sequence_id: int, number: int, reused: int, read: int, miss: CacheMiss) -> None:
         self._admitted.append((sequence_id, number, reused, read, miss))
@@ -54,13 +56,24 @@ class ReportBuilder:
     def write(self, granted: Granted) -> None:
         if granted.written_ids:
             self._written.append((granted.written_ids, granted.written_starts, granted.written_ends))
+        if granted.pinned_ids:
+            self._pinned.append((granted.pinned_ids, granted.pinned_ends))
+        self.num_pins_yielded += granted.num_pins_yielded
 
     def flush(
-        self, *, step: int, num_running: int, num_waiting: int, num_free_blocks: int, num_cached_blocks: int
+        self,
+        *,
+        step: int,
+        num_running: int,
+        num_waiting: int,
+        num_free_blocks: int,
+        num_cached_blocks: int,
+        num_pinned_blocks: int,
     ) -> StepReport:
         span_ids, span_starts, span_ends = _join(self._spans, 3)
         written_ids, written_starts, written_ends = _join(self._written, 3)
         token_sequence_ids, token_ids = _join(self._tokens, 2)
+        pinned_ids, pinned_ends = _join(self._pinned, 2)
         self._num_reports += 1
         report = StepReport(
             number=self._num_reports,
@@ -89,6 +102,10 @@ class ReportBuilder:
             num_free_blocks=num_free_blocks,
             num_cached_blocks=num_cached_blocks,
             num_preempted=self.num_preempted,
+            pinned_ids=pinned_ids,
+            pinned_ends=pinned_ends,
+            num_pinned_blocks=num_pinned_blocks,
+            num_pins_yielded=self.num_pins_yielded,
             scores=self._scores,
         )
         self._clear()

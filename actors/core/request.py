@@ -16,7 +16,7 @@ from enum import Enum
 
 import attrs
 
-from quipu.actors.messages import ErrorKind, SamplingParams
+from quipu.actors.messages import ErrorKind, Pin, SamplingParams
 
 
 class Status(Enum):
@@ -48,6 +48,8 @@ class Sequence:
     """Prompt and outputs together, at most."""
     reads_cache: bool = True
     """Whether cached blocks may serve it, at any admission."""
+    pins: tuple[Pin, ...] = ()
+    """Prefixes of the prompt that are to be kept."""
     num_scored: int = 1
     """Prompt tokens whose scores have been handed out, where they are wanted; the first has none."""
     status: Status = Status.WAITING

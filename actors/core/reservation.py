@@ -4,21 +4,24 @@ Called by the block manager's actor, once a step. Pure: it owns the pool and eve
 
 The order inside one walk, and why:
 
-    reset          nothing published until now is found any more
+    expiry         pins whose time is over let go
+    reset          nothing published until now is found any more, nor pinned
     failed steps   newest first, so that a dependant's key goes before the key it chains to
-    commits        keys of steps that are done; whoever was first owns the write
+    commits        keys of steps that are done; whoever was first owns the write; marked prefixes are pinned
     filled blocks  keys that decoding completed, known only now
     frees          what is released here can be granted below
-    rows           running sequences get their blocks, preempting in the order of `victim_ids`
-    candidates     waiting ones are matched against the index and admitted, unless anything was preempted
+    rows           running sequences get their blocks; pins yield, then others are preempted as `victim_ids` says
+    candidates     waiting ones are matched against the index and admitted, unless anything was preempted; pins yield
     publication    what this step writes: findable from the next walk on, never by this one
 
 What must always hold: a block granted as cached was published by an earlier step; no sequence writes to a block that
-another one holds; every block is in a table, free, or null.
+another one holds; every block is in a table, pinned, free, or null; nobody is preempted or left waiting for blocks that
+only pins keep.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -26,7 +29,11 @@ import attrs
 from quipu.actors.core.block_pool import COMMITTED, BlockObserver, BlockPool
 from quipu.actors.core.misses import MissTracker
 from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
+from quipu.actors.core.pins import Pinned, Pins
 from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
+
+NOTHING_PINNED = Pinned()
+"""Never changed."""
 
 
 @attrs.define(eq=False)
@@ -70,16 +77,20 @@ class BlockManagerCore:
         share_pending_prefixes: bool = False,
         step_overhead_tokens: int = STEP_OVERHEAD_TOKENS,
         watermark_blocks: int = 0,
+        max_pinned_share: float = 0.5,
         explain_misses: bool = True,
         observers: Sequence[BlockObserver] = (),
     ) -> None:
         """`watermark_blocks` stay free at an admission while others run, so that those can grow a while.
 
+        `max_pinned_share` of the usable blocks at most are pinned; 0 is none.
         `share_pending_prefixes`: a candidate whose next block this very step computes for somebody else is passed
         over where that pays, a step costing as much as `step_overhead_tokens` positions (see `pending.py`).
         `observers` follow what is committed, evicted and reset.
         """
         self.pool = BlockPool(num_blocks)
+        max_pinned = math.floor(max_pinned_share * (num_blocks - 1)) if enable_prefix_caching else 0
+        self.pins = Pins(self.pool, block_size, max_pinned)
         self.block_size = block_size
         self.holdings: dict[int, Holding] = {}
         self._enable_prefix_caching = enable_prefix_caching
@@ -94,14 +105,20 @@ class BlockManagerCore:
             self._misses = MissTracker(num_blocks, block_size, self.pool.holds)
             self.pool.observers.append(self._misses)
 
-    def walk(self, proposal: Reserve) -> Granted:
-        """Apply everything in `proposal`, in its order."""
+    def walk(self, proposal: Reserve, now: float = 0.0) -> Granted:
+        """Apply everything in `proposal`, in its order. `now` is in seconds, on any clock."""
+        self.pins.expire(now)
+        num_yielded = self.pins.num_yielded
         if proposal.reset_prefix_cache:
             self._epoch += 1
+            self.pins.clear()
             self.pool.reset()
         for step in proposal.failed_steps:
             self._take_back(step)
-        written = self._commit(proposal.committed_steps) if proposal.committed_steps else _Written()
+        written, pinned = _Written(), NOTHING_PINNED
+        if proposal.committed_steps:
+            written = self._commit(proposal.committed_steps)
+            pinned = self.pins.commit(proposal.committed_steps, now)
         if proposal.filled_keys and self._enable_prefix_caching:
             self._publish_filled(proposal)
         for sequence_id in proposal.free_sequence_ids:
@@ -111,9 +128,10 @@ class BlockManagerCore:
         if proposal.row_ids:
             self._grant_rows(proposal, grant)
         if proposal.candidate_ids and not grant.preempted_ids:
-            self._admit(proposal, grant)
+            self._admit(proposal, grant, now)
         if grant.sequence_ids and self._enable_prefix_caching:
             self._publish_step(proposal.step, grant)
+            self.pins.plan(proposal.step, grant.sequence_ids, grant.starts, grant.counts)
 
         return Granted(
             step=proposal.step,
@@ -130,15 +148,21 @@ class BlockManagerCore:
             written_ends=written.ends,
             num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.pool.num_cached,
+            pinned_ids=pinned.sequence_ids,
+            pinned_ends=[num_blocks * self.block_size for num_blocks in pinned.num_blocks],
+            num_pinned_blocks=self.pool.num_pinned_only,
+            num_pins_yielded=self.pins.num_yielded - num_yielded,
         )
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds."""
-        self.pool.check(holding.table for holding in self.holdings.values())
+        self.pool.check((holding.table for holding in self.holdings.values()), self.pins.blocks())
+        self.pins.check()
 
     # ------------------------------------------------------------ what earlier steps came to
 
     def _take_back(self, step: int) -> None:
+        self.pins.fail(step)
         unpublish = self.pool.unpublish
         for publication in reversed(self._publications.pop(step, [])):
             holding = publication.holding
@@ -189,6 +213,7 @@ class BlockManagerCore:
         holding = self.holdings.pop(sequence_id, None)
         if holding is not None:
             self.pool.release(holding.table)
+            self.pins.leave(sequence_id)
 
     # ------------------------------------------------------------ what this step gets
 
@@ -212,9 +237,12 @@ class BlockManagerCore:
     def _make_room(
         self, num_blocks: int, sequence_id: int, victims: Iterator[int], grant: _Grant, preempted: set[int]
     ) -> bool:
-        """Preempt until so many blocks are free. False: it came to the sequence that needs them."""
+        """Let pins go, then preempt, until so many blocks are free. False: it came to the sequence that needs them."""
         served = set(grant.sequence_ids)
         while self.pool.num_free < num_blocks:
+            if self.pool.num_pinned_only:
+                self.pins.give_way(num_blocks)
+                continue
             victim_id = next(victims, sequence_id)
             if victim_id in served or victim_id not in self.holdings:
                 continue
@@ -233,7 +261,7 @@ class BlockManagerCore:
             if holding.epoch == self._epoch:
                 pending.announce(holding.keys, holding.num_published, start, count, count)
 
-    def _admit(self, proposal: Reserve, grant: _Grant) -> None:
+    def _admit(self, proposal: Reserve, grant: _Grant, now: float) -> None:
         pool, size, pending = self.pool, self.block_size, self._pending
         if pending is not None:
             self._announce_rows(pending, proposal, grant)
@@ -257,9 +285,14 @@ class BlockManagerCore:
                 continue
             watermark = self._watermark_blocks if self.holdings else 0
             pool.share(shared)
-            if pool.num_free < -(-num_tokens // size) - len(shared) + watermark:
+            num_wanted = -(-num_tokens // size) - len(shared) + watermark
+            if pool.num_free + pool.num_pinned_only < num_wanted:
                 pool.unshare(shared)
                 break
+            if self.pins:
+                self.pins.refresh(keys[: len(shared)], now)
+                if pool.num_free < num_wanted:
+                    self.pins.give_way(num_wanted)
             start = len(shared) * size
             count = min(num_tokens - start, budget, proposal.candidate_chunk_limit)
             table = shared + pool.take(-(-(start + count) // size) - len(shared))
@@ -273,6 +306,8 @@ class BlockManagerCore:
                 root_key=root_key,
                 token_ids=token_ids,
             )
+            if sequence_id in proposal.candidate_pins:
+                self.pins.mark(sequence_id, keys, proposal.candidate_pins[sequence_id])
             budget -= count
             if pending is not None:
                 pending.announce(keys, len(shared), start, count, proposal.candidate_chunk_limit)

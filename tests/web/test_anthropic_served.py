@@ -178,8 +178,8 @@ async def test_a_prompt_without_end_can_be_counted(autojump_clock: trio.abc.Cloc
 
 
 async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
-    """Created is what was written up to the last of them, by the ttl of the next one after each token; nothing that
-    was read is created, and without a breakpoint nothing is."""
+    """Created is what was written up to the last of them, in whole blocks, by the ttl of the next one after each token;
+    nothing that was read is created, and without a breakpoint nothing is."""
     system = [text(LONG * 2, **LONG_MARK), text(LONG * 2)]
     asked = request([text(LONG, **MARK), text(LONG * 2)], system=system)
     async with small_house() as client:
@@ -193,7 +193,7 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
         offsets = VOCABULARY.tokenizer.encode(rendered + "<|im_start|>assistant\n", add_special_tokens=False).offsets
 
         def tokens_before(prefix: str) -> int:
-            return sum(end <= len(prefix) for _, end in offsets)
+            return sum(end <= len(prefix) for _, end in offsets) // BLOCK * BLOCK
 
         to_first = tokens_before(f"<|im_start|>system\n{LONG * 2}")
         to_second = tokens_before(f"<|im_start|>system\n{LONG * 4}<|im_end|>\n<|im_start|>user\n{LONG}")
@@ -206,7 +206,7 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
         warm = await usage_of(asked)
         assert warm["cache_creation_input_tokens"] == 0 and warm["cache_read_input_tokens"] > to_second
 
-        # the system prompt is read up to its last full block; the rest of what is marked is created again
+        # the system prompt is read up to its last full block; what is marked after that is created
         other = request([text("Another question. " + LONG, **MARK)], system=system)
         partly = await usage_of(other)
         read = partly["cache_read_input_tokens"]
