@@ -37,6 +37,7 @@ class State(StrEnum):
     READY = "ready"
     RESTARTING = "restarting"
     DRAINING = "draining"
+    REFUSING = "refusing"  # no usage record can be written, so nobody is admitted
     FAILED = "failed"
 
 

@@ -36,6 +36,11 @@ class Journal(Protocol):
         """The first admitted request with the same idempotency digest within the window; None: this is it."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nobody is admitted, for `/health`; None where all is well."""
+        ...
+
 
 class NoJournal:
     """Keeps nothing, and always has room for it."""
@@ -50,4 +55,8 @@ class NoJournal:
         pass
 
     def retry_of(self, record: UsageRecord) -> str | None:
+        return None
+
+    @property
+    def trouble(self) -> str | None:
         return None

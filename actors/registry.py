@@ -122,6 +122,7 @@ class Registry:
         accountant: Poster[OpenAccount | Left | Refused],
         detokenizer: Poster[Track | Forget],
         metrics: Callable[[], bytes],
+        trouble: Callable[[], str | None] = lambda: None,
         max_open_requests: int,
     ) -> None:
         self._info = info
@@ -130,6 +131,7 @@ class Registry:
         self._accountant = accountant
         self._detokenizer = detokenizer
         self._metrics = metrics
+        self._trouble = trouble
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
         self._live: dict[int, LiveSequence] = {}
@@ -194,6 +196,8 @@ class Registry:
     def health(self) -> Health:
         if self._draining and self._health.state is State.READY:
             return attrs.evolve(self._health, state=State.DRAINING, detail="the server is shutting down")
+        if self._health.state is State.READY and (trouble := self._trouble()) is not None:
+            return attrs.evolve(self._health, state=State.REFUSING, detail=trouble)
         return self._health
 
     def render_metrics(self) -> bytes:

@@ -89,6 +89,7 @@ async def open_house(
         accountant=accounts,
         detokenizer=texts,
         metrics=metrics.render,
+        trouble=lambda: journal.trouble,
         max_open_requests=config.max_open_requests,
     )
     tokenizer = TokenizerActor(config, vocabulary, registry, accounts)

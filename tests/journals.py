@@ -44,3 +44,7 @@ class KeptJournal:
     def retry_of(self, record: UsageRecord) -> str | None:
         first = self._firsts.get(record.idempotency_digest or "")
         return None if first == record.request_id else first
+
+    @property
+    def trouble(self) -> str | None:
+        return None

@@ -187,10 +187,14 @@ def test_disk_that_is_really_full(tmp_path: Path) -> None:
                     refusal = answer
             assert refusal.status_code == 503 and "no room for another record" in refusal.json()["error"]["message"]
             assert "Retry-After" in refusal.headers
+            health = server.get("/health")
+            assert health.status_code == 503 and health.json()["state"] == "refusing" and "No space" in health.text
+            assert server.get("/ready").status_code == 503
             with open_reader(data_dir=disk) as reader:
                 assert set(seen) <= {found.record.request_id for found in reader.records()}
             (disk / "ballast").unlink()
             eventually(lambda: server.metrics()["ledger_writable"] == 1, "there is room again")
+            assert server.get("/health").status_code == 200
             seen.append(ask(server, "after"))
         with open_reader(data_dir=disk) as reader:
             there = [found.record.request_id for found in reader.records()]
