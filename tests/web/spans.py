@@ -1,0 +1,42 @@
+"""A tracer for tests: the real one, whose spans stay here, with a dial for a collector that is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from quipu.web.otel import OtelTracer
+
+
+class KeptSpans(SpanExporter):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.is_away = False
+        self.open = threading.Event()
+        """Cleared: the collector does not answer."""
+        self.open.set()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.open.wait(60)
+        if self.is_away:
+            return SpanExportResult.FAILURE
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+
+class KeepingTracer(OtelTracer):
+    def __init__(self, **fields: Any) -> None:
+        self.kept = KeptSpans()
+        super().__init__(None, make_exporter=lambda endpoint: self.kept, **fields)
+
+    def all_spans(self) -> list[ReadableSpan]:
+        """All of them: nothing can be traced after this."""
+        self.close()
+        return self.kept.spans
