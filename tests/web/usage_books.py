@@ -117,7 +117,22 @@ def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -
     return data_dir
 
 
+def multiply(data_dir: Path, times: int) -> None:
+    """Each record so many times, under other ids."""
+    engine = make_engine(sqlite_url(data_dir))
+    own = {"request_id": "request_id || '-' || {0}", "server": "server || '-' || {0}"}
+    with engine.begin() as connection:
+        for unused in ("chain", "digest"):  # half of the time goes into them
+            connection.exec_driver_sql(f"DROP INDEX usage_records_{unused}")
+        connection.exec_driver_sql("CREATE TEMP TABLE first AS SELECT * FROM usage_records")
+        for time in range(1, times):
+            columns = ", ".join(own.get(column.name, column.name).format(time) for column in table.c)
+            connection.exec_driver_sql(f"INSERT INTO usage_records SELECT {columns} FROM first")
+    engine.dispose()
+
+
 def _row(number: int, record: UsageRecord) -> dict[str, object]:
     values = flatten(record)
-    chain = {"server": "srv-1", "number": number, "hash": "", "previous": "", "entry": "", "ledger": "l", "position": 0}
+    chain = {"server": "srv-1", "number": number, "hash": "0" * 64, "previous": "0" * 64, "ledger": "l", "position": 0}
+    chain["entry"] = "e" * 400
     return {**{name: values[name] for name in FIELD_NAMES}, "recovered": False, **chain}

@@ -1,0 +1,167 @@
+"""`quipu usage` as it is typed: a table for people, JSON for programs, and clear words where it cannot answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.ledger.ledgers import record_of
+from tests.web.usage_books import DAY, MIDNIGHT, at, copy_database, make_database
+
+from quipu.actors.counts import Estimate
+from quipu.actors.ledger.database import sqlite_url
+from quipu.actors.messages import Outcome, UsageRecord
+from quipu.web.cli import main as quipu
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """The default one, with an empty database."""
+    made = tmp_path / "empty"
+    make_database(made)
+    return made
+
+
+def keep(data_dir: Path, records: Iterable[UsageRecord]) -> str:
+    return str(copy_database(data_dir, data_dir.with_name("kept"), records))
+
+
+def usage(*arguments: str) -> int:
+    return quipu(["usage", *arguments])
+
+
+def refused(*arguments: str) -> int:
+    """The exit code of a command line that argparse does not take."""
+    with pytest.raises(SystemExit) as ended:
+        usage(*arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+RECORDS = [
+    at(60, "r1"),
+    at(3700, "r2", model="big", key_id=None, completion_tokens=1_000),
+    at(3800, "r3", tenant="b", cached=Estimate(96), cached_by_tier=None),
+    at(DAY, "r4", outcome=Outcome.FAILED),
+    at(DAY + 1, "r5", retry_of="r1"),
+    at(DAY + 2, "r6", outcome=Outcome.REJECTED),
+]
+SINCE = ("--since", "2025-06-01")
+
+
+def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line a group, a total, numbers to the right; retries and rejected ones are not in it, estimates beside it."""
+    kept = keep(data_dir, RECORDS)
+    assert usage(*SINCE, "--by", "model,api_key", "--data-dir", kept) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "model  api_key  requests  input  cached  hit rate  written  output",
+        "big    -               1    100      48     48.0%       48   1,000",
+        "demo   key-1           3    300      96     32.0%      144      30",
+        "total                  4    400     144     36.0%      192   1,030",
+        "(96 tokens more were estimated to be cached: not billed as cached)",
+    ]
+
+
+def test_buckets_and_tenants(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each hour in which something closed, in UTC; `--until` is exclusive; `--tenant` narrows."""
+    kept = keep(data_dir, RECORDS)
+    where = ("--data-dir", kept, *SINCE, "--bucket", "1h")
+    assert usage(*where, "--until", "2025-06-02T00:00:00Z", "--by", "tenant") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in lines[1:5]] == [
+        ["2025-06-01", "00:00Z", "acme", "1"],
+        ["2025-06-01", "01:00Z", "acme", "1"],
+        ["2025-06-01", "01:00Z", "b", "1"],
+        ["total", "3", "300", "96"],
+    ]
+    assert usage(*where, "--tenant", "b", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["bucket"], row["num_requests"]) == (MIDNIGHT + 3600, 1)
+
+
+def test_json(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every sum that the ledger has, under its own names."""
+    kept = keep(data_dir, RECORDS)
+    assert usage(*SINCE, "--by", "outcome", "--json", "--data-dir", kept) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["since"], answer["until"]) == (MIDNIGHT, None)
+    assert {row["outcome"]: row["num_requests"] for row in answer["rows"]} == {
+        "finished": 3,
+        "failed": 1,
+        "rejected": 1,
+    }
+    finished = next(row for row in answer["rows"] if row["outcome"] == "finished")
+    assert (finished["prompt_tokens"], finished["cached_tokens"], finished["estimated_cached_tokens"]) == (300, 96, 96)
+
+
+def test_nothing_used(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table all the same, and no rate of nothing."""
+    assert usage("--data-dir", str(data_dir)) == 0
+    assert capsys.readouterr().out.split()[7:] == ["0", "0", "0", "-", "0", "0"]
+    assert usage("--data-dir", str(data_dir), "--by", "model") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["total", "0", "0", "0", "-", "0", "0"]
+
+
+def test_the_last_day(data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read where nothing is said: the last 24 hours of `data`, or of the database that a variable names."""
+    now = time.time()
+    kept = keep(data_dir, [record_of("new", closed_at=now - DAY + 60), record_of("old", closed_at=now - DAY - 60)])
+
+    def num(*arguments: str) -> Any:
+        assert usage("--json", *arguments) == 0
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        return row["num_requests"]
+
+    monkeypatch.chdir(data_dir.parent)
+    Path(kept).rename("data")
+    assert num() == 1 and num("--since", "2d") == 2 and num("--since", "2d", "--until", "24h") == 1
+    url = sqlite_url(data_dir.parent / "data")
+    assert num("--ledger-url", url) == 1
+    monkeypatch.setenv("QUIPU_LEDGER_URL", url)
+    Path("data/ledger").rmdir()
+    assert num("--since", "2d") == 2
+
+
+def test_names_do_not_reach_the_terminal_raw(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing that somebody has put into a name moves the cursor."""
+    kept = keep(data_dir, [at(60, model="a\x1b[2Jb")])
+    assert usage(*SINCE, "--by", "model", "--data-dir", kept) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "a?[2Jb" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--by", "colour"), "no 'colour' here: model, api_key, tenant, endpoint, outcome"),
+        (("--by", "model,"), "no '' here"),
+        (("--since", "a while"), "is no time"),
+        (("--since", "nan"), "1970"),
+        (("--since", "1e300"), "1970"),
+        (("--bucket", "1w"), "1w"),
+    ],
+)
+def test_bad_flags(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named, with what would be right; exit code 2."""
+    assert refused(*arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_answer(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No ledger, a range that ends before it begins, a database that is away or broken: a sentence, exit code 2."""
+    for arguments, says in (
+        (("--data-dir", str(tmp_path / "gone")), "there is no ledger in"),
+        (("--data-dir", str(data_dir), "--since", "1h", "--until", "2h"), "--until must be later"),
+        (("--ledger-url", "postgresql://nobody@127.0.0.1:1/none"), "cannot read the ledger's database"),
+        (("--ledger-url", "mysql://x/y"), "--ledger-url"),
+    ):
+        assert usage(*arguments) == 2
+        output = capsys.readouterr()
+        assert says in output.err and output.out == "" and "Traceback" not in output.err
+    (data_dir / "ledger.sqlite3").write_bytes(b"this is no database" * 500)
+    assert usage("--data-dir", str(data_dir)) == 2
+    assert "database" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""One record: who is shown it, and what of it; and who may ask for any of the reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.web.fakes import Client
+from tests.web.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, at, client_of
+
+from quipu.actors.counts import Estimate
+from quipu.actors.messages import CacheMiss, MissReason
+from quipu.web.key_file import KeyEntry, hash_key
+from quipu.web.keys import KeyStore
+
+KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}
+OTHERS_HAVE_IT = (CacheMiss(MissReason.OTHER_DOMAIN, 48), CacheMiss(MissReason.EVICTED, 16))
+
+
+def keyed(source: BookSource) -> Client:
+    entries = [
+        KeyEntry(id=f"id-{tenant}", name=tenant, tenant=tenant, sha256=hash_key(key), admin=tenant == "ops")
+        for tenant, key in KEYS.items()
+    ]
+    return client_of(source, KeyStore(entries))
+
+
+async def get(client: Client, path: str, tenant: str | None) -> tuple[int, Any]:
+    headers = {} if tenant is None else {"x-api-key": KEYS[tenant]}
+    exchange, answer = await client.get(path, headers)
+    return exchange.status, answer
+
+
+async def test_a_tenant_sees_its_own() -> None:
+    """Its numbers as the ledger has them, misses as its client was told, nothing of the chain."""
+    record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT, cached=Estimate(48), client_request_id="mine")
+    status, shown = await get(keyed(BookSource([at(1, "req-0"), record])), "/v1/usage/req-1", "acme")
+    assert status == 200
+    assert shown["object"] == "usage.record" and shown["request_id"] == "req-1" and shown["client_request_id"] == "mine"
+    assert (shown["prompt_tokens"], shown["completion_tokens"], shown["closed_at"]) == (100, 10, MIDNIGHT + 5)
+    assert (shown["cached_tokens"], shown["cached_kind"], shown["prompt_kind"]) == (48, "estimate", "known")
+    assert (shown["outcome"], shown["tenant"], shown["recovered"]) == ("finished", "acme", False)
+    assert (shown["miss_reason"], shown["miss_token"]) == ("diverged", 48)
+    assert shown["cache_misses"] == [{"reason": "diverged", "token": 48}, {"reason": "evicted", "token": 16}]
+    assert not {"server", "number", "hash"} & set(shown)
+    assert "other_domain" not in str(shown)
+
+
+async def test_admins_see_all_of_all() -> None:
+    """Any tenant's record, where it stands in the chain, and that somebody else had the prompt in the cache."""
+    record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT)
+    for client, tenant in ((keyed(BookSource([record])), "ops"), (client_of(BookSource([record])), None)):
+        status, shown = await get(client, "/v1/usage/req-1", tenant)
+        assert (status, shown["miss_reason"], shown["server"]) == (200, "other_domain", "srv-1")
+        assert shown["cache_misses"][0] == {"reason": "other_domain", "token": 48}
+
+
+async def test_what_is_somebody_elses_does_not_exist() -> None:
+    """The same 404, to the letter, for another tenant's record and for none at all; the alias of a client is no key."""
+    client = keyed(BookSource([at(5, "req-1", client_request_id="alias")]))
+    answers = [await get(client, f"/v1/usage/{name}", "b") for name in ("req-1", "req-9")]
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 404 and answers[0][1]["error"]["code"] == "record_not_found"
+    assert (await get(client, "/v1/usage/alias", "acme"))[0] == 404
+    assert (await get(client, "/v1/usage/req-1", "acme"))[0] == 200
+
+
+async def test_odd_names() -> None:
+    """Whatever stands in the path: an answer, and databases are not asked for what they cannot take."""
+    source = BookSource([at(5, "req-1")])
+    client = client_of(source)
+    for path in (
+        "/v1/usage/a\0b",
+        "/v1/usage/\ud7ff\ue000",
+        "/v1/usage/" + "x" * 5000,
+        "/v1/usage/",
+        "/v1/usage/req-1/x",
+    ):
+        status, answer = await get(client, path, None)
+        assert (status, answer["error"]["type"]) == (404, "invalid_request_error"), path
+    assert [query.request_ids for query in source.asked] == [("x" * 5000,)]
+
+
+@pytest.mark.parametrize("path", [f"{OPENAI}?start_time=0", f"{ANTHROPIC}?starting_at=2025-06-01T00:00:00Z"])
+async def test_reports_are_for_admins(path: str) -> None:
+    """A tenant's key does not open them, no key neither; without keys the server is open."""
+    source = BookSource([at(1)])
+    assert [(await get(keyed(source), path, tenant))[0] for tenant in (None, "acme", "ops")] == [401, 403, 200]
+    assert (await get(client_of(source), path, None))[0] == 200
+    _, answer = await get(keyed(source), path, "acme")
+    assert ("type" in answer) == path.startswith(ANTHROPIC), "a refusal has the shape of the API that was asked"
+
+
+async def test_a_record_needs_a_key() -> None:
+    """Where there are keys, nobody looks without one."""
+    source = BookSource([at(1, "req-1")])
+    assert (await get(keyed(source), "/v1/usage/req-1", None))[0] == 401
+    assert source.asked == []

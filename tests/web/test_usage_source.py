@@ -1,0 +1,243 @@
+"""The ledger as a source of reports: in threads, few at a time, with a deadline, and quick enough."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import trio
+from structlog.testing import capture_logs
+from tests.web.usage_books import (
+    ANTHROPIC,
+    DAY,
+    MIDNIGHT,
+    NOW,
+    OPENAI,
+    BookSource,
+    ask,
+    at,
+    client_of,
+    copy_database,
+    make_database,
+    multiply,
+)
+
+from quipu.actors.counts import UNKNOWN, Estimate, Known
+from quipu.actors.ledger.database import SQLITE_NAME
+from quipu.actors.ledger.reading import LedgerReader, Query
+from quipu.actors.ledger.service import LedgerConfig, open_ledger
+from quipu.actors.messages import Outcome, UsageRecord
+from quipu.web.admin.usage_source import LedgerUsage
+from quipu.web.errors import APIError
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with an empty database."""
+    data_dir = tmp_path_factory.mktemp("ledger") / "data"
+    make_database(data_dir)
+    return data_dir
+
+
+def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
+    """Records over ten days, of every outcome and kind of count, some of them on a border."""
+    draw = random.Random(seed)
+    for number in range(num):
+        moment = draw.choice([draw.uniform(0, 10 * DAY), draw.randrange(10 * 24) * 3600, draw.randrange(10) * DAY])
+        prompt, cached = draw.randrange(1, 5000), draw.choice([Known(0), Known(16), Estimate(32), UNKNOWN])
+        yield at(
+            moment,
+            f"req-{number}",
+            tenant=draw.choice(["acme", "b", "c"]),
+            key_id=draw.choice(["k1", "k2", None]),
+            model=draw.choice(["demo", "big"]),
+            outcome=draw.choice(list(Outcome)),
+            prompt=Known(prompt),
+            cached=cached,
+            cached_by_tier={"device": 16} if cached == Known(16) else None,
+            completion_tokens=draw.randrange(100),
+            retry_of=draw.choice([None, None, "another"]),
+        )
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The reads of usage records that are sent to any database meanwhile."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "FROM usage_records" in statement:
+            seen.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+
+
+async def test_sql_counts_as_memory_does(template: Path, tmp_path: Path) -> None:
+    """The same reports from a database as from records in memory: groups, filters, borders, pages."""
+    kept = list(drawn(2000, 7))
+    in_memory = client_of(BookSource(kept))
+    in_database = client_of(LedgerUsage(copy_database(template, tmp_path / "data", kept)))
+    for parameters in (
+        {"start_time": MIDNIGHT, "limit": 31},
+        {"start_time": MIDNIGHT + 5000, "end_time": MIDNIGHT + 9 * DAY + 1, "limit": 31, "group_by": "project_id"},
+        {"start_time": MIDNIGHT, "bucket_width": "1h", "limit": 168, "group_by": ["model", "api_key_id"]},
+        {"start_time": MIDNIGHT, "bucket_width": "1m", "limit": 1440, "project_ids": ["b", "c"], "models": "big"},
+    ):
+        from_database = await ask(in_database, OPENAI, parameters)
+        assert from_database == await ask(in_memory, OPENAI, parameters)
+        assert sum(len(bucket["results"]) for bucket in from_database["data"]) > 5
+    query = {"starting_at": "2025-06-01T07:00:00+07:00", "bucket_width": "1h", "group_by[]": ["workspace_id", "model"]}
+    assert await ask(in_database, ANTHROPIC, query) == await ask(in_memory, ANTHROPIC, query)
+    one = (await in_database.get("/v1/usage/req-77"))[1]
+    for name, value in (await in_memory.get("/v1/usage/req-77"))[1].items():
+        assert name in ("number", "hash") or one[name] == value
+
+
+async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> None:
+    """A report over all of them is one statement that the database sums up; it takes a second or so."""
+    data_dir = copy_database(template, tmp_path / "data", drawn(5000, 3))
+    multiply(data_dir, 20)
+    client = client_of(LedgerUsage(data_dir))
+    for path, parameters in (
+        (OPENAI, {"start_time": MIDNIGHT, "limit": 31, "group_by": ["model", "api_key_id", "project_id"]}),
+        (ANTHROPIC, {"starting_at": "2025-06-01T00:00:00Z", "bucket_width": "1h", "limit": 168, "group_by[]": "model"}),
+    ):
+        with statements() as seen:
+            began = time.perf_counter()
+            answer = await ask(client, path, parameters)
+            took_s = time.perf_counter() - began
+        num_results = sum(len(bucket["results"]) for bucket in answer["data"])
+        print(f"{path}: {num_results} results of 100,000 records in {took_s * 1000:.0f} ms")
+        assert num_results > 100 and len(seen) == 1 and "sum(" in seen[0] and "GROUP BY" in seen[0]
+        assert took_s < 10.0
+
+
+async def test_what_is_not_loaded_yet(tmp_path: Path) -> None:
+    """A record is reported as soon as it is written, before any database has it, and once when it has."""
+    data_dir = tmp_path / "data"
+    client = client_of(LedgerUsage(data_dir), now=NOW)
+
+    async def num() -> int:
+        (bucket,) = (await ask(client, OPENAI, {"start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY}))["data"]
+        return sum(result["num_model_requests"] for result in bucket["results"])
+
+    async with open_ledger(LedgerConfig(data_dir)) as ledger:
+        record = at(60, "req-1")
+        assert ledger.journal.admit(record)
+        ledger.journal.flush()
+        assert await num() == 0
+        ledger.journal.close(record, lambda: None)
+        ledger.journal.flush()
+        assert await num() == 1
+        assert (await client.get("/v1/usage/req-1"))[1]["completion_tokens"] == 10
+    assert (data_dir / SQLITE_NAME).exists()
+    assert await num() == 1, "loaded by now"
+
+
+async def test_no_ledger(tmp_path: Path) -> None:
+    """503 whose reason stands in the log, without the paths of the server in the answer; then all is well again."""
+    client = client_of(LedgerUsage(tmp_path / "gone"))
+    with capture_logs() as lines:
+        exchange, answer = await client.get(f"{OPENAI}?start_time=0")
+    assert (exchange.status, answer["error"]["code"]) == (503, "ledger_unavailable")
+    assert str(tmp_path) not in str(answer)
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["usage.ledger_away"]
+    make_database(tmp_path / "gone")
+    assert (await client.get(f"{OPENAI}?start_time=0"))[0].status == 200
+
+
+async def test_a_broken_database(template: Path, tmp_path: Path) -> None:
+    """What a database says of itself when it breaks is a 503, too."""
+    data_dir = copy_database(template, tmp_path / "data", [])
+    (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500)
+    for path in (f"{OPENAI}?start_time={MIDNIGHT}", "/v1/usage/req-1"):
+        assert (await client_of(LedgerUsage(data_dir)).get(path))[0].status == 503
+
+
+class Turnstile:
+    """Holds every read back, and counts how many are inside."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.num_inside = 0
+        self.most_inside = 0
+        self._lock = threading.Lock()
+        monkeypatch.setattr(LedgerReader, "sums", lambda *_, **__: self._pass())
+
+    def _pass(self) -> Sequence[object]:
+        assert threading.current_thread() is not threading.main_thread()
+        with self._lock:
+            self.num_inside += 1
+            self.most_inside = max(self.most_inside, self.num_inside)
+        self.opened.wait(20)
+        with self._lock:
+            self.num_inside -= 1
+        return []
+
+
+async def wait_until(look: Any) -> None:
+    with trio.fail_after(20):
+        while not look():
+            await trio.lowlevel.checkpoint()
+
+
+async def test_few_at_a_time(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two read, four wait, the next is turned away at once; the loop goes on meanwhile."""
+    turnstile = Turnstile(monkeypatch)
+    source = LedgerUsage(template, num_readers=2, max_waiting=4)
+    num_answered = 0
+
+    async def read() -> None:
+        nonlocal num_answered
+        await source.sums(Query(), (), DAY)
+        num_answered += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(read)
+        await wait_until(lambda: turnstile.num_inside == 2)
+        await wait_until(lambda: source._limiter.statistics().tasks_waiting == 4)
+        with pytest.raises(APIError) as refused:
+            await source.sums(Query(), (), DAY)
+        assert (refused.value.status, refused.value.code) == (503, "too_many_reports")
+        assert num_answered == 0
+        turnstile.opened.set()
+    assert num_answered == 6 and turnstile.most_inside == 2
+
+
+async def test_a_database_that_hangs(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is answered at the deadline; the thread that hangs keeps its place until it ends."""
+    turnstile = Turnstile(monkeypatch)
+    source = LedgerUsage(template, num_readers=1, read_s=0.05)
+    for _ in range(2):
+        with trio.fail_after(10), pytest.raises(APIError) as late:
+            await source.sums(Query(), (), DAY)
+        assert (late.value.status, late.value.code) == (503, "ledger_unavailable")
+    assert turnstile.most_inside == 1
+    turnstile.opened.set()
+    await wait_until(lambda: turnstile.num_inside == 0)
+
+
+async def test_a_client_that_leaves(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the report that it asked for: its request ends at once."""
+    turnstile = Turnstile(monkeypatch)
+    source = LedgerUsage(template)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.sums, Query(), (), DAY)
+            await wait_until(lambda: turnstile.num_inside == 1)
+            nursery.cancel_scope.cancel()
+    assert turnstile.num_inside == 1
+    turnstile.opened.set()
+    await wait_until(lambda: turnstile.num_inside == 0)
