@@ -14,21 +14,23 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
 import orjson
+from sqlalchemy.exc import SQLAlchemyError
 
 import quipu
 from quipu.actors.ledger.checking import Verdict, verify
-from quipu.actors.ledger.database import LedgerError, redacted
+from quipu.actors.ledger.database import LedgerError, reason, redacted
 from quipu.actors.ledger.exporting import ExportFormat, export
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import Account, parse_metrics, reconcile
 from quipu.actors.ledger.service import LedgerConfig
+from quipu.web.key_command import ADMIN_KEY_VARIABLE
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
@@ -70,10 +72,12 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     )
 
 
-def ledger_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> LedgerConfig:
+def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
+    """Takes the URL out of the environment: children inherit it, and it may hold a password."""
+    url = environment.pop(URL_VARIABLE, None)
     return LedgerConfig(
         data_dir=Path(arguments.data_dir),
-        url=arguments.ledger_url or environment.get(URL_VARIABLE) or None,
+        url=arguments.ledger_url or url or None,
         fsync=arguments.ledger_fsync,
         segment_bytes=arguments.ledger_segment_bytes,
         idempotency_window_s=arguments.idempotency_window,
@@ -107,7 +111,11 @@ def add_ledger_actions(command: argparse.ArgumentParser) -> None:
     out.add_argument("--since", type=moment, metavar="TIME", help="closed then or later: 24h, 7d, or ISO 8601")
     out.add_argument("--until", type=moment, metavar="TIME", help="closed before")
     out.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
-    compare.add_argument("--metrics-url", metavar="URL", help="of the running server: http://HOST:PORT/metrics")
+    compare.add_argument(
+        "--metrics-url",
+        metavar="URL",
+        help="of the running server: http://HOST:PORT/metrics; with the key in QUIPU_ADMIN_KEY",
+    )
 
 
 def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -122,9 +130,12 @@ def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
             case "export":
                 return _export(where, arguments)
             case _:
-                return _reconcile(where, arguments)
+                return _reconcile(where, arguments, environment.get(ADMIN_KEY_VARIABLE))
     except LedgerError as error:
         print(f"quipu: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except SQLAlchemyError as error:  # it was there when we began
+        print(f"quipu: cannot read the ledger's database: {reason(error)}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -190,8 +201,8 @@ def _write_file(path: Path, write: Callable[[BinaryIO], int]) -> int:
 # ---------------------------------------------------------------- reconcile
 
 
-def _reconcile(where: dict[str, Any], arguments: argparse.Namespace) -> int:
-    live = None if arguments.metrics_url is None else _read_metrics(arguments.metrics_url)
+def _reconcile(where: dict[str, Any], arguments: argparse.Namespace, key: str | None) -> int:
+    live = None if arguments.metrics_url is None else _read_metrics(arguments.metrics_url, key)
     accounts = reconcile(**where, live=live)
     if arguments.json:
         print(orjson.dumps([_account_fields(account) for account in accounts]).decode())
@@ -203,11 +214,13 @@ def _reconcile(where: dict[str, Any], arguments: argparse.Namespace) -> int:
     return 0 if all(account.agrees for account in accounts) else EXIT_WRONG
 
 
-def _read_metrics(url: str) -> dict[str, float]:
+def _read_metrics(url: str, key: str | None) -> dict[str, float]:
     if not url.startswith(("http://", "https://")):
         raise LedgerError("--metrics-url must begin with http:// or https://")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - looked at above
     try:
-        with urllib.request.urlopen(url, timeout=METRICS_S) as answer:  # noqa: S310 - looked at above
+        with urllib.request.urlopen(request, timeout=METRICS_S) as answer:  # noqa: S310 - looked at above
             return parse_metrics(answer.read().decode())
     except (OSError, urllib.error.URLError, UnicodeDecodeError) as error:
         raise LedgerError(f"cannot read {url}: {error}") from None

@@ -131,10 +131,9 @@ def _problem(link: Link, before: Link | None, server: str, *, may_begin_late: bo
         return "it does not follow the entry before it"
     if link.columns is not None and entry.kind is EntryKind.CLOSED and "request_id" in link.columns:
         for name in FIELD_NAMES:
-            if link.columns[name] != entry.values.get(name):
-                return (
-                    f"{name} is {link.columns[name]!r} in the database, and was written as {entry.values.get(name)!r}"
-                )
+            now, written = link.columns[name], entry.values.get(name, DEFAULTS[name])
+            if now != written:
+                return f"{name} is {now!r} in the database, and was written as {written!r}"
     return None
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from quipu.actors.ledger.entries import Entry, EntryKind
-from quipu.actors.ledger.fields import FIELD_NAMES
+from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES
 from quipu.actors.ledger.retries import FirstRequest
 from quipu.actors.ledger.schema import HEAD, marks, records, sources
 from quipu.actors.ledger.segments import BEGINNING, Placed, Position
@@ -195,7 +195,7 @@ def load(engine: sa.Engine, ledger: str, batch: Batch) -> int:
 
 
 def _record_row(entry: Entry, end: Position, ledger: str) -> dict[str, object]:
-    values = {name: entry.values.get(name) for name in FIELD_NAMES}
+    values = {name: entry.values.get(name, DEFAULTS[name]) for name in FIELD_NAMES}
     return {**values, "recovered": entry.recovered, **_chain_row(entry, end, ledger)}
 
 

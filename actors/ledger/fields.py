@@ -107,7 +107,8 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
 
 
 def restore(values: Mapping[str, object]) -> UsageRecord:
-    """The record that was flattened. Raises KeyError and ValueError for anything else."""
+    """The record that was flattened. Raises ValueError for what no quipu of this version or an older one wrote."""
+    values = {**DEFAULTS, **values}
     device = values["cached_device_tokens"]
     return UsageRecord(
         request_id=_str(values["request_id"]),
@@ -203,3 +204,7 @@ def _opt_str(value: object) -> str | None:
 
 def _opt_float(value: object) -> float | None:
     return None if value is None else _float(value)
+
+
+DEFAULTS: Final[Values] = flatten(UsageRecord(request_id="", outcome=Outcome.FAILED))
+"""What a field says that an older quipu did not write."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import attrs
 import structlog
 
-from quipu.actors.ledger.entries import EntryKind
+from quipu.actors.ledger.database import LedgerError
+from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.segments import Position, Storage, scan
 from quipu.actors.messages import Outcome, UsageRecord
@@ -32,7 +33,7 @@ class Left:
 
 
 def look_back(storage: Storage, retries: RetryIndex) -> Left:
-    """Read everything, cut what is torn, and tell `retries` who was admitted. Raises OSError."""
+    """Read everything, cut what is torn, and tell `retries` who was admitted. Raises OSError and LedgerError."""
     open_records: dict[str, UsageRecord] = {}
     after: dict[str, object] | None = None
     empty: list[int] = []
@@ -43,14 +44,14 @@ def look_back(storage: Storage, retries: RetryIndex) -> Left:
         for placed in found.entries:
             entry = placed.entry
             if entry.kind is EntryKind.ADMITTED:
-                record = entry.record()
+                record = _record_of(entry)
                 open_records.pop(record.request_id, None)
                 open_records[record.request_id] = record
                 retries.admit(record)
                 continue
             after = {"server": entry.server, "number": entry.number, "hash": entry.hash}
             if entry.kind is EntryKind.CLOSED:
-                record = entry.record()
+                record = _record_of(entry)
                 open_records.pop(record.request_id, None)
                 retries.admit(record)
         used = len(data.rstrip(b"\0"))
@@ -71,3 +72,12 @@ def look_back(storage: Storage, retries: RetryIndex) -> Left:
 def closing_of(record: UsageRecord, now: float) -> UsageRecord:
     """The record of a request whose server has died: what was known at its admission, and that it failed."""
     return attrs.evolve(record, outcome=Outcome.FAILED, finish_reason=None, closed_at=now)
+
+
+def _record_of(entry: Entry) -> UsageRecord:
+    try:
+        return entry.record()
+    except (KeyError, ValueError) as error:
+        raise LedgerError(
+            f"the write-ahead file holds a record that this quipu cannot read ({error}): a newer one wrote it"
+        ) from None

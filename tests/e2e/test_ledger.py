@@ -119,6 +119,33 @@ def test_second_server_in_one_folder(tmp_path: Path) -> None:
         assert "another server keeps its ledger in ../data: give each its own --data-dir" in log.read_text()
 
 
+def test_retry_over_a_kill(tmp_path: Path) -> None:
+    """A retry is known as one although the server that did the work was killed, and sums count the work once."""
+    key = {"headers": {"Idempotency-Key": "order-1"}}
+    body = {"model": "demo", "prompt": token_prompt("order", 40), "max_tokens": 3, "temperature": 0}
+    with serving(tmp_path, *FAKE) as server:
+        first = server.post("/v1/completions", body, **key).headers["X-Quipu-Request-Id"]
+        server.process.kill()
+        server.process.wait()
+    with serving(tmp_path, *FAKE) as server:
+        again = server.post("/v1/completions", body, **key).headers["X-Quipu-Request-Id"]
+        other = server.post("/v1/completions", body | {"max_tokens": 4}, **key).headers["X-Quipu-Request-Id"]
+        with open_reader(data_dir=tmp_path / "data") as reader:
+            retries = {found.record.request_id: found.record.retry_of for found in reader.records()}
+            assert retries == {first: None, again: first, other: None}
+            assert reader.sums()[0].num_requests == 2
+
+
+def test_metrics_behind_a_key(tmp_path: Path) -> None:
+    """Reconcile reads the counters of a server that wants a key."""
+    flags = ["--api-key", "key-of-a-client", "--admin-key", "key-of-an-operator"]
+    with serving(tmp_path, *FAKE, *flags) as server:
+        question = ["reconcile", "--metrics-url", f"{server.url}/metrics"]
+        assert "401" in ledger(tmp_path, *question).stderr
+        answer = ledger(tmp_path, *question, QUIPU_ADMIN_KEY="key-of-an-operator")
+        assert answer.returncode == 0 and ", running" in answer.stdout
+
+
 def test_fsync(tmp_path: Path) -> None:
     """With --ledger-fsync everything works the same."""
     with serving(tmp_path, *FAKE, "--ledger-fsync") as server:

@@ -16,7 +16,7 @@ from tests.actors.ledger.ledgers import SEGMENT, T0, DiskDials, FaultyStorage, e
 
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import Batch, LedgerError, load, make_engine, sqlite_url
-from quipu.actors.ledger.entries import Chain, EntryKind
+from quipu.actors.ledger.entries import Chain, EntryKind, hash_of
 from quipu.actors.ledger.folder import FOLDER, LedgerFolder
 from quipu.actors.ledger.loader import READ_BYTES
 from quipu.actors.ledger.reading import Query, open_reader
@@ -154,6 +154,33 @@ def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
     assert storage.read(1) == whole and left.next_segment == 2 and left.empty_segments == ()
     assert left.after is not None and left.after["number"] == 1
     assert look_back(storage, RetryIndex(60.0)) == left
+
+
+@pytest.mark.parametrize("newer", [False, True])
+async def test_entries_of_another_version(tmp_path: Path, newer: bool) -> None:
+    """A record that an older quipu wrote gets the defaults of what it lacks; what a newer one wrote is refused."""
+    async with opened(tmp_path):
+        pass
+    chain = Chain("srv-other")
+    line = chain.start(T0, {}).data + chain.close(T0, record_of("r")).data
+    _, _, text = line.splitlines()[1].partition(b" ")
+    if newer:
+        changed = text.replace(b'"outcome":"finished"', b'"outcome":"postponed"')
+    else:
+        changed = text.replace(b'"created_5m_tokens":0,', b"").replace(b'"reasoning_tokens":0,', b"")
+    assert changed != text
+    file = DiskStorage(tmp_path / FOLDER).create(5, SEGMENT)
+    file.write_at(line.splitlines(keepends=True)[0] + hash_of(changed.decode()).encode() + b" " + changed + b"\n", 0)
+    file.close()
+    if newer:
+        with pytest.raises(LedgerError, match="a newer one wrote it"):
+            async with open_ledger(config_of(tmp_path)):
+                pass
+        return
+    assert ids_in(tmp_path) == ["r"]
+    async with opened(tmp_path):
+        pass
+    assert rows_in(tmp_path) == 1 and not verify(url=sqlite_url(tmp_path)).bad
 
 
 async def test_loader_passes_what_it_cannot_read(tmp_path: Path) -> None:
