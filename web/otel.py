@@ -103,6 +103,10 @@ class OtelTracer:
     def num_dropped(self) -> int:
         return self._exporter.num_refused + self._num_crowded_out
 
+    def flush(self) -> None:
+        """Send what waits, however long that takes."""
+        self._processor.force_flush()
+
     def close(self) -> None:
         """Send what waits, for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="otel-closing", daemon=True)

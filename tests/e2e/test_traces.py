@@ -1,0 +1,121 @@
+"""Traces of a real server, at a real OTLP/HTTP receiver: every API, every way to end, and a collector that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from tests.e2e.collector import Collector, collecting, plain
+from tests.e2e.servers import PATIENCE_S, Server, eventually, serving
+from tests.web.surfaces import SURFACES, Surface, prompt_ids
+
+POISON = 777
+WORDS = "how many knots has this cord, and what was counted with them, xylophonquarz " * 3
+
+
+@attrs.frozen
+class Traced:
+    server: Server
+    collector: Collector
+
+    def span_of(self, response: httpx.Response) -> tuple[Any, dict[str, Any]]:
+        """The span of one answer, once it has come, with its attributes."""
+        request_id = response.headers["X-Quipu-Request-Id"]
+        return eventually(lambda: self.collector.by_request().get(request_id), "its span comes")
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    flags = ("--executor", "fake", "--fake-poison-token-id", str(POISON), "--log-level", "debug")
+    with collecting() as collector:
+        folder = tmp_path_factory.mktemp("traced")
+        with serving(folder, *flags, "--otlp-traces-endpoint", collector.url) as server:
+            yield Traced(server, collector)
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
+def test_served(traced: Traced, surface: Surface) -> None:
+    """One span, child of the client's, whose numbers are those that the client was told."""
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {"traceparent": f"00-{trace}-{parent}-01"}
+    response = traced.server.post(surface.path, surface.body(WORDS, max_tokens=6), headers=headers)
+    (told,) = surface.read(response.content).finals
+    span, attributes = traced.span_of(response)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
+    assert span.end_time_unix_nano > span.start_time_unix_nano > 1_600_000_000 * 10**9
+    assert attributes["gen_ai.usage.input_tokens"] == told.prompt == len(prompt_ids(WORDS))
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == told.cached
+    assert attributes["gen_ai.usage.output_tokens"] == told.completion == 6
+    if told.written is not None:
+        assert attributes["gen_ai.usage.cache_creation.input_tokens"] == told.written
+    assert attributes["quipu.outcome"] == "finished"
+    assert attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert attributes["gen_ai.response.id"].encode() in response.content
+    assert f"http://{attributes['server.address']}:{attributes['server.port']}" == traced.server.url
+    assert b"xylophonquarz" not in traced.collector.raw
+    assert traced.collector.resources[0]["service.name"] == "quipu"
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
+def test_left(traced: Traced, surface: Surface) -> None:
+    """A client that leaves in the middle: a span all the same, with what was done for it."""
+    before = set(traced.collector.by_request())
+    body = surface.body(WORDS, max_tokens=2000)
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        if surface.streamed:
+            with client.stream("POST", traced.server.url + surface.path, json=body) as response:
+                next(response.iter_raw())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(traced.server.url + surface.path, json=body, timeout=0.4)
+    traced.server.wait_at_rest()
+    new = eventually(lambda: set(traced.collector.by_request()) - before, "its span comes")
+    (_, attributes) = traced.collector.by_request()[new.pop()]
+    assert attributes["quipu.outcome"] == "cancelled"
+    assert attributes["gen_ai.usage.input_tokens"] == len(prompt_ids(WORDS))
+    assert attributes["gen_ai.usage.output_tokens"] >= (1 if surface.streamed else 0)
+    assert "gen_ai.response.finish_reasons" not in attributes
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failed_and_refused(traced: Traced, stream: bool) -> None:
+    """Its step failed before anything was booked, or it was never opened: what is unknown is absent, never 0."""
+    failed = traced.server.complete([400, POISON, 401], stream=stream)
+    span, attributes = traced.span_of(failed)
+    assert failed.status_code == 500 and span.status.code == span.status.STATUS_CODE_ERROR
+    assert (attributes["quipu.outcome"], attributes["error.type"]) == ("failed", "internal")
+    usage = {name: value for name, value in attributes.items() if ".usage." in name}
+    assert usage == {"gen_ai.usage.output_tokens": 0}
+    refused = traced.server.complete("x", temperature=9, stream=stream)
+    span, attributes = traced.span_of(refused)
+    assert attributes["http.response.status_code"] == refused.status_code == 400
+    assert not [name for name in attributes if ".usage." in name]
+    assert plain(span.attributes) == attributes
+
+
+def test_collector_that_is_away(traced: Traced) -> None:
+    """What it does not take is counted and said once; who is served does not notice."""
+    traced.collector.status = 400
+    try:
+        for _ in range(3):
+            assert traced.server.complete("x").status_code == 200
+        eventually(lambda: traced.server.metrics()["trace_spans_dropped_total"] >= 3, "they are counted")
+    finally:
+        traced.collector.status = 200
+    assert traced.server.complete("x").status_code == 200
+    eventually(lambda: traced.server.events("tracing.mended"), "the collector is back")
+    assert len(traced.server.events("tracing.dropped")) == 1
+    assert traced.server.metrics()["trace_spans_sent_total"] == len(traced.collector.spans)
+
+
+def test_nobody_listens(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing at the other end: the server serves, and ends in time, with what was set in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        with serving(tmp_path_factory.mktemp("deaf"), "--executor", "fake") as server:
+            assert server.complete("x").status_code == 200
+            assert server.stop() == 0
+            assert server.events("tracing.unsent") or server.events("tracing.dropped")
