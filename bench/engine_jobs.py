@@ -159,9 +159,14 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
 
 def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
     """A whole trace, one request after the other; its time in the block manager, per request."""
-    # a prompt is one chunk, as the peer allocates it
+    # a prompt is one chunk, and nothing is planned ahead, as the peer allocates it
     setting = Setting(
-        num_blocks, block_size, sequential=True, decode_outputs=False, max_num_batched_tokens=WHOLE_PROMPT
+        num_blocks,
+        block_size,
+        sequential=True,
+        decode_outputs=False,
+        max_num_batched_tokens=WHOLE_PROMPT,
+        max_steps_in_flight=1,
     )
     requests = read_trace(Path(path))
     with quiet_collector():

@@ -59,6 +59,7 @@ class Setting:
     decode_outputs: bool = True
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    max_steps_in_flight: int = 2
     share_pending_prefixes: bool = True
     """Whether a newcomer waits for a block that somebody else is computing."""
     watermark: float = 0.01
@@ -99,6 +100,7 @@ def make_engine(requests: list[TracedRequest], setting: Setting) -> SimulatedEng
         num_blocks=capacity + 1,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
+        max_steps_in_flight=setting.max_steps_in_flight,
         max_model_len=max((r.num_prompt_tokens + r.num_output_tokens for r in requests), default=1),
     )
     return SimulatedEngine(
