@@ -18,7 +18,7 @@ import attrs
 import sqlalchemy as sa
 
 from quipu.actors.ledger.entries import NO_HASH, Entry, EntryKind, hash_of, parse_text
-from quipu.actors.ledger.fields import FIELD_NAMES
+from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES
 from quipu.actors.ledger.folder import LedgerFolder
 from quipu.actors.ledger.reading import LedgerReader, open_reader
 from quipu.actors.ledger.schema import marks, records, sources
