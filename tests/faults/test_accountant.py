@@ -141,7 +141,8 @@ async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
     )
     with structlog.testing.capture_logs():  # rendering a hundred deaths takes longer than dying them
         async with house as client:
-            await scenario(client, dials, told)
+            with trio.fail_after(60):
+                await scenario(client, dials, told)
             counters = samples(client)
             return Life(
                 told=told,
