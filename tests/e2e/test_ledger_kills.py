@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.e2e.ledger_kills import SMALL_SEGMENT, kill_in_lanes
 
 
+@pytest.mark.timeout(400)
 def test_twenty_kills(tmp_path: Path) -> None:
     """Real processes, killed at random moments, also while they start: each answer seen has its one record, equal."""
     flags = ["--executor", "fake", "--ledger-segment-bytes", str(SMALL_SEGMENT)]
