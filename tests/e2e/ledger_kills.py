@@ -31,6 +31,8 @@ from quipu.actors.ledger.reading import entries_behind, open_reader
 from quipu.actors.ledger.segments import BEGINNING
 
 NUM_CLIENTS = 10
+START_S = 100.0
+"""More than a start takes on a machine that does much else."""
 MAX_ANSWERS = 15
 """Seen in one life before it ends, at most; about."""
 SMALL_SEGMENT = 256 * 1024
@@ -65,8 +67,10 @@ def kill_again_and_again(folder: Path, *, num_kills: int, seed: int, flags: list
             if not is_last and chooser.random() < 0.15:  # in its start, perhaps in its recovery
                 time.sleep(chooser.uniform(0.3, 2.5))
             else:
-                server.url = eventually(lambda server=server: _listening(server), "the server listens")[0]["url"][0]
-                server.wait_ready()
+                server.url = eventually(lambda server=server: _listening(server), "the server listens", START_S)[0][
+                    "url"
+                ][0]
+                eventually(lambda server=server: server.get("/ready").status_code == 200, "it is ready", START_S)
                 _serve_until_killed(server, tally, chooser, f"{seed}-{life}", ends_well=is_last)
         finally:
             engines = server.children()
