@@ -1,7 +1,8 @@
 """The operations that a model is written in: what `models/` calls, and what a backend has to bring.
 
-A backend makes one `Ops` a pass; it knows the batch (positions, block tables), so a model only says what to compute.
-The plain-torch one is `reference/ops.py`, the oracle of any other.
+An `Ops` knows the batch (positions, block tables), so a model only says what to compute. The plain-torch one is
+`reference/ops.py`, the oracle of any other, made once a pass; `cpu/recorder.py` runs a model once and writes down what
+it asks for. So a model calls nothing but these, and torch only to look at results in other shapes (view, split).
 
 Tensor names end in their shape, one letter a dimension:
 
@@ -20,14 +21,11 @@ from typing import Protocol
 
 import torch
 
+from quipu.kernels.models.rope import RopeTable
+
 
 class Ops(Protocol):
     """One pass's operations."""
-
-    @property
-    def positions_N(self) -> torch.Tensor:
-        """Position of each token in its sequence, int64."""
-        ...
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Rows of the table: x_ND."""
@@ -41,8 +39,11 @@ class Ops(Protocol):
         """RMSNorm (Zhang and Sennrich, arXiv:1910.07467) over the last dimension, in float32 inside; any rank."""
         ...
 
-    def rope(self, x_NHE: torch.Tensor, cos_NR: torch.Tensor, sin_NR: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding (Su et al., arXiv:2104.09864), pairing element r with r + R as Hugging Face does."""
+    def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
+        """Rotary embedding (Su et al., arXiv:2104.09864), pairing element r with r + R as Hugging Face does.
+
+        Each token is turned by the table's row of its position.
+        """
         ...
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
@@ -58,4 +59,8 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         """`silu(gate) * up`: h_NF."""
+        ...
+
+    def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
+        """`x + y`, of one shape."""
         ...

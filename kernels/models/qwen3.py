@@ -79,19 +79,18 @@ class Qwen3:
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
         """All layers: x_ND before the final norm."""
         c = self.config
-        cos_NR, sin_NR = self.rope.at(ops.positions_N)
         x_ND = ops.embed(token_ids_N, self.embed_VD)
         for index, layer in enumerate(self.layers):
             h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
             qkv_NO = ops.linear(h_ND, layer.qkv_OD, layer.qkv_bias_O)
             heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
             q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-            q_NHE = ops.rope(ops.rms_norm(q_NHE, layer.q_norm_E, c.rms_norm_eps), cos_NR, sin_NR)
-            k_NKE = ops.rope(ops.rms_norm(k_NKE, layer.k_norm_E, c.rms_norm_eps), cos_NR, sin_NR)
+            q_NHE = ops.rope(ops.rms_norm(q_NHE, layer.q_norm_E, c.rms_norm_eps), self.rope)
+            k_NKE = ops.rope(ops.rms_norm(k_NKE, layer.k_norm_E, c.rms_norm_eps), self.rope)
             ops.write_kv(index, k_NKE, v_NKE)
-            x_ND = x_ND + ops.linear(ops.attend(index, q_NHE).flatten(1), layer.o_DI, layer.o_bias_D)
+            x_ND = ops.add(x_ND, ops.linear(ops.attend(index, q_NHE).flatten(1), layer.o_DI, layer.o_bias_D))
             h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
-            x_ND = x_ND + ops.linear(ops.silu_mul(ops.linear(h_ND, layer.gate_up_OD)), layer.down_DF)
+            x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.gate_up_OD)), layer.down_DF))
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:

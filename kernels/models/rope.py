@@ -22,11 +22,11 @@ class RopeTable:
         if config.rope_scaling is not None:
             frequency_R = _scale_llama3(frequency_R, config.rope_scaling)
         angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
-        self._cos_PR, self._sin_PR = angle_PR.cos(), angle_PR.sin()
+        self.cos_PR, self.sin_PR = angle_PR.cos(), angle_PR.sin()
 
     def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`(cos_NR, sin_NR)`; raises IndexError past the table."""
-        return self._cos_PR[positions_N], self._sin_PR[positions_N]
+        return self.cos_PR[positions_N], self.sin_PR[positions_N]
 
 
 def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

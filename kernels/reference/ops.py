@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.models.rope import RopeTable
 from quipu.kernels.reference.attention import attend_span
 from quipu.kernels.reference.plan import StepPlan
 from quipu.kernels.reference.tiles import ROWS
@@ -31,10 +32,7 @@ class ReferenceOps:
     def __init__(self, plan: StepPlan, cache: KVCache) -> None:
         self._plan = plan
         self._cache = cache
-
-    @property
-    def positions_N(self) -> torch.Tensor:
-        return self._plan.positions_N
+        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the table's identity
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         return table_VD[token_ids_N]
@@ -49,7 +47,10 @@ class ReferenceOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
-    def rope(self, x_NHE: torch.Tensor, cos_NR: torch.Tensor, sin_NR: torch.Tensor) -> torch.Tensor:
+    def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
+        if id(table) not in self._turns:
+            self._turns[id(table)] = table.at(self._plan.positions_N)
+        cos_NR, sin_NR = self._turns[id(table)]
         first_NHR, second_NHR = x_NHE.chunk(2, dim=-1)
         cos_N1R, sin_N1R = cos_NR.unsqueeze(1), sin_NR.unsqueeze(1)
         turned = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
@@ -76,3 +77,6 @@ class ReferenceOps:
         gate_NF, up_NF = gate_up_N2F[:, :width], gate_up_N2F[:, width:]
         activated = [torch.nn.functional.silu(tile.contiguous()) for tile in torch.split(gate_NF, rows)]
         return torch.cat(activated) * up_NF
+
+    def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
+        return x_ND + y_ND
