@@ -40,7 +40,9 @@ def answer(asked: ToScore | None, sequence_id: int) -> StepScores:
 
 
 def flush(report: ReportBuilder) -> StepReport:
-    return report.flush(step=1, num_running=0, num_waiting=0, num_free_blocks=0, num_cached_blocks=0)
+    return report.flush(
+        step=1, num_running=0, num_waiting=0, num_free_blocks=0, num_cached_blocks=0, num_pinned_blocks=0
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
