@@ -277,6 +277,7 @@ class Account:
         """It could not be written down: its prompts were never admitted, as far as anybody is told."""
         for prompt in self.prompts.values():
             prompt.withdrawn = True
+        self.admitted_at = self.first_token_at = self.incarnation = None
 
     # ------------------------------------------------------------ what can be said
 

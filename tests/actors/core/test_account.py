@@ -321,11 +321,13 @@ def test_a_withdrawn_request_was_never_admitted() -> None:
     """Nobody could write it down: its numbers are unknown to everybody."""
     account = account_of(8)
     admit(account, 1, 1, 0, 0)
+    first_token(account, 1)
     account.withdraw()
     account.error = RequestError(ErrorKind.OVERLOADED, "no room")
     record = record_of(account)
     assert (record.prompt, record.cached, record.cache_write) == (UNKNOWN, UNKNOWN, UNKNOWN)
     assert record.outcome is Outcome.REJECTED
+    assert record.admitted_at is record.first_token_at is record.incarnation is None
 
 
 def test_a_request_without_sequences() -> None:
