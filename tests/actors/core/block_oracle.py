@@ -2,6 +2,7 @@
 
 No keys, no index, no reference counts: a block knows who holds it and which tokens it stands for, all of them from
 position 0 on, and is found by looking at every block in turn. Which block is reused next is the order of two lists.
+A pin is the tokens of a prefix, and the blocks that hold them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 import attrs
 from proposals import Candidate
+
+from quipu.actors.messages import Pin
 
 Content = tuple[str, tuple[int, ...]]
 """Who may share it, and every token from position 0 to the block's end."""
@@ -22,6 +25,27 @@ class Block:
     """What it can be found by, once announced."""
     pending_step: int | None = None
     """The step that writes it, until that is done."""
+
+
+@attrs.define(eq=False)
+class NaivePin:
+    content: Content
+    blocks: list[int]
+    ttl_s: float
+    expires_at: float
+
+    def refresh(self, now: float) -> None:
+        self.expires_at = max(self.expires_at, now + self.ttl_s)
+
+
+@attrs.frozen
+class Mark:
+    """A prefix that a step completes, and that is to be pinned."""
+
+    step: int
+    sequence_id: int
+    candidate: Candidate
+    pin: Pin
 
 
 @attrs.frozen
@@ -39,14 +63,18 @@ class Outcome:
 
     rows: list[tuple[int, int, int, list[int]]] = attrs.field(factory=list)
     """(sequence, start, count, new blocks)"""
+    admitted: list[int] = attrs.field(factory=list)
     reused: dict[int, int] = attrs.field(factory=dict)
     preempted: list[int] = attrs.field(factory=list)
     written: list[tuple[int, int]] = attrs.field(factory=list)
     """(sequence, block index): prompt blocks that it was the first to commit."""
+    pinned: list[tuple[int, int]] = attrs.field(factory=list)
+    """(sequence, tokens in its pinned prefix)"""
+    num_yielded: int = 0
 
 
 class NaiveManager:
-    def __init__(self, num_blocks: int, block_size: int, *, caching: bool, watermark: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, caching: bool, watermark: int, max_pinned: int = 0) -> None:
         self.size = block_size
         self.caching = caching
         self.watermark = watermark
@@ -59,6 +87,11 @@ class NaiveManager:
         self.candidates: dict[int, Candidate] = {}
         """As each holder was when it was admitted."""
         self.announcements: list[Announcement] = []
+        self.max_pinned = max_pinned if caching else 0
+        self.pins: list[NaivePin] = []
+        self.marks: list[Mark] = []
+        self.outdated: set[int] = set()
+        """Those that have been admitted before a reset: nothing of theirs is found, or pinned."""
 
     # ------------------------------------------------------------ single blocks
 
@@ -86,21 +119,85 @@ class NaiveManager:
         for number in reversed(self.tables.pop(sequence_id)):
             block = self.blocks[number]
             block.holders.remove(sequence_id)
-            if not block.holders:
+            if not block.holders and not self.pins_on(number):
                 if block.content is None:
                     self.blank.insert(0, number)
                 else:
                     self.cached.append(number)
         del self.candidates[sequence_id]
+        self.outdated.discard(sequence_id)
 
     @property
     def num_free(self) -> int:
         return len(self.blank) + len(self.cached)
 
+    # ------------------------------------------------------------ pins
+
+    def pins_on(self, number: int) -> list[NaivePin]:
+        return [pin for pin in self.pins if number in pin.blocks]
+
+    @property
+    def pinned_only(self) -> list[int]:
+        return [n for n, block in enumerate(self.blocks) if not block.holders and self.pins_on(n)]
+
+    def drop(self, pin: NaivePin) -> None:
+        self.pins.remove(pin)
+        for number in reversed(pin.blocks):
+            if not self.blocks[number].holders and not self.pins_on(number):
+                self.cached.append(number)
+
+    def expire(self, now: float) -> None:
+        for pin in list(self.pins):
+            if pin.expires_at <= now:
+                self.drop(pin)
+
+    def give_way(self, num_free: int, outcome: Outcome) -> None:
+        """Soonest expiry first, those that free something before those that do not."""
+        while self.num_free < num_free and self.pinned_only:
+            soonest = sorted(self.pins, key=lambda pin: pin.expires_at)
+            useful = [p for p in soonest if any(self.pins_on(n) == [p] for n in p.blocks if not self.blocks[n].holders)]
+            self.drop((useful or soonest)[0])
+            outcome.num_yielded += 1
+
+    def pin(self, mark: Mark, now: float) -> bool:
+        contents = [self.content_of(mark.candidate, index) for index in range(mark.pin.num_blocks)]
+        pin = next((p for p in self.pins if p.content == contents[-1]), None)
+        if pin is None:
+            blocks = [number for number in map(self.find, contents) if number is not None]
+            if len(blocks) < len(contents) or any(self.blocks[n].pending_step is not None for n in blocks):
+                return False
+            if len({*blocks, *(n for pin in self.pins for n in pin.blocks)}) > self.max_pinned:
+                return False
+            self.cached = [number for number in self.cached if number not in blocks]
+            pin = NaivePin(contents[-1], blocks, mark.pin.ttl_s, now)
+            self.pins.append(pin)
+        pin.ttl_s = max(pin.ttl_s, mark.pin.ttl_s)
+        pin.refresh(now)
+        return True
+
+    def pin_marked(self, step: int, now: float, outcome: Outcome) -> None:
+        """The step is done, as are those before it."""
+        for mark in [m for m in self.marks if m.step == step]:
+            self.marks.remove(mark)
+            if self.pin(mark, now):
+                outcome.pinned.append((mark.sequence_id, mark.pin.num_blocks * self.size))
+
     # ------------------------------------------------------------ one walk
 
+    def reset(self) -> None:
+        """Nothing that there is can be found any more."""
+        for pin in list(self.pins):
+            self.drop(pin)
+        for block in self.blocks:
+            block.content = block.pending_step = None
+        self.blank = self.cached[::-1] + self.blank
+        self.cached = []
+        self.marks, self.announcements = [], []
+        self.outdated = set(self.tables)
+
     def take_back(self, step: int) -> None:
-        """The step failed: nothing that it announced may be found."""
+        """The step failed: nothing that it announced may be found, or pinned."""
+        self.marks = [mark for mark in self.marks if mark.step != step]
         for said in [a for a in reversed(self.announcements) if a.step == step]:
             self.announcements.remove(said)
             block = self.blocks[said.block]
@@ -122,7 +219,7 @@ class NaiveManager:
     def fill(self, sequence_id: int, index: int, content: Content) -> None:
         """Decoding has completed a block."""
         number = self.tables[sequence_id][index]
-        if self.caching and self.find(content) is None:
+        if self.caching and self.find(content) is None and sequence_id not in self.outdated:
             assert self.blocks[number].content is None
             self.blocks[number].content = content
 
@@ -132,6 +229,9 @@ class NaiveManager:
                 continue  # preempted for a row before it
             wanted = -(-(start + count) // self.size)
             while sequence_id in self.tables and wanted - len(self.tables[sequence_id]) > self.num_free:
+                if self.pinned_only:
+                    self.give_way(wanted - len(self.tables[sequence_id]), outcome)
+                    continue
                 served = [row[0] for row in outcome.rows]
                 left = [v for v in victims if v in self.tables and v not in served]
                 victim = left[0] if left else sequence_id
@@ -144,7 +244,7 @@ class NaiveManager:
                 outcome.rows.append((sequence_id, start, count, new_blocks))
                 self.check_writes(sequence_id, start, count)
 
-    def admit(self, candidates: Sequence[Candidate], budget: int, outcome: Outcome) -> None:
+    def admit(self, candidates: Sequence[Candidate], budget: int, outcome: Outcome, now: float) -> None:
         for candidate in candidates:
             if budget <= 0:
                 return
@@ -155,28 +255,39 @@ class NaiveManager:
                 if number is None:
                     break
                 shared.append(number)
-            num_held_by_nobody = len([b for b in shared if not self.blocks[b].holders])
-            needed = -(-num_tokens // self.size) - len(shared) + num_held_by_nobody
-            if needed + (self.watermark if self.tables else 0) > self.num_free:
+            needed = -(-num_tokens // self.size) - len(shared) + (self.watermark if self.tables else 0)
+            to_have = {*self.blank, *self.cached, *self.pinned_only} - set(shared)
+            if needed > len(to_have):
                 return
             for number in shared:
-                if not self.blocks[number].holders:
+                if number in self.cached:
                     self.cached.remove(number)
                 self.blocks[number].holders.append(candidate.id)
+            for pin in self.pins:
+                if set(pin.blocks) <= set(shared):
+                    pin.refresh(now)
+            self.give_way(needed, outcome)
             start = len(shared) * self.size
             count = min(budget, num_tokens - start)
             own = -(-(start + count) // self.size) - len(shared)
             self.tables[candidate.id] = shared + [self.take_one(candidate.id) for _ in range(own)]
             self.candidates[candidate.id] = candidate
+            outcome.admitted.append(candidate.id)
             budget -= count
             outcome.rows.append((candidate.id, start, count, list(self.tables[candidate.id])))
             outcome.reused[candidate.id] = start
             self.check_writes(candidate.id, start, count)
 
     def announce(self, step: int, outcome: Outcome) -> None:
-        """What the step's rows complete can be found from the next walk on."""
+        """What the step's rows complete can be found from the next walk on, and pinned once the step is done."""
         for sequence_id, start, count, _new_blocks in outcome.rows if self.caching else ():
+            if sequence_id in self.outdated:
+                continue
             candidate = self.candidates[sequence_id]
+            for pin in candidate.pins:
+                end = pin.num_blocks * self.size
+                if end <= start + count and (end > start or sequence_id in outcome.admitted):
+                    self.marks.append(Mark(step, sequence_id, candidate, pin))
             for index in range(start // self.size, (start + count) // self.size):
                 if (index + 1) * self.size > len(candidate.tokens):
                     break  # its tokens were not all known at the admission

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from quipu.actors.core.prefix import chain_keys, root_key
-from quipu.actors.messages import Granted, Reserve
+from quipu.actors.messages import Granted, Pin, Reserve
 
 
 @attrs.frozen
@@ -18,6 +18,7 @@ class Candidate:
     tokens: Sequence[int]
     num_prompt_tokens: int
     domain: str = "a"
+    pins: tuple[Pin, ...] = ()
 
 
 def root_of(domain: str, block_size: int) -> bytes:
@@ -68,11 +69,17 @@ def reserve(
         reset_prefix_cache=reset,
         token_budget=budget,
         candidate_chunk_limit=chunk,
+        candidate_pins={c.id: c.pins for c in candidates if c.pins},
     )
 
 
 def written_of(granted: Granted) -> list[tuple[int, int, int]]:
     return list(zip(granted.written_ids, granted.written_starts, granted.written_ends, strict=True))
+
+
+def pinned_of(granted: Granted) -> list[tuple[int, int]]:
+    """Whose prefixes were pinned, and how many tokens each of them has."""
+    return list(zip(granted.pinned_ids, granted.pinned_ends, strict=True))
 
 
 def reused_of(granted: Granted) -> Mapping[int, int]:

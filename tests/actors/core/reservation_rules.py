@@ -1,7 +1,8 @@
 """What can happen to a block manager, as rules of a Hypothesis state machine: it plays the scheduler, freely.
 
-Any rows, chunks, victims and candidates that a scheduler could propose; results, failures and ends in any order. A
-machine of `test_reservation_property.py` adds what must hold, after a walk (`check_walk`) or at any time.
+Any rows, chunks, victims, candidates and marks that a scheduler could propose; results, failures, resets and ends in
+any order, at any time. A machine of `test_reservation_property.py` adds what must hold, after a walk (`check_walk`) or
+at any moment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from proposals import Candidate, keys_of, reserve
 
 from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Granted, Reserve
+from quipu.actors.messages import Granted, Pin, Reserve
 
 MAX_IN_FLIGHT = 3
 MAX_OUTPUTS = 7
@@ -23,6 +24,9 @@ PROMPTS = st.builds(
     lambda shared, own: TRUNK[:shared] + own, st.integers(0, len(TRUNK)), st.lists(st.integers(0, 1), max_size=3)
 ).filter(bool)
 """Prompts that often begin alike."""
+SHORT_S, LONG_S = 5, 60
+MARKS = st.lists(st.tuples(st.integers(0, 15), st.sampled_from([SHORT_S, LONG_S])), max_size=3)
+"""Positions, not in order, and for how long what comes before is to be kept."""
 
 
 @attrs.define(eq=False)
@@ -31,6 +35,7 @@ class Sequence:
     domain: str
     tokens: list[int]
     num_prompt_tokens: int
+    pins: tuple[Pin, ...] = ()
     running: bool = False
     computed: int = 0
     pending: int = 0
@@ -67,11 +72,28 @@ class ReservationRules(RuleBasedStateMachine):
         usable=st.integers(2, 12),
         caching=st.sampled_from([True] * 5 + [False]),
         watermark=st.integers(0, 2),
+        pinned_share=st.sampled_from([0.0, 0.5, 0.5, 1.0]),
         prompts=st.lists(PROMPTS, min_size=2, max_size=5),
     )
-    def start(self, size: int, usable: int, caching: bool, watermark: int, prompts: list[list[int]]) -> None:
+    def start(
+        self,
+        size: int,
+        usable: int,
+        caching: bool,
+        watermark: int,
+        pinned_share: float,
+        prompts: list[list[int]],
+    ) -> None:
         self.size, self.usable, self.caching, self.watermark = size, usable, caching, watermark
-        self.manager = BlockManagerCore(usable + 1, size, enable_prefix_caching=caching, watermark_blocks=watermark)
+        self.max_pinned = int(usable * pinned_share)
+        self.manager = BlockManagerCore(
+            usable + 1,
+            size,
+            enable_prefix_caching=caching,
+            watermark_blocks=watermark,
+            max_pinned_share=pinned_share,
+        )
+        self.now = 0.0
         self.sequences: dict[int, Sequence] = {}
         self.num_prompt_tokens: dict[int, int] = {}
         self.in_flight: list[tuple[int, list[Row]]] = []
@@ -81,7 +103,7 @@ class ReservationRules(RuleBasedStateMachine):
         self.forget_news()
         self.begin()
         for tokens in prompts:
-            self.submit("a", tokens)
+            self.submit("a", tokens, [])
 
     def begin(self) -> None:
         """The manager is there; nothing has happened."""
@@ -94,6 +116,7 @@ class ReservationRules(RuleBasedStateMachine):
         self.committed: list[int] = []
         self.filled: list[tuple[int, int, Content]] = []
         self.frees: list[int] = []
+        self.reset = False
 
     @property
     def running(self) -> list[Sequence]:
@@ -106,19 +129,30 @@ class ReservationRules(RuleBasedStateMachine):
     # ------------------------------------------------------------ what can happen
 
     @precondition(lambda self: len(self.waiting) < 6)
-    @rule(domain=st.sampled_from("aab"), tokens=PROMPTS)
-    def submit(self, domain: str, tokens: list[int]) -> None:
+    @rule(domain=st.sampled_from("aab"), tokens=PROMPTS, marks=MARKS)
+    def submit(self, domain: str, tokens: list[int], marks: list[tuple[int, int]]) -> None:
         tokens = tokens[: self.usable * self.size]
-        self.sequences[self.next_id] = Sequence(self.next_id, domain, tokens, len(tokens))
+        pins = {min(at, len(tokens)) // self.size: ttl_s for at, ttl_s in marks}
+        wanted = tuple(Pin(num_blocks, pins[num_blocks]) for num_blocks in sorted(pins) if num_blocks)
+        self.sequences[self.next_id] = Sequence(self.next_id, domain, tokens, len(tokens), wanted)
         self.num_prompt_tokens[self.next_id] = len(tokens)
         self.next_id += 1
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def submit_what_was_seen(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), marks=MARKS)
+    def submit_what_was_seen(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
         """A prompt that repeats another sequence's tokens, outputs included, and goes on."""
         other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
-        self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"))
+        self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"), marks)
+
+    @rule(seconds=st.sampled_from([1, SHORT_S - 1, SHORT_S, LONG_S - SHORT_S, LONG_S]))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        """Before anything else of the next walk."""
+        self.reset = True
 
     @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
     @rule(data=st.data())
@@ -151,7 +185,7 @@ class ReservationRules(RuleBasedStateMachine):
                 bits = self.finish(bits)
             self.propose_everything()
 
-    @precondition(lambda self: self.failed or self.committed or self.filled or self.frees)
+    @precondition(lambda self: self.failed or self.committed or self.filled or self.frees or self.reset)
     @rule()
     def tell(self) -> None:
         """A proposal without rows or candidates: only news."""
@@ -218,20 +252,21 @@ class ReservationRules(RuleBasedStateMachine):
     def walk(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int
     ) -> None:
-        offered = [Candidate(s.id, list(s.tokens), s.num_prompt_tokens, s.domain) for s in candidates]
+        offered = [Candidate(s.id, list(s.tokens), s.num_prompt_tokens, s.domain, s.pins) for s in candidates]
         proposal = reserve(
             self.step,
             self.size,
             failed=self.failed,
             committed=self.committed,
             filled=[(i, index, self.key(content)) for i, index, content in self.filled],
+            reset=self.reset,
             free=self.frees,
             rows=rows,
             victims=victims,
             candidates=offered,
             budget=budget,
         )
-        granted = self.manager.walk(proposal)
+        granted = self.manager.walk(proposal, self.now)
         self.check_walk(proposal, granted, offered)
         self.forget_news()
         self.follow(granted)

@@ -1,9 +1,11 @@
-"""What must hold of the block manager, each by its name: any proposals, results, failures and ends, in any order.
+"""What must hold of the block manager, each by its name: any proposals, marks, results, failures, resets and ends.
 
 One state machine a property, all with the rules of `reservation_rules.py`:
 
-    free + held + null = total                               TestConservation
+    free + held + pinned only + null = total                 TestConservation
     reference 0 <=> in the free list                         TestFreeList
+    a pinned prefix is whole, and can be found               TestPins
+    pins stand in nobody's way, and are no more than allowed TestPins
     never write a shared or committed block                  TestWrites
     cached equals the list-scan oracle, and all else, too    TestOracle
     cached is whole blocks, and less than the prompt         TestCachedLength
@@ -21,8 +23,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from properties import never_write_a_shared_or_committed_block
-from proposals import Candidate, reserve, reused_of, written_of
-from reservation_rules import PROMPTS, ReservationRules
+from proposals import Candidate, pinned_of, reserve, reused_of, written_of
+from reservation_rules import LONG_S, PROMPTS, ReservationRules
 
 from quipu.actors.messages import Granted, Reserve
 
@@ -30,29 +32,74 @@ from quipu.actors.messages import Granted, Reserve
 class Conservation(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
-    def free_and_held_and_null_make_the_total(self) -> None:
-        """However many hold it, a block is in one place."""
+    def free_and_held_and_pinned_only_and_null_make_the_total(self) -> None:
+        """However many hold it, and however many pins own it, a block is in one place."""
         pool = self.manager.pool
         held = {block for holding in self.manager.holdings.values() for block in holding.table}
-        assert pool.num_free + len(held) + 1 == pool.num_blocks == self.usable + 1
-        assert 0 not in held, "the null block is held"
+        pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
+        assert pool.num_pinned_only == len(pinned - held)
+        assert pool.num_free + len(held) + pool.num_pinned_only + 1 == pool.num_blocks == self.usable + 1
+        assert 0 not in held | pinned, "the null block is held"
 
 
 class FreeList(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def reference_0_means_in_the_free_list(self) -> None:
-        """And in it once; references are the tables in which a block stands."""
+        """And in it once; references are the tables in which a block stands, and one more where it is pinned."""
         pool = self.manager.pool
         free = [*pool._blank, *pool.cached_blocks()]
         tables = [holding.table for holding in self.manager.holdings.values()]
+        pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
         for block in range(1, pool.num_blocks):
-            num_holders = sum(block in table for table in tables)
+            num_holders = sum(block in table for table in tables) + (block in pinned)
             assert pool._references[block] == num_holders
             assert free.count(block) == (num_holders == 0)
             assert pool.is_free(block) == (num_holders == 0)
         assert 0 not in free, "the null block is free"
         self.manager.check()
+
+
+class Pins(ReservationRules):
+    """Follows the chains that have been offered, by their last keys."""
+
+    def begin(self) -> None:
+        self.chains: dict[bytes, list[bytes]] = {}
+
+    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        """Nobody is left waiting for blocks that only pins keep; what is refused for now would not fit without them."""
+        self.chains |= {key: keys[: i + 1] for keys in proposal.candidate_keys for i, key in enumerate(keys)}
+        pool = self.manager.pool
+        refused = [c for c in offered if c.id not in granted.admitted_ids]
+        left = proposal.token_budget - sum(
+            count for i, count in zip(granted.sequence_ids, granted.counts, strict=True) if i in granted.admitted_ids
+        )
+        if refused and left > 0 and not granted.preempted_ids:
+            num_needed = -(-len(refused[0].tokens) // self.size) + self.watermark
+            assert self.manager.holdings, "it would fit alone"
+            assert pool.num_free + granted.num_pinned_blocks < num_needed
+        if granted.num_pins_yielded:
+            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded to nobody"
+
+    @precondition(lambda self: hasattr(self, "manager"))
+    @invariant()
+    def a_pinned_prefix_is_whole_and_can_be_found(self) -> None:
+        """From its first block on, by whoever asks; nothing of it is free, or still to be written."""
+        pool, pins = self.manager.pool, self.manager.pins
+        for key, pin in pins._by_key.items():
+            chain = self.chains[key]
+            assert pool.match(chain, len(chain)) == pin.blocks
+        pinned = {block for blocks in pins.blocks() for block in blocks}
+        assert len(pinned) == pool.num_pinned <= self.max_pinned
+        assert self.caching or not pinned
+        assert not any(pool.is_free(block) or pool.pending_step(block) for block in pinned)
+
+    @precondition(lambda self: hasattr(self, "manager"))
+    @invariant()
+    def no_pin_outlives_its_time(self) -> None:
+        """Whatever is pinned has been used within the longest time that anybody asked for, as of the last walk."""
+        for pin in self.manager.pins._by_key.values():
+            assert pin.expires_at <= self.now + pin.ttl_s <= self.now + LONG_S
 
 
 class Writes(ReservationRules):
@@ -145,7 +192,13 @@ class Oracle(ReservationRules):
     """The manager beside one that is written the slow way; also the properties above, by another road."""
 
     def begin(self) -> None:
-        self.oracle = NaiveManager(self.usable + 1, self.size, caching=self.caching, watermark=self.watermark)
+        self.oracle = NaiveManager(
+            self.usable + 1,
+            self.size,
+            caching=self.caching,
+            watermark=self.watermark,
+            max_pinned=self.max_pinned,
+        )
 
     def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         rows = list(zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True))
@@ -164,22 +217,30 @@ class Oracle(ReservationRules):
         assert blocks == expected.written
         assert granted.num_free_blocks == self.oracle.num_free
         assert granted.num_cached_blocks == len(self.oracle.cached)
+        assert pinned_of(granted) == expected.pinned
+        assert granted.num_pinned_blocks == len(self.oracle.pinned_only)
+        assert granted.num_pins_yielded == expected.num_yielded
 
     def walk_oracle(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Candidate], budget: int
     ) -> Outcome:
         oracle, outcome = self.oracle, Outcome()
+        oracle.expire(self.now)
+        if self.reset:
+            oracle.reset()
         for step in self.failed:
             oracle.take_back(step)
         for step in self.committed:
             oracle.commit(step, outcome, self.num_prompt_tokens)
+        for step in self.committed:
+            oracle.pin_marked(step, self.now, outcome)
         for sequence_id, index, content in self.filled:
             oracle.fill(sequence_id, index, content)
         for sequence_id in self.frees:
             oracle.release(sequence_id)
         oracle.grant_rows(rows, victims, outcome)
         if not outcome.preempted:
-            oracle.admit(candidates, budget, outcome)
+            oracle.admit(candidates, budget, outcome, self.now)
         oracle.announce(self.step, outcome)
         return outcome
 
@@ -187,6 +248,13 @@ class Oracle(ReservationRules):
     @invariant()
     def tables_are_the_oracles(self) -> None:
         assert {i: h.table for i, h in self.manager.holdings.items()} == self.oracle.tables
+
+    @precondition(lambda self: hasattr(self, "manager"))
+    @invariant()
+    def pins_are_the_oracles(self) -> None:
+        """The same blocks, until the same time."""
+        pins = [(pin.blocks, pin.expires_at) for pin in self.manager.pins._by_key.values()]
+        assert pins == [(pin.blocks, pin.expires_at) for pin in self.oracle.pins]
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
@@ -206,6 +274,8 @@ TestConservation = Conservation.TestCase
 TestConservation.settings = AT_LEAST
 TestFreeList = FreeList.TestCase
 TestFreeList.settings = AT_LEAST
+TestPins = Pins.TestCase
+TestPins.settings = AT_LEAST
 TestWrites = Writes.TestCase
 TestWrites.settings = AT_LEAST
 TestCachedLength = CachedLength.TestCase
