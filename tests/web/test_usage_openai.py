@@ -16,6 +16,7 @@ from quipu.web.errors import unavailable
 
 NEVER_ADMITTED: dict[str, Any] = {
     "outcome": Outcome.CANCELLED,
+    "admitted_at": None,
     "prompt": UNKNOWN,
     "cached": UNKNOWN,
     "cached_by_tier": None,
