@@ -1,0 +1,160 @@
+"""What /metrics shows: the names, kinds and labels of the specification of usage, and what each of them means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from tests.traps.wire import prompt_of, samples, settle
+
+from houses import BLOCK, Answer, Client, small_house
+from journals import KeptJournal
+from quipu.actors.messages import Outcome
+from quipu.kernels.fake import Dials
+
+MODEL = {"model_name"}
+LISTED: dict[str, tuple[str, set[str]]] = {
+    "quipu:prompt_tokens_total": ("counter", MODEL),
+    "quipu:cached_tokens_total": ("counter", MODEL | {"tier"}),
+    "quipu:generation_tokens_total": ("counter", MODEL),
+    "quipu:prefix_cache_queries_total": ("counter", MODEL),
+    "quipu:prefix_cache_hits_total": ("counter", MODEL),
+    "quipu:recomputed_tokens_total": ("counter", MODEL),
+    "quipu:usage_disputed_total": ("counter", MODEL),
+    "quipu:requests_total": ("counter", MODEL | {"outcome"}),
+    "quipu:request_cached_tokens": ("histogram", MODEL),
+    "quipu:request_cache_hit_ratio": ("histogram", MODEL),
+    "quipu:time_to_first_token_seconds": ("histogram", MODEL),
+    "quipu:inter_token_latency_seconds": ("histogram", MODEL),
+    "quipu:request_queue_seconds": ("histogram", MODEL),
+    "quipu:e2e_request_latency_seconds": ("histogram", MODEL),
+    "quipu:open_accounts": ("gauge", MODEL),
+    "quipu:num_requests_running": ("gauge", MODEL),
+    "quipu:num_requests_waiting": ("gauge", MODEL),
+    "quipu:kv_blocks": ("gauge", MODEL | {"state"}),
+    "quipu:kv_cache_usage_ratio": ("gauge", MODEL),
+}
+"""Section 5 of the specification, by the name that stands in it."""
+VALUES = {
+    "outcome": {"finished", "failed", "cancelled", "rejected"},
+    "tier": {"device", "host", "disk", "remote", "unattributed"},
+}
+
+
+def families(client: Client) -> dict[str, Metric]:
+    text = client.house.desk.render_metrics().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        found[family.name + "_total" if family.type == "counter" else family.name] = family
+    return found
+
+
+async def test_every_name_of_the_list(autojump_clock: trio.abc.Clock) -> None:
+    """Each is there before the first request, with its kind, its help and its labels, and says nothing yet."""
+    async with small_house() as client:
+        found = families(client)
+    for name, (kind, labels) in LISTED.items():
+        family = found[name]
+        assert family.type == kind and family.documentation
+        for sample in family.samples:
+            if sample.name.endswith("_created"):
+                continue
+            assert set(sample.labels) - {"le"} == labels, name
+            assert sample.labels["model_name"] == "demo"
+            if kind != "gauge":
+                assert sample.value == 0
+        for label, values in VALUES.items():
+            if label in labels:
+                assert {sample.labels[label] for sample in family.samples} == values
+
+
+async def test_gauges_while_it_runs(autojump_clock: trio.abc.Clock) -> None:
+    """How many run and wait, and what every block is: the states are all of the blocks, each in one of them."""
+    async with small_house(max_num_seqs=2) as client:
+        seen: list[dict[str, float]] = []
+
+        async def watch() -> None:
+            while True:
+                seen.append(samples(client))
+                await trio.sleep(0.003)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            async with trio.open_nursery() as asking:
+                for seed in range(3):
+                    asking.start_soon(client.ask, prompt_of(40, seed))
+            nursery.cancel_scope.cancel()
+        await settle(client)
+        at_rest = samples(client)
+    assert max(s["open_accounts"] for s in seen) == 3
+    assert max(s["num_requests_running"] for s in seen) == 2
+    assert max(s["num_requests_waiting"] for s in seen) == 1
+    for sample in (*seen, at_rest):
+        states = {name: value for name, value in sample.items() if name.startswith("kv_blocks{")}
+        assert sum(states.values()) == client.config.engine.num_blocks - 1
+        assert min(states.values()) >= 0
+        assert sample["kv_cache_usage_ratio"] == pytest.approx(sample['kv_blocks{state="used"}'] / 63)
+    assert max(sample['kv_blocks{state="used"}'] for sample in seen) == 2 * 3
+    assert at_rest["open_accounts"] == at_rest["num_requests_running"] == at_rest["num_requests_waiting"] == 0
+    assert at_rest['kv_blocks{state="used"}'] == 0 < at_rest['kv_blocks{state="cached"}']
+
+
+async def run_three(client: Client) -> list[Answer]:
+    """One that misses, one that hits two blocks, and one of two choices."""
+    prompt = prompt_of(40)
+    first = await client.ask(prompt, max_tokens=5)
+    second = await client.ask([*prompt[: 2 * BLOCK], *prompt_of(9, 1)], max_tokens=3)
+    return [first, second, await client.ask(prompt_of(20, 2), n=2, max_tokens=4)]
+
+
+async def test_histograms_are_of_the_records(autojump_clock: trio.abc.Clock) -> None:
+    """Each request is in each of them once, with the times and counts of its record."""
+    async with small_house(Dials(step_seconds=0.01)) as client:
+        records = [answer.record for answer in await run_three(client)]
+        found = samples(client)
+
+    def check(name: str, values: list[float]) -> None:
+        assert found[f"{name}_count"] == len(values)
+        assert found[f"{name}_sum"] == pytest.approx(sum(values))
+        buckets = [value for sample, value in found.items() if sample.startswith(f"{name}_bucket")]
+        assert buckets == sorted(buckets) and buckets[-1] == len(values)
+
+    def times(later: str) -> list[float]:
+        return [getattr(record, later) - record.received_at for record in records]
+
+    check("request_cached_tokens", [0, 2 * BLOCK, 0])
+    check("request_cache_hit_ratio", [0, 2 * BLOCK / (2 * BLOCK + 9), 0])
+    check("request_queue_seconds", times("admitted_at"))
+    check("time_to_first_token_seconds", times("first_token_at"))
+    check("e2e_request_latency_seconds", times("closed_at"))
+    # a token a step, and the first of each sequence has none before it
+    assert found["inter_token_latency_seconds_count"] == 4 + 2 + 2 * 3
+    assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.01 * (4 + 2 + 2 * 3))
+
+
+async def test_counters_of_the_unlucky(autojump_clock: trio.abc.Clock) -> None:
+    """Refused, left and failed ones are counted by outcome; who was never admitted is in no sum and no ratio."""
+    dials, journal = Dials(step_seconds=0.01), KeptJournal()
+    async with small_house(dials, journal=journal, max_model_len=100) as client:
+        await client.ask(prompt_of(100))  # does not fit
+        dials.fail_steps = 1
+        await client.ask(prompt_of(40))
+        ticket = client.open(prompt_of(50, 1), max_tokens=50)
+        await ticket.start()
+        await trio.sleep(0.045)
+        ticket.leave()
+        await settle(client)
+        found = samples(client)
+    left = journal.closed[-1]
+    assert [record.outcome for record in journal.closed] == [Outcome.REJECTED, Outcome.FAILED, Outcome.CANCELLED]
+    for outcome, number in {"finished": 0, "failed": 1, "cancelled": 1, "rejected": 1}.items():
+        assert found[f'requests_total{{outcome="{outcome}"}}'] == number
+    assert found["prompt_tokens_total"] == found["prefix_cache_queries_total"] == 50
+    assert found["generation_tokens_total"] == left.completion_tokens > 0
+    once: list[Any] = ["request_cached_tokens", "request_cache_hit_ratio", "request_queue_seconds"]
+    assert [found[f"{name}_count"] for name in once] == [1, 1, 1]
+    assert found["e2e_request_latency_seconds_count"] == 3
+    assert found["usage_disputed_total"] == 0
