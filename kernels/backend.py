@@ -12,6 +12,7 @@ What must always hold:
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +21,13 @@ import attrs
 
 from quipu.kernels.batch import Drawn, StepBatch
 
+_log = logging.getLogger(__name__)
+
 
 @attrs.frozen
 class Capabilities:
     name: str
-    """As `/server_info` and the logs call it: `reference`, `fake`."""
+    """As `/server_info` and the logs call it: `cpu`, `reference`, `fake`."""
     dtype: str
     """Of weights and KV: `bfloat16`, `float16`, `float32`."""
     invariant: bool
@@ -66,19 +69,34 @@ class Backend(Protocol):
 
 
 def load_backend(name: str, config: BackendConfig) -> Backend:
-    """Make the backend called `name` (`reference` or `fake`).
+    """Make the backend called `name`: `cpu`, `reference` or `fake`; `auto` is `cpu` where it can run, else `reference`.
 
-    Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not fit its config.
+    Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not fit its config, and
+    for `cpu` where this machine cannot run it.
     """
     if name == "fake":
         from quipu.kernels.fake import FakeBackend
 
         return FakeBackend(config)
+    if name not in ("auto", "cpu", "reference"):
+        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'reference' or 'fake'")
+    # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
+    # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     if name == "reference":
-        # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
-        # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
-        os.environ.setdefault("GOMP_SPINCOUNT", "0")
-        from quipu.kernels.reference.backend import ReferenceBackend
+        return _load_reference(config)
+    from quipu.kernels.cpu.backend import CpuBackend, NotForTheseKernels
 
-        return ReferenceBackend(config)
-    raise ValueError(f"unknown backend {name!r}: choose 'reference' or 'fake'")
+    try:
+        return CpuBackend(config)
+    except NotForTheseKernels as error:
+        if name == "cpu":
+            raise ValueError(f"the cpu executor cannot run here: {error}") from None
+        _log.warning("the reference executor runs, many times slower than the cpu executor would: %s", error)
+    return _load_reference(config)
+
+
+def _load_reference(config: BackendConfig) -> Backend:
+    from quipu.kernels.reference.backend import ReferenceBackend
+
+    return ReferenceBackend(config)

@@ -91,6 +91,15 @@ def parse_config(data: dict[str, Any], *, architecture: str, default_head_dim: i
     )
 
 
+def check_length(config: DecoderConfig, max_model_len: int) -> None:
+    """Raises ValueError for a length beyond the model's positions."""
+    if max_model_len > config.max_position_embeddings:
+        raise ValueError(
+            f"max_model_len {max_model_len} exceeds the model's max_position_embeddings "
+            f"{config.max_position_embeddings}"
+        )
+
+
 def _positive(data: dict[str, Any], key: str, *, default: int | None = None) -> int:
     value = data.get(key)
     if value is None:

@@ -19,7 +19,7 @@ from quipu.kernels.backend import BackendConfig, Capabilities
 from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
 from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.logprobs import score
-from quipu.kernels.models.config import read_config
+from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.registry import Model, find_family
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
@@ -43,11 +43,7 @@ class ReferenceBackend:
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
-        if config.max_model_len > model_config.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len {config.max_model_len} exceeds the model's max_position_embeddings "
-                f"{model_config.max_position_embeddings}"
-            )
+        check_length(model_config, config.max_model_len)
         with torch.inference_mode():
             weights, dtype = open_weights(
                 config.model_path,

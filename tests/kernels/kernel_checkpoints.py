@@ -46,8 +46,8 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False,
     ),
     "llama-rope3": lambda: LlamaConfig(
-        **_SHARED, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True,
-        rope_parameters=_LLAMA3,
+        **_SHARED, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2, head_dim=16,
+        tie_word_embeddings=True, rope_parameters=_LLAMA3,
     ),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import torch
 from kernel_checkpoints import CONFIGS, VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
 from transformers import AutoModelForCausalLM
 
+from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, Scores, Scoring
 from quipu.kernels.logprobs import likeliest, rank, score
 from quipu.kernels.reference.backend import ReferenceBackend
@@ -55,7 +56,7 @@ def test_what_is_no_number_is_no_answer() -> None:
     assert masked == Scores([1], [-float("inf")], [2], [[0]], [[0.0]])
 
 
-def drawn_and_prompt(backend: ReferenceBackend, chunks: list[int], others: int, seed: int) -> tuple[Scores, Scores]:
+def drawn_and_prompt(backend: Backend, chunks: list[int], others: int, seed: int) -> tuple[Scores, Scores]:
     """Scores of TOKENS' prompt and of the token drawn after it, prefilled in chunks beside `others` rows."""
     tables = scattered_blocks(10 + 4 * others, seed=seed)
     whole = Scores.empty()

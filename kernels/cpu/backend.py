@@ -1,0 +1,162 @@
+"""`CpuBackend`: kernels of our own in C++ (`csrc/`), compiled for the processor at hand.
+
+The executor makes one through `load_backend` and calls `step` once a pass, from one thread. A step is one call into
+the library, which lets go of the interpreter lock: the engine plans the next step meanwhile.
+
+What must always hold: a row's logits are bit-identical whatever its batch, its chunking, its cached prefix, its
+physical blocks and the number of threads; a pass that raises has changed nothing that a later pass can see, but KV
+slots that its own rows were to write.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quipu.kernels.backend import BackendConfig, Capabilities
+from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
+from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
+from quipu.kernels.cpu.packing import PackedWeights
+from quipu.kernels.cpu.program import STORED, Pass, check_layout
+from quipu.kernels.cpu.recorder import record
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.logprobs import score
+from quipu.kernels.models.config import DecoderConfig, check_length, read_config
+from quipu.kernels.models.registry import find_family
+from quipu.kernels.sampling import sample
+from quipu.kernels.weights import open_weights
+
+# Below this hidden size a second thread costs more than it brings.
+_ONE_THREAD_BELOW = 512
+# Tokens of a prompt whose logits are held at a time: those of a whole prompt may be larger than the model.
+_SCORED_AT_ONCE = 32
+# What the attention kernel's registers divide a head into.
+_HEAD_STEP = 16
+
+
+class NotForTheseKernels(Exception):
+    """The machine or the model is one that the reference has to run; the message says why."""
+
+
+class CpuBackend:
+    """Implements `quipu.kernels.backend.Backend`."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        """Load the model, pack it, and write its program down.
+
+        Raises NotForTheseKernels where the reference could run instead, and ValueError, saying which, for an
+        architecture, a setting or a tensor that is not supported anywhere.
+        """
+        config_json = read_config(config.model_path)
+        family = find_family(config_json)
+        model_config = family.parse(config_json)
+        check_length(model_config, config.max_model_len)
+        try:
+            instruction_set = choose_instruction_set(processor_flags())
+            self._library = load(instruction_set)
+        except CannotBuild as error:
+            raise NotForTheseKernels(str(error)) from None
+        check_layout(self._library)
+        with torch.inference_mode():
+            source, dtype = open_weights(
+                config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
+            )
+            _check_supported(model_config, dtype)
+            weights = PackedWeights(source, self._library)
+            model = family.build(model_config, weights, config.max_model_len)
+            # A tied head may be stored all the same; it is the embedding.
+            weights.check_all_used(
+                ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
+            )
+            self.cache = KVCache(
+                num_layers=model_config.num_layers,
+                num_blocks=config.num_blocks,
+                num_kv_heads=model_config.num_kv_heads,
+                block_size=config.block_size,
+                head_dim=model_config.head_dim,
+                dtype=dtype,
+            )
+            self._max_looked_at = max(config.max_num_seqs, _SCORED_AT_ONCE)
+            self._program = record(
+                model,
+                weights,
+                self.cache,
+                num_tokens=config.max_num_batched_tokens,
+                num_looked_at=self._max_looked_at,
+            )
+        self._capabilities = Capabilities(name="cpu", dtype=str(dtype).removeprefix("torch."), invariant=True)
+        self.instruction_set = instruction_set.name
+        self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
+        self._last_drawn: list[int | None] = [None] * config.max_num_seqs
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def step(self, batch: StepBatch) -> Drawn:
+        """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
+        rows = [row for row, samples in enumerate(batch.samples) if samples]
+        one_pass = self._pass(batch)
+        logits_MV = self._run(one_pass, [batch.query_start[row + 1] - 1 for row in rows])
+        token_ids = [
+            sample(
+                logits_V,
+                temperature=batch.temperature[row],
+                top_k=batch.top_k[row],
+                top_p=batch.top_p[row],
+                min_p=batch.min_p[row],
+                seed=batch.seed[row],
+                output_position=batch.output_position[row],
+            )
+            for row, logits_V in zip(rows, logits_MV.numpy(), strict=True)
+        ]
+        drawn = Drawn(rows=rows, token_ids=token_ids)
+        if batch.scoring is not None:
+            drawn = self._score(one_pass, batch.scoring, drawn, logits_MV)
+        for row, token_id in zip(rows, token_ids, strict=True):
+            self._last_drawn[batch.slots[row]] = token_id
+        return drawn
+
+    def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
+        """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        one_pass = self._pass(batch)
+        nothing_MV = self._run(one_pass, [])
+        starts = range(0, len(tokens), self._max_looked_at)
+        parts = [self._run_head(one_pass, tokens[start : start + self._max_looked_at]).clone() for start in starts]
+        return torch.cat([nothing_MV, *parts])
+
+    def close(self) -> None:
+        """Drop weights and cache; the memory goes with them."""
+        del self._program, self.cache
+
+    def _pass(self, batch: StepBatch) -> Pass:
+        return Pass(batch, self._last_drawn, block_size=self.cache.block_size, num_threads=self.num_threads)
+
+    def _run(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
+        """Everything. The logits are overwritten by the next call."""
+        one_pass.run(self._library, self._program.whole if looked_at else self._program.trunk, looked_at)
+        return self._program.logits_MV[: len(looked_at)]
+
+    def _run_head(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
+        """The head again, for other tokens of a pass that has run."""
+        one_pass.run(self._library, self._program.head, looked_at)
+        return self._program.logits_MV[: len(looked_at)]
+
+    def _score(self, one_pass: Pass, scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor) -> Drawn:
+        """Add the scores that are wanted to what was drawn; `logits_MV` are those of the rows that drew."""
+        at = {row: index for index, row in enumerate(drawn.rows)}
+        looked_at = [at[row] for row in scoring.drawn_rows]
+        token_ids = [drawn.token_ids[index] for index in looked_at]
+        scores = score(logits_MV[looked_at], token_ids, scoring.drawn_num_top)
+        prompt_scores = Scores.empty()
+        for start in range(0, len(scoring.prompt_tokens), _SCORED_AT_ONCE):
+            some = slice(start, start + _SCORED_AT_ONCE)
+            some_MV = self._run_head(one_pass, scoring.prompt_tokens[some])
+            prompt_scores.extend(score(some_MV, scoring.prompt_target_ids[some], scoring.prompt_num_top[some]))
+        return Drawn(rows=drawn.rows, token_ids=drawn.token_ids, scores=scores, prompt_scores=prompt_scores)
+
+
+def _check_supported(config: DecoderConfig, dtype: torch.dtype) -> None:
+    if dtype not in STORED:
+        raise NotForTheseKernels(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
+    if config.head_dim % _HEAD_STEP:
+        raise NotForTheseKernels(f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}")

@@ -1,0 +1,143 @@
+// y = x @ weight.T (+ bias) (+ z), and how weights are packed for it.
+#include <cstdlib>
+
+#include "micro.h"
+#include "program.h"
+
+namespace {
+
+constexpr int64_t kRowsAtOnce = 96;   // with kDepth: their share of x stays in the second-level cache
+constexpr int64_t kDepth = 512;       // a panel of that depth, and six rows, stay in the first-level cache
+constexpr int64_t kFewRows = 12;      // up to here the weights' way from memory is what takes time
+
+// Six rows or fewer, evenly: 8 are 4 and 4, not 6 and 2.
+int64_t split(int64_t num_rows, int64_t index) {
+    int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows;
+    return num_rows * index / parts;
+}
+int64_t num_parts(int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; }
+
+PackedF32 right_hand(const Op& op, int64_t panel, const float*) {
+    return {static_cast<const float*>(op.weight) + panel * kPanel * op.width, kPanel * op.width};
+}
+PackedBf16 right_hand(const Op& op, int64_t panel, const bf16*) {
+    int64_t stride = kPanel * (op.width + op.width % 2);
+    return {static_cast<const bf16*>(op.weight) + panel * stride, stride};
+}
+
+Target target(const Op& op, int64_t row, int64_t panel) {
+    int64_t n = panel * kPanel;
+    return {op.y + row * op.y_stride + n,
+            op.y_stride,
+            true,
+            op.bias ? op.bias + n : nullptr,
+            op.z ? op.z + row * op.z_stride + n : nullptr,
+            op.z_stride,
+            op.out_width - n};
+}
+
+// Few rows: they lie in the first-level cache, and each weight is widened for all of them on its one way through.
+template <class T>
+void stream(const Op& op, int64_t num_rows, const Worker& worker) {
+    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
+    constexpr int64_t group = 4;
+    for (int64_t first; (first = worker.next() * group) < num_panels;) {
+        int64_t count = std::min(group, num_panels - first);
+        // one panel at a time where its rows are met twice, so that the second time finds it in cache
+        int64_t step = num_parts(num_rows) == 1 ? count : 1;
+        for (int64_t panel = first; panel < first + count; panel += step)
+            for (int64_t part = 0; part < num_parts(num_rows); part++) {
+                int64_t m = split(num_rows, part), end = split(num_rows, part + 1);
+                multiply(end - m, op.x + m * op.x_stride, op.x_stride, 1, right_hand(op, panel, (T*)nullptr), op.width,
+                         step * 2, target(op, m, panel));
+            }
+    }
+}
+
+// Many rows: blocks of x are laid out as they are read, and met by panel after panel.
+template <class T>
+void blocked(const Op& op, int64_t num_rows, const Worker& worker) {
+    alignas(64) static thread_local float packed[kRowsAtOnce * kDepth];
+    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
+    int64_t group = num_rows > kRowsAtOnce ? 16 : 4;
+    int64_t groups = (num_panels + group - 1) / group;
+    int64_t chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    for (int64_t item; (item = worker.next()) < groups * chunks;) {
+        // neighbours in time share their weights
+        int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
+        int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
+        for (int64_t k = 0; k < op.width; k += kDepth) {
+            int64_t depth = std::min(kDepth, op.width - k);
+            float* to = packed;
+            for (int64_t part = 0; part < num_parts(rows); part++) {
+                int64_t m = split(rows, part), count = split(rows, part + 1) - m;
+                for (int64_t r = 0; r < count; r++) {
+                    const float* from = op.x + (row + m + r) * op.x_stride + k;
+                    for (int64_t d = 0; d < depth; d++) to[d * count + r] = from[d];
+                }
+                to += depth * count;
+            }
+            for (int64_t panel = first; panel < last; panel++) {
+                const float* a = packed;
+                for (int64_t part = 0; part < num_parts(rows); part++) {
+                    int64_t m = split(rows, part), count = split(rows, part + 1) - m;
+                    Target t = target(op, row + m, panel);
+                    t.fresh = k == 0;
+                    if (k + depth < op.width) t.bias = t.added = nullptr;
+                    multiply(count, a, 1, count, right_hand(op, panel, (T*)nullptr).from(k), depth, 2, t);
+                    a += depth * count;
+                }
+            }
+        }
+    }
+}
+
+template <class T>
+void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
+    if (num_rows <= kFewRows) stream<T>(op, num_rows, worker);
+    else blocked<T>(op, num_rows, worker);
+}
+
+}  // namespace
+
+void linear(const Op& op, const Pass& pass, const Worker& worker) {
+    if (op.stored == kBfloat16) linear_of<bf16>(op, num_rows(op, pass), worker);
+    else linear_of<float>(op, num_rows(op, pass), worker);
+}
+
+// Rows of a packed matrix: an embedding that is also the head need not be kept twice.
+void embed(const Op& op, const Pass& pass, const Worker& worker) {
+    int64_t n = num_rows(op, pass);
+    for (int64_t i = n * worker.thread / worker.num_threads; i < n * (worker.thread + 1) / worker.num_threads; i++) {
+        int64_t id = pass.token_ids[i], lane = id % kPanel;
+        float* y = op.y + i * op.y_stride;
+        if (op.stored == kBfloat16) {
+            const bf16* p = right_hand(op, id / kPanel, (bf16*)nullptr).p;
+            for (int64_t k = 0; k < op.width; k++) y[k] = widen(p[k / 2 * 2 * kPanel + lane * 2 + k % 2]);
+        } else {
+            const float* p = right_hand(op, id / kPanel, (float*)nullptr).p;
+            for (int64_t k = 0; k < op.width; k++) y[k] = p[k * kPanel + lane];
+        }
+    }
+}
+
+// weight [rows, width] row-major into `packed`, which has room for whole panels of an even width. Missing rows are 0.
+extern "C" void quipu_pack(const void* weight, void* packed, int64_t rows, int64_t width, int32_t stored) {
+    int64_t num_panels = (rows + kPanel - 1) / kPanel;
+#pragma omp parallel for
+    for (int64_t panel = 0; panel < num_panels; panel++)
+        for (int64_t lane = 0; lane < kPanel; lane++) {
+            int64_t n = panel * kPanel + lane;
+            if (stored == kBfloat16) {
+                int64_t even = width + width % 2;
+                bf16* to = static_cast<bf16*>(packed) + panel * kPanel * even;
+                const bf16* from = static_cast<const bf16*>(weight) + n * width;
+                for (int64_t k = 0; k < even; k++)
+                    to[k / 2 * 2 * kPanel + lane * 2 + k % 2] = n < rows && k < width ? from[k] : 0;
+            } else {
+                float* to = static_cast<float*>(packed) + panel * kPanel * width;
+                const float* from = static_cast<const float*>(weight) + n * width;
+                for (int64_t k = 0; k < width; k++) to[k * kPanel + lane] = n < rows ? from[k] : 0;
+            }
+        }
+}

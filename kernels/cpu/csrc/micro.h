@@ -1,0 +1,131 @@
+// The one matrix product of all kernels: rows of float32 times columns that a loader widens.
+//
+// Every result is one chain of fused multiply-adds, k ascending, started from 0 or from what stands in c. How many rows
+// and columns a call holds in registers is a matter of speed only: it never shows in the bits.
+#pragma once
+#include <algorithm>
+
+#include "vec.h"
+
+constexpr int kPanel = 16;  // columns that lie side by side in a packed matrix
+constexpr int kMaxRows = 6; // rows in registers: 6 x 16 results, with what they are made from, fill AVX2's sixteen
+
+// Loaders give Vec number v (columns 8v to 8v+7) of rows 2*pair and 2*pair+1 of the right-hand matrix.
+
+// [panel][k][16] float32
+struct PackedF32 {
+    const float* p;
+    int64_t panel_stride;
+    Vec even(int64_t pair, int v) const { return load(p + (v / 2) * panel_stride + pair * 2 * kPanel + v % 2 * kLanes); }
+    Vec odd(int64_t pair, int v) const { return load(p + (v / 2) * panel_stride + (pair * 2 + 1) * kPanel + v % 2 * kLanes); }
+    PackedF32 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
+    PackedF32 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
+};
+
+// [panel][k / 2][16][2] bfloat16: a 32-bit word holds k (low half) and k + 1, which a shift and a mask widen
+struct PackedBf16 {
+    const bf16* p;
+    int64_t panel_stride;
+    __m256i words(int64_t pair, int v) const {
+        const bf16* at = p + (v / 2) * panel_stride + pair * 2 * kPanel + v % 2 * 2 * kLanes;
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    }
+    Vec even(int64_t pair, int v) const { return _mm256_castsi256_ps(_mm256_slli_epi32(words(pair, v), 16)); }
+    Vec odd(int64_t pair, int v) const {
+        return _mm256_castsi256_ps(_mm256_and_si256(words(pair, v), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
+    PackedBf16 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
+    PackedBf16 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
+};
+
+// Rows that lie anywhere: values of a paged cache
+template <class T>
+struct Rows {
+    const T* const* rows;
+    int64_t column;
+    Vec even(int64_t pair, int v) const { return load(rows[pair * 2] + column + v * kLanes); }
+    Vec odd(int64_t pair, int v) const { return load(rows[pair * 2 + 1] + column + v * kLanes); }
+    Rows columns(int64_t v) const { return {rows, column + v * kLanes}; }
+};
+
+// Where results go, and what is added to them at the end of the chain.
+struct Target {
+    float* c;
+    int64_t stride;
+    bool fresh;               // start from 0, not from c
+    const float* bias;        // of these columns, or null
+    const float* added;       // a matrix at the same place, or null
+    int64_t added_stride;
+    int64_t num_columns;      // that exist: fewer than a whole panel at the end of a matrix
+    Target columns(int64_t v) const {
+        int64_t n = v * kLanes;
+        return {c + n, stride, fresh, bias ? bias + n : nullptr, added ? added + n : nullptr, added_stride, num_columns - n};
+    }
+    Target rows(int64_t m) const {
+        return {c + m * stride, stride, fresh, bias, added ? added + m * added_stride : nullptr, added_stride, num_columns};
+    }
+};
+
+template <int MR, int NV, bool kWhole, class B>
+static void multiply_in_registers(const float* a, int64_t row_step, int64_t k_step, B b, int64_t num_k, const Target& t) {
+    Vec acc[MR][NV];
+    __m256i mask[NV];
+    for (int v = 0; v < NV; v++) mask[v] = first_lanes(t.num_columns - v * kLanes);
+    auto get = [&](const float* p, int v) { return kWhole ? load(p + v * kLanes) : _mm256_maskload_ps(p + v * kLanes, mask[v]); };
+    for (int m = 0; m < MR; m++)
+        for (int v = 0; v < NV; v++) acc[m][v] = t.fresh ? _mm256_setzero_ps() : get(t.c + m * t.stride, v);
+    const float* at = a;
+    for (int64_t pair = 0; pair < num_k / 2; pair++, at += 2 * k_step) {
+        Vec right[NV];
+        for (int v = 0; v < NV; v++) right[v] = b.even(pair, v);
+        for (int m = 0; m < MR; m++) {
+            Vec left = _mm256_broadcast_ss(at + m * row_step);
+            for (int v = 0; v < NV; v++) acc[m][v] = fma(left, right[v], acc[m][v]);
+        }
+        for (int v = 0; v < NV; v++) right[v] = b.odd(pair, v);
+        for (int m = 0; m < MR; m++) {
+            Vec left = _mm256_broadcast_ss(at + m * row_step + k_step);
+            for (int v = 0; v < NV; v++) acc[m][v] = fma(left, right[v], acc[m][v]);
+        }
+    }
+    if (num_k % 2)
+        for (int v = 0; v < NV; v++) {
+            Vec right = b.even(num_k / 2, v);
+            for (int m = 0; m < MR; m++) acc[m][v] = fma(_mm256_broadcast_ss(at + m * row_step), right, acc[m][v]);
+        }
+    for (int m = 0; m < MR; m++)
+        for (int v = 0; v < NV; v++) {
+            Vec y = acc[m][v];
+            if (t.bias) y = _mm256_add_ps(y, get(t.bias, v));
+            if (t.added) y = _mm256_add_ps(get(t.added + m * t.added_stride, v), y);
+            if (kWhole) store(t.c + m * t.stride + v * kLanes, y);
+            else _mm256_maskstore_ps(t.c + m * t.stride + v * kLanes, mask[v], y);
+        }
+}
+
+// MR rows by `num_vecs` (even) Vecs of columns, as many at once as registers allow.
+template <int MR, class B>
+static void multiply_rows(const float* a, int64_t row_step, int64_t k_step, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
+    constexpr int wide = MR == 1 ? 8 : MR == 2 ? 4 : 2;
+    int64_t v = 0;
+    for (; v + wide <= num_vecs && (v + wide) * kLanes <= t.num_columns; v += wide)
+        multiply_in_registers<MR, wide, true>(a, row_step, k_step, b.columns(v), num_k, t.columns(v));
+    for (; v < num_vecs; v += 2) {
+        Target rest = t.columns(v);
+        if (rest.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, row_step, k_step, b.columns(v), num_k, rest);
+        else multiply_in_registers<MR, 2, false>(a, row_step, k_step, b.columns(v), num_k, rest);
+    }
+}
+
+// Up to kMaxRows rows.
+template <class B>
+static void multiply(int64_t num_rows, const float* a, int64_t row_step, int64_t k_step, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
+    switch (num_rows) {
+        case 1: return multiply_rows<1>(a, row_step, k_step, b, num_k, num_vecs, t);
+        case 2: return multiply_rows<2>(a, row_step, k_step, b, num_k, num_vecs, t);
+        case 3: return multiply_rows<3>(a, row_step, k_step, b, num_k, num_vecs, t);
+        case 4: return multiply_rows<4>(a, row_step, k_step, b, num_k, num_vecs, t);
+        case 5: return multiply_rows<5>(a, row_step, k_step, b, num_k, num_vecs, t);
+        case 6: return multiply_rows<6>(a, row_step, k_step, b, num_k, num_vecs, t);
+    }
+}

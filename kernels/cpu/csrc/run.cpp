@@ -1,0 +1,23 @@
+// Runs a program, one operation after the other, on one team of threads. The only entry points from Python, with
+// quipu_pack; ctypes lets go of the interpreter lock for the length of a call.
+#include <omp.h>
+
+#include <vector>
+
+#include "program.h"
+
+extern "C" int64_t quipu_sizes(int32_t which) { return which ? sizeof(Pass) : sizeof(Op); }
+
+extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
+    using Kernel = void (*)(const Op&, const Pass&, const Worker&);
+    static const Kernel kernels[] = {embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add};
+    std::vector<int64_t> counters(num_ops * 8);  // each on a cache line of its own
+#pragma omp parallel num_threads(static_cast<int>(pass->num_threads))
+    {
+        int thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
+        for (int64_t i = 0; i < num_ops; i++) {
+            kernels[ops[i].kind](ops[i], *pass, Worker{thread, num_threads, &counters[i * 8]});
+#pragma omp barrier
+        }
+    }
+}

@@ -1,0 +1,107 @@
+"""A step as the kernels take it: a list of operations, and the columns of a pass. The Python side of csrc/program.h.
+
+`recorder.py` writes a program once, `backend.py` fills a pass each step and runs both in one call.
+
+What must always hold: the fields are those of the C structs, in their order (their sizes are compared at load); what a
+pointer points to lives as long as the struct that holds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quipu.kernels.batch import StepBatch
+
+STORED = {torch.float32: 0, torch.bfloat16: 1}
+"""How weights and caches may be stored."""
+
+EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Op(ctypes.Structure):
+    """One operation; csrc/program.h says what the fields mean."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("kind", "looked_at", "stored", "norm_heads")),
+        *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+        *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_tokens", "num_looked_at", "num_sequences", "block_size", "num_threads")
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "token_ids", "positions", "blocks", "looked_at", "query_start", "tables", "table_start",
+            )
+        ),
+    )  # fmt: skip
+
+
+class Pass:
+    """The columns of one pass, and the struct that points to them."""
+
+    def __init__(
+        self, batch: StepBatch, last_drawn: Sequence[int | None], *, block_size: int, num_threads: int
+    ) -> None:
+        """Raises ValueError for a carried row whose slot has drawn nothing, or that is not one token."""
+        self._block_size = block_size
+        token_ids = _column(batch.token_ids)
+        query_start, first_position = _column(batch.query_start), _column(batch.positions)
+        lengths = np.diff(query_start)
+        for row in range(len(batch.carried)):
+            if batch.carried[row]:
+                drawn = last_drawn[batch.slots[row]]
+                if drawn is None or lengths[row] != 1:
+                    raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no one token to carry")
+                token_ids[batch.query_start[row]] = drawn
+        positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(first_position - query_start[:-1], lengths)
+        tables = np.fromiter(chain.from_iterable(batch.block_tables), np.int64)
+        table_start = _column([0, *accumulate(map(len, batch.block_tables))])
+        blocks = tables[np.repeat(table_start[:-1], lengths) + positions // block_size]
+        self._columns = {
+            "token_ids": token_ids,
+            "positions": positions,
+            "blocks": blocks,
+            "query_start": query_start,
+            "tables": tables,
+            "table_start": table_start,
+        }
+        self._struct = _Pass(
+            num_tokens=len(token_ids),
+            num_sequences=len(batch.slots),
+            block_size=block_size,
+            num_threads=num_threads,
+            **{name: column.ctypes.data for name, column in self._columns.items()},
+        )
+
+    def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], looked_at: Sequence[int]) -> None:
+        """Run operations; those of the head on these tokens."""
+        column = _column(looked_at)
+        self._struct.looked_at, self._struct.num_looked_at = column.ctypes.data, len(column)
+        library.quipu_run(ops, len(ops), ctypes.byref(self._struct))
+
+
+def check_layout(library: ctypes.CDLL) -> None:
+    """Raises RuntimeError where the structs here are not those that were compiled."""
+    if (library.quipu_sizes(0), library.quipu_sizes(1)) != (ctypes.sizeof(Op), ctypes.sizeof(_Pass)):
+        raise RuntimeError("kernels/cpu/program.py and csrc/program.h disagree about their structs")
+
+
+def _column(values: Sequence[int]) -> Int64s:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,250 @@
+"""Runs a model once and writes down the operations that it asks for: the CPU's counterpart of a CUDA graph.
+
+A model is Python, its steps are not: `Recorder` gives it small tensors (two rows, never looked at) and notes for each
+call which of them went in and which came out. Later each becomes memory for as many rows as a pass may have, and the
+notes a list of C structs that one call replays. `backend.py` is the only caller.
+
+What must always hold: every number that a model makes comes from a recorded call. A tensor that torch made itself has
+memory that no note names, and using it is refused at load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import attrs
+import torch
+
+from quipu.kernels.cpu import program
+from quipu.kernels.cpu.packing import PackedWeights
+from quipu.kernels.cpu.program import STORED, Op
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.models.registry import Model
+from quipu.kernels.models.rope import RopeTable
+
+_ROWS = 2  # one would leave strides between rows undefined
+
+
+@attrs.frozen
+class Place:
+    """Where a tensor lies in the rows of a value."""
+
+    value: int
+    offset: int
+    """Elements from the start of each row."""
+
+
+@attrs.define
+class Note:
+    """One call: its numbers, and which values stand behind its pointers."""
+
+    fields: dict[str, Any]
+    x: Place | None
+    z: Place | None
+    y: Place
+
+    @property
+    def read(self) -> list[int]:
+        return [place.value for place in (self.x, self.z) if place is not None]
+
+
+@attrs.frozen
+class Program:
+    """What a step replays."""
+
+    trunk: ctypes.Array[Op]
+    """From tokens to the last layer."""
+    head: ctypes.Array[Op]
+    """From the last layer to logits, for the tokens that are looked at."""
+    whole: ctypes.Array[Op]
+    """Both."""
+    logits_MV: torch.Tensor
+    memory: list[torch.Tensor]
+    """Everything that the pointers point to."""
+
+
+class Recorder:
+    """Implements `quipu.kernels.ops.Ops`, computing nothing."""
+
+    def __init__(self, weights: PackedWeights, cache: KVCache) -> None:
+        self._weights = weights
+        self._cache = cache
+        self.notes: list[Note] = []
+        self.widths: list[int] = []
+        self.looked_at: list[bool] = []
+        self.memory: list[torch.Tensor] = []
+        self._values: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
+        self._head = False
+
+    def start_head(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """From here on the rows are the tokens that are looked at: theirs of `x_ND`."""
+        self._head = True
+        return self._note(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
+
+    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        width = table_VD.shape[1]
+        return self._note(program.EMBED, shape=(width,), width=width, also=self._matrix(table_VD))
+
+    def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        rows, width = weight_OI.shape
+        bias = None if bias_O is None else self._vector(bias_O)
+        return self._note(
+            program.LINEAR, x=x_NI, shape=(rows,), width=width, out_width=rows, bias=bias, also=self._matrix(weight_OI)
+        )
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._note(
+            program.RMS_NORM,
+            x=x,
+            shape=tuple(x.shape[1:]),
+            width=x.shape[-1],
+            num_heads=x[0].numel() // x.shape[-1],
+            weight=self._vector(weight),
+            eps=eps,
+        )
+
+    def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
+        _, num_heads, width = x_NHE.shape
+        cos, sin = self._vector(table.cos_PR), self._vector(table.sin_PR)
+        return self._note(
+            program.ROPE, x=x_NHE, shape=(num_heads, width), width=width, num_heads=num_heads, cos=cos, sin=sin
+        )
+
+    def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
+        _, num_kv_heads, width = k_NKE.shape
+        cache = self._layer(layer)
+        self._note(program.WRITE_KV, x=k_NKE, z=v_NKE, shape=(0,), width=width, num_kv_heads=num_kv_heads, also=cache)
+
+    def attend(self, layer: int, q_NHE: torch.Tensor) -> torch.Tensor:
+        _, num_heads, width = q_NHE.shape
+        cache = self._layer(layer)
+        return self._note(
+            program.ATTEND,
+            x=q_NHE,
+            shape=(num_heads, width),
+            width=width,
+            num_heads=num_heads,
+            num_kv_heads=self._cache[layer][0].shape[1],
+            scale=width**-0.5,
+            also=cache,
+        )
+
+    def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        width = gate_up_N2F.shape[1] // 2
+        return self._note(program.SILU_MUL, x=gate_up_N2F, shape=(width,), width=width)
+
+    def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
+        return self._note(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
+
+    def _note(
+        self,
+        kind: int,
+        *,
+        shape: tuple[int, ...],
+        x: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        also: dict[str, int] | None = None,
+        **fields: Any,
+    ) -> torch.Tensor:
+        """Note a call; gives the tensor that stands for its result."""
+        result = torch.empty(_ROWS, *shape)
+        value = len(self.widths)
+        self.widths.append(result[0].numel())
+        self.looked_at.append(self._head)
+        # an empty result (write_kv) has no address of its own, and nobody can ask for it
+        if result.numel():
+            self._values[result.untyped_storage().data_ptr()] = (value, result)
+        fields |= {"kind": kind, "looked_at": self._head, **(also or {})}
+        self.notes.append(Note(fields, self._place(x), self._place(z), Place(value, 0)))
+        return result
+
+    def _place(self, tensor: torch.Tensor | None) -> Place | None:
+        if tensor is None:
+            return None
+        value, whole = self._values.get(tensor.untyped_storage().data_ptr(), (-1, tensor))
+        inner = tensor[0]
+        if value < 0 or tensor.stride(0) != whole.stride(0) or not inner.is_contiguous():
+            raise ValueError("the model computes with something other than Ops, or looks at results across rows")
+        return Place(value, int(tensor.storage_offset()))
+
+    def _vector(self, tensor: torch.Tensor) -> int:
+        """Address of numbers that operations read as they are."""
+        tensor = tensor.float().contiguous()
+        self.memory.append(tensor)
+        return tensor.data_ptr()
+
+    def _matrix(self, stand_in: torch.Tensor) -> dict[str, int]:
+        matrix = self._weights.matrix(stand_in)
+        self.memory.append(matrix.data)
+        return {"weight": matrix.data.data_ptr(), "stored": STORED[matrix.dtype]}
+
+    def _layer(self, layer: int) -> dict[str, int]:
+        k_BKSE, v_BKSE = self._cache[layer]
+        return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED[k_BKSE.dtype]}
+
+
+def record(model: Model, weights: PackedWeights, cache: KVCache, *, num_tokens: int, num_looked_at: int) -> Program:
+    """The program of a model for passes of at most so many tokens, of which so many are looked at."""
+    recorder = Recorder(weights, cache)
+    x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
+    num_trunk = len(recorder.notes)
+    model.logits(recorder.start_head(x_ND), recorder)
+    rows = [num_looked_at if looked_at else num_tokens for looked_at in recorder.looked_at]
+    memory = _lay_out(recorder.notes, recorder.widths, rows)
+    ops = [_compile(note, recorder.widths, memory) for note in recorder.notes]
+
+    def array(part: list[Op]) -> ctypes.Array[Op]:
+        return (Op * len(part))(*part)
+
+    last = recorder.notes[-1].y.value
+    return Program(
+        trunk=array(ops[:num_trunk]),
+        head=array(ops[num_trunk:]),
+        whole=array(ops),
+        logits_MV=memory[last][: num_looked_at * recorder.widths[last]].view(num_looked_at, -1),
+        memory=[*memory, *recorder.memory],
+    )
+
+
+def _lay_out(notes: list[Note], widths: list[int], rows: list[int]) -> list[torch.Tensor]:
+    """Memory for every value; values that are done with make room for later ones.
+
+    The last of the trunk is kept: the head may be run again for other tokens.
+    """
+    last_read = {value: index for index, note in enumerate(notes) for value in note.read}
+    for note in notes:
+        if note.fields["kind"] == program.GATHER:
+            last_read[note.read[0]] = len(notes)
+    sizes: list[int] = []
+    held_by: list[int | None] = []
+    room: list[int] = []
+    for index, note in enumerate(notes):
+        size = widths[note.y.value] * rows[note.y.value]
+        free = [slot for slot, holder in enumerate(held_by) if holder is None]
+        if free:
+            slot = min(free, key=lambda slot: (max(size - sizes[slot], 0), abs(size - sizes[slot])))
+            sizes[slot] = max(sizes[slot], size)
+        else:
+            slot = len(sizes)
+            sizes.append(size)
+            held_by.append(None)
+        held_by[slot] = note.y.value
+        room.append(slot)
+        for slot, holder in enumerate(held_by):
+            if (
+                holder is not None
+                and last_read.get(holder, index if holder != notes[-1].y.value else len(notes)) <= index
+            ):
+                held_by[slot] = None
+    memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
+    return [memory[slot] for slot in room]
+
+
+def _compile(note: Note, widths: list[int], memory: list[torch.Tensor]) -> Op:
+    op = Op(**note.fields)
+    for name, place in (("x", note.x), ("z", note.z), ("y", note.y)):
+        if place is not None:
+            setattr(op, name, memory[place.value].data_ptr() + 4 * place.offset)
+            setattr(op, f"{name}_stride", widths[place.value])
+    return op
