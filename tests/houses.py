@@ -136,6 +136,7 @@ class Client:
         manager = self.engine.block_manager
         manager.check()
         assert manager.holdings == {}
+        assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only == self.config.engine.num_blocks - 1
         assert self.engine.batcher.sequences == {}
 

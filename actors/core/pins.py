@@ -103,6 +103,11 @@ class Pins:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    @property
+    def num_marks(self) -> int:
+        """Sequences, and steps, of which something may yet be pinned."""
+        return len(self._marked) + len(self._due)
+
     def blocks(self) -> list[list[int]]:
         """Those of each pin."""
         return [pin.blocks for pin in self._by_key.values()]

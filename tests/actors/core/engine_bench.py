@@ -15,15 +15,17 @@ from msgspec.structs import replace
 from properties import never_write_a_shared_or_committed_block
 from proposals import keys_of, reused_of, root_of
 
-from quipu.actors.core.account import Account, Ended, FirstToken, Span, Written
+from quipu.actors.core.account import Account, Ended, FirstToken, Kept, Span, Written
 from quipu.actors.core.batching import Batcher
 from quipu.actors.core.limits import Limits
+from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prompt_book import Admission
 from quipu.actors.core.request import Status
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.counts import shown
 from quipu.actors.executor import Executor
 from quipu.actors.messages import (
+    Breakpoint,
     Caller,
     ErrorKind,
     FinishReason,
@@ -88,6 +90,7 @@ class EngineBench:
         watermark: int = 0,
         sharing: bool = False,
         step_overhead_tokens: int = 0,
+        max_pinned_share: float = 0.5,
         dials: Dials | None = None,
     ) -> None:
         self.limits = limits
@@ -100,7 +103,10 @@ class EngineBench:
             share_pending_prefixes=sharing,
             step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
+            max_pinned_share=max_pinned_share,
         )
+        self.now = 0.0
+        """What pins go by."""
         backend = FakeBackend(
             BackendConfig(
                 model_path=Path(),
@@ -153,6 +159,7 @@ class EngineBench:
         ignore_eos: bool = False,
         stop_token_ids: tuple[int, ...] = (),
         priority: int = 0,
+        breakpoints: tuple[Breakpoint, ...] = (),
     ) -> list[Life]:
         """One request of `num_choices` sequences; `seed` None is greedy."""
         account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
@@ -169,12 +176,13 @@ class EngineBench:
             )
             life = Life(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1
-            account.prompted(life.id, 0, choice, len(prompt))
+            account.prompted(life.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
             self.lives[life.id] = life
             lives.append(life)
             keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
             root = root_of(domain, size)
-            self.batcher.submit(Submit(life.id, list(prompt), root, keys, sampling, domain, priority))
+            pins = pins_of(breakpoints, size) if self.limits.enable_prefix_caching else ()
+            self.batcher.submit(Submit(life.id, list(prompt), root, keys, sampling, domain, priority, pins=pins))
         self.pump()
         return lives
 
@@ -266,7 +274,7 @@ class EngineBench:
             self._walk += 1
             preempted, reused = False, {}
             if isinstance(move, Reserve):
-                granted = self.manager.walk(self._deny(move))
+                granted = self.manager.walk(self._deny(move), self.now)
                 self.manager.check()
                 self._check_grant(granted)
                 plan, report = batcher.accept(granted)
@@ -356,6 +364,9 @@ class EngineBench:
             assert start % self.limits.block_size == end % self.limits.block_size == 0
             assert end <= len(self.lives[sequence_id].prompt)
             self.lives[sequence_id].account.apply(sequence_id, Written(start, end))
+        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
+            assert end <= len(self.lives[sequence_id].prompt)
+            self.lives[sequence_id].account.apply(sequence_id, Kept(end))
         for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
             life = self.lives[sequence_id]
             assert life.reason is None, "a token after the last"
@@ -382,7 +393,14 @@ class EngineBench:
                 self._failing.remove(sequence_id)
 
     def _check_not_ended(self, report: StepReport) -> None:
-        for ids in (report.admitted_ids, report.span_ids, report.written_ids, report.token_sequence_ids):
+        groups = (
+            report.admitted_ids,
+            report.span_ids,
+            report.written_ids,
+            report.pinned_ids,
+            report.token_sequence_ids,
+        )
+        for ids in groups:
             assert not any(self.lives[i].terminal for i in ids), "something is reported after a Terminal"
 
     # ------------------------------------------------------------ at any time
@@ -401,6 +419,7 @@ class EngineBench:
             "tables": {i: list(h.table) for i, h in self.manager.holdings.items()},
             "free": [list(pool._blank), pool.cached_blocks()],
             "findable": dict(pool._index),
+            "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins._by_key.values()],
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._next_step],
         }
 
@@ -436,11 +455,13 @@ class EngineBench:
             assert (life.id in self.refused) == (not fits), "refused, although it fits, or the other way round"
 
     def check_at_rest(self) -> None:
-        """Everything has ended, everything is free, and all books balance."""
+        """Everything has ended, what is not free is pinned, and all books balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
         assert self.manager.holdings == {}
-        assert self.manager.pool.num_free == self.limits.num_blocks - 1
+        pool = self.manager.pool
+        assert pool.num_free + pool.num_pinned_only == self.limits.num_blocks - 1
+        assert self.manager.pins.num_marks == 0
         self.check_tokens_so_far()
         for life in self.lives.values():
             assert life.terminal
@@ -470,3 +491,4 @@ class EngineBench:
         written = prompt.cache_write_tokens
         assert written % self.limits.block_size == 0
         assert (shown(prompt.cached) or 0) + written <= prompt.num_prompt_tokens
+        assert 0 <= sum(prompt.created.values()) <= written

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quipu.actors.core.limits import Limits
 from quipu.actors.core.waiting import Policy
-from quipu.actors.messages import StepResult
+from quipu.actors.messages import Breakpoint, CacheTtl, StepResult
 from quipu.kernels.fake import Dials
 
 POISON = 9
@@ -30,6 +30,9 @@ PROMPTS = st.builds(
     st.integers(0, 40),
     st.lists(st.integers(0, 3), max_size=4),
 ).filter(bool)
+
+
+MARKS = st.lists(st.builds(Breakpoint, st.integers(1, 40), st.sampled_from(CacheTtl)), max_size=3)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -45,6 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
         in_flight=st.sampled_from([1, 2, 2, 3]),
         caching=st.sampled_from([True, True, True, False]),
         watermark=st.integers(0, 2),
+        pinned_share=st.sampled_from([0.0, 0.5, 1.0]),
         eos_after=st.sampled_from([None, None, None, 0, 5]),
         policy=st.sampled_from(list(Policy)),
         threshold=st.sampled_from([0, 0, 1, 4]),
@@ -62,6 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
         in_flight: int,
         caching: bool,
         watermark: int,
+        pinned_share: float,
         eos_after: int | None,
         policy: Policy,
         threshold: int,
@@ -86,7 +91,12 @@ class EngineMachine(RuleBasedStateMachine):
         # few different tokens, so that prompts can repeat what was drawn
         dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
         self.bench = self.bench_type(
-            limits, watermark=watermark, sharing=sharing, step_overhead_tokens=step_overhead_tokens, dials=dials
+            limits,
+            watermark=watermark,
+            sharing=sharing,
+            step_overhead_tokens=step_overhead_tokens,
+            max_pinned_share=pinned_share,
+            dials=dials,
         )
         for prompt in first:
             self.bench.submit(self.fit(prompt, max_tokens), max_tokens)
@@ -106,17 +116,27 @@ class EngineMachine(RuleBasedStateMachine):
         domain=st.sampled_from("aaab"),
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
         priority=st.integers(-2, 2),
+        marks=MARKS,
     )
     def submit(
-        self, prompt: list[int], max_tokens: int, seed: int | None, domain: str, num_choices: int, priority: int
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        seed: int | None,
+        domain: str,
+        num_choices: int,
+        priority: int,
+        marks: list[Breakpoint],
     ) -> None:
+        prompt = self.fit(prompt, max_tokens)
         self.bench.submit(
-            self.fit(prompt, max_tokens),
+            prompt,
             max_tokens,
             seed=seed,
             domain=domain,
             num_choices=num_choices,
             priority=priority,
+            breakpoints=tuple(sorted((m for m in marks if m.position <= len(prompt)), key=lambda m: m.position)),
         )
 
     @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
@@ -141,6 +161,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.bench.abort(data.draw(st.sampled_from(self.live()), "sequence"))
+
+    @rule(seconds=st.sampled_from([1, 299, 300, 3300, 3600]))
+    def time_passes(self, seconds: int) -> None:
+        """The next walk knows."""
+        self.bench.now += seconds
 
     @rule()
     def reset(self) -> None:

@@ -37,8 +37,8 @@ class MirroredManager(BlockManagerCore):
         self.roots = roots
         self.last: list[dict[str, Any]] = []
 
-    def walk(self, proposal: Reserve) -> Granted:
-        granted = super().walk(proposal)
+    def walk(self, proposal: Reserve, now: float = 0.0) -> Granted:
+        granted = super().walk(proposal, now)
         self.last = on_the_wire(self.events.take())
         self.mirror.apply(self.last)
         self.mirror.check(self.roots)
@@ -54,6 +54,7 @@ class MirroredBench(EngineBench):
         watermark: int = 0,
         sharing: bool = False,
         step_overhead_tokens: int = 0,
+        max_pinned_share: float = 0.5,
         dials: Dials | None = None,
     ) -> None:
         super().__init__(limits, watermark=watermark, sharing=sharing, dials=dials)
@@ -64,6 +65,7 @@ class MirroredBench(EngineBench):
             share_pending_prefixes=sharing,
             step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
+            max_pinned_share=max_pinned_share,
             roots=tuple(root_of(domain, limits.block_size) for domain in "ab"),
         )
 
