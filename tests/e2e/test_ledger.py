@@ -10,10 +10,11 @@ import sqlite3
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import QUIPU, Server, eventually, serving, start_quipu
@@ -21,21 +22,43 @@ from tests.e2e.streams import streaming
 from tests.postgres import PASSWORD, Postgres
 
 from quipu.actors.ledger.reading import open_reader
+from quipu.web.cli import main
 
 FAKE = ["--executor", "fake"]
 
 
-def ledger(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`quipu ledger ARGUMENTS` in a server's folder."""
-    return subprocess.run(
-        [QUIPU, "ledger", *arguments],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+@attrs.frozen
+class Ended:
+    """What a command came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ledger(folder: Path, *arguments: str, **environment: str) -> Ended:
+    """`quipu ledger ARGUMENTS` on a server's folder, in this process: a start of its own takes a second."""
+    where = ["--data-dir", str(folder / "data")]
+    out, err = io.BytesIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.TextIOWrapper(out, write_through=True)) as stdout,
+        redirect_stderr(err),
+    ):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            code = main(["ledger", arguments[0], *where, *arguments[1:]])
+        except SystemExit as end:  # of argparse
+            code = int(end.code or 0)
+        stdout.detach()
+    return Ended(code, out.getvalue().decode(), err.getvalue())
+
+
+def ledger_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`quipu ledger ARGUMENTS` as an operator runs it in a server's folder."""
+    command = [QUIPU, "ledger", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
 
 
 def ask(server: Server, tag: str, **fields: Any) -> str:
@@ -73,7 +96,7 @@ def test_commands(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in ledger(tmp_path, "export", "--format", "jsonl").stdout.splitlines()]
     assert len(lines) == 6 and {line["request_id"] for line in lines} > set(seen)
     assert [line["recovered"] for line in lines].count(True) == 1
-    parquet = ledger(tmp_path, "export", "--format", "parquet", "--output", "out.parquet")
+    parquet = ledger(tmp_path, "export", "--format", "parquet", "--output", str(tmp_path / "out.parquet"))
     assert parquet.returncode == 0 and read_parquet(tmp_path / "out.parquet") == lines
     reconciled = json.loads(ledger(tmp_path, "reconcile", "--json").stdout)
     assert [one["ended"] for one in reconciled] == ["killed", "stopped"] and all(one["agrees"] for one in reconciled)
@@ -93,18 +116,18 @@ def test_changed_record_is_named(tmp_path: Path) -> None:
         seen = [ask(server, f"tag {i}") for i in range(3)]
     (segment,) = (tmp_path / "data" / "ledger").glob("*.wal")
     segment.write_bytes(b"")
-    assert ledger(tmp_path, "verify").returncode == 0
+    assert ledger_process(tmp_path, "verify").returncode == 0
     database = tmp_path / "data" / "ledger.sqlite3"
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("update usage_records set completion_tokens = 30 where request_id = ?", [seen[1]])
-    found = ledger(tmp_path, "verify")
+    found = ledger_process(tmp_path, "verify")
     assert found.returncode == 1 and f"request {seen[1]}: completion_tokens is 30 in the database" in found.stdout
 
 
 def test_questions_without_an_answer(tmp_path: Path) -> None:
     """No ledger, a bad URL, a bad time: said in one line, with the exit code of a bad question."""
     nothing = ledger(tmp_path, "verify")
-    assert nothing.returncode == 2 and nothing.stderr == "quipu: there is no ledger in data\n"
+    assert nothing.returncode == 2 and nothing.stderr == f"quipu: there is no ledger in {tmp_path / 'data'}\n"
     url = ledger(tmp_path, "export", "--ledger-url", "mysql://u:s3cret@h/d")
     assert url.returncode == 2 and "s3cret" not in url.stderr and "--ledger-url" in url.stderr
     assert "is no time" in ledger(tmp_path, "export", "--since", "yesterday").stderr
