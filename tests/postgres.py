@@ -52,7 +52,9 @@ class Postgres:
         password = self.folder / "password"
         password.write_text(PASSWORD)
         password.chmod(0o644)
-        self._run("initdb", "-D", self._data, "-U", "quipu", f"--pwfile={password}", "-A", "scram-sha-256", "-E", "UTF8", "-N")
+        self._run(
+            "initdb", "-D", self._data, "-U", "quipu", f"--pwfile={password}", "-A", "scram-sha-256", "-E", "UTF8", "-N"
+        )
 
     def new_database(self) -> str:
         """An empty one; its URL."""
