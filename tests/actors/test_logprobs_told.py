@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
 
 from houses import BLOCK, Client, small_house, text_of
+from quipu.actors.channel import Channel
 from quipu.actors.checkpoint import DEMO
-from quipu.actors.messages import Scores
+from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
+from quipu.actors.messages import Completed, ScoredDelta, Scores, StepScores, Tokens, Track
 from quipu.actors.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
 
@@ -256,3 +259,41 @@ async def test_no_room_to_answer(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
     assert exchange.status == 400 and answer["error"]["param"] == "prompt"
     assert len(fits["choices"][0]["logprobs"]["tokens"]) == 2 * BLOCK - 1
+
+
+async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
+    """Tokens of several steps that come together keep their own scores; those of a forgotten sequence are nobody's."""
+    deltas: list[ScoredDelta] = []
+
+    class Outlet:
+        def put(self, event: object, /) -> None:
+            assert isinstance(event, ScoredDelta)
+            deltas.append(event)
+
+    def step(sequence_ids: list[int], token_ids: list[int]) -> StepScores:
+        count = len(token_ids)
+        scores = Scores(token_ids, [-float(i) for i in token_ids], [1] * count, [[]] * count, [[]] * count)
+        return StepScores(sequence_ids, scores, [], [], [])
+
+    inbox: Channel[DetokenizerMessage] = Channel(1)
+    detokenizer = Detokenizer(vocabulary(), Channel[Completed](1), lambda sequence_id: None)
+    for sequence_id in (1, 3):
+        inbox.post(Track("r", sequence_id, sequence_id, (), (), False, True, Outlet(), is_scored=True))
+    inbox.post(
+        Tokens(
+            [1, 2, 3, 1, 3],
+            [300, 301, 302, 303, 304],
+            [],
+            [],
+            [step([1, 2, 3], [300, 301, 302]), step([1, 3], [303, 304])],
+        )
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(detokenizer.run, inbox)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    told = [(delta.index, delta.text, *((one.text, one.logprob) for one in delta.scores)) for delta in deltas]
+    assert told == [
+        (index, one_by_one(token_id), (one_by_one(token_id), -float(token_id)))
+        for index, token_id in ((1, 300), (3, 302), (1, 303), (3, 304))
+    ]
