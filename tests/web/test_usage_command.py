@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.actors.ledger.ledgers import record_of
-from tests.web.usage_books import DAY, MIDNIGHT, at, copy_database, make_database
+from tests.web.usage_books import DAY, MIDNIGHT, at, copy_database, lose_the_table, make_database
 
 from quipu.actors.counts import Estimate
 from quipu.actors.ledger.database import sqlite_url
@@ -162,6 +162,9 @@ def test_no_answer(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture
         assert usage(*arguments) == 2
         output = capsys.readouterr()
         assert says in output.err and output.out == "" and "Traceback" not in output.err
+    lose_the_table(data_dir)
+    assert usage("--data-dir", str(data_dir)) == 2
+    assert "no such table" in capsys.readouterr().err
     (data_dir / "ledger.sqlite3").write_bytes(b"this is no database" * 500)
     assert usage("--data-dir", str(data_dir)) == 2
     assert "database" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from tests.web.usage_books import (
     at,
     client_of,
     copy_database,
+    lose_the_table,
     make_database,
     multiply,
 )
@@ -158,11 +159,16 @@ async def test_no_ledger(tmp_path: Path) -> None:
 
 
 async def test_a_broken_database(template: Path, tmp_path: Path) -> None:
-    """What a database says of itself when it breaks is a 503, too."""
+    """One that breaks before a report is a 503, and so is one that breaks in the middle of it."""
     data_dir = copy_database(template, tmp_path / "data", [])
-    (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500)
-    for path in (f"{OPENAI}?start_time={MIDNIGHT}", "/v1/usage/req-1"):
-        assert (await client_of(LedgerUsage(data_dir)).get(path))[0].status == 503
+    for breaks in (
+        lambda: lose_the_table(data_dir),
+        lambda: (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500),
+    ):
+        breaks()
+        for path in (f"{OPENAI}?start_time={MIDNIGHT}", "/v1/usage/req-1"):
+            exchange, answer = await client_of(LedgerUsage(data_dir)).get(path)
+            assert (exchange.status, answer["error"]["code"]) == (503, "ledger_unavailable")
 
 
 class Turnstile:

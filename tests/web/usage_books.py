@@ -117,6 +117,14 @@ def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -
     return data_dir
 
 
+def lose_the_table(data_dir: Path) -> None:
+    """The database opens and says its version, and then has no records."""
+    engine = make_engine(sqlite_url(data_dir))
+    with engine.begin() as connection:
+        table.drop(connection)
+    engine.dispose()
+
+
 def multiply(data_dir: Path, times: int) -> None:
     """Each record so many times, under other ids."""
     engine = make_engine(sqlite_url(data_dir))
