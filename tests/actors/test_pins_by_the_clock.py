@@ -146,19 +146,25 @@ async def test_what_exceeds_the_share_is_not_created(autojump_clock: trio.abc.Cl
         await settle(client)
 
 
-async def test_pins_yield_before_anybody_waits_or_is_preempted(autojump_clock: trio.abc.Clock) -> None:
-    """A request that needs every block of the pool is served at once, beside nobody and for the price of the pins."""
+@pytest.mark.parametrize("num_prompt_blocks", [40, 60])
+async def test_pins_yield_before_anybody_waits_or_is_preempted(
+    num_prompt_blocks: int, autojump_clock: trio.abc.Clock
+) -> None:
+    """A request that needs every block of the pool is served at once, for the price of the pins: those that its
+    admission needs, and later those that its rows do."""
     async with small_house() as client:
         chat = Chat(client)
         await chat.usage(text(KNOTS, **mark("1h")))
         await chat.usage(text("More of it. " + KNOTS, **mark("5m")))
         pinned = chat.sample('kv_blocks{state="pinned"}')
         with structlog.testing.capture_logs() as logs:
-            answer = await client.ask([300 + i for i in range(40 * BLOCK)], max_tokens=23 * BLOCK, ignore_eos=True)
-        assert answer.record.completion_tokens == 23 * BLOCK
+            prompt = [300 + i for i in range(num_prompt_blocks * BLOCK)]
+            num_outputs = (63 - num_prompt_blocks) * BLOCK
+            answer = await client.ask(prompt, max_tokens=num_outputs, ignore_eos=True)
+        assert answer.record.completion_tokens == num_outputs
         yielded = [line for line in logs if line["event"] == "pins.yielded"]
         assert sum(line["num_pins"] for line in yielded) == chat.sample("pins_yielded_total") == 2
-        assert yielded[0]["num_pinned_blocks"] > 0, "one after the other, as they are needed"
+        assert len(yielded) == (2 if num_prompt_blocks == 40 else 1), "when they are needed"
         assert chat.sample("num_preemptions_total") == 0
         assert pinned > 0 == chat.sample('kv_blocks{state="pinned"}')
         assert chat.sample('kv_blocks{state="used"}') == 0
