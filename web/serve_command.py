@@ -1,0 +1,178 @@
+"""`quipu serve`: the house and the HTTP server in one nursery, from their start to their end.
+
+Stops in three steps on SIGTERM or SIGINT: ask (drain), wait (the grace), kill. Imported by `cli.py` only to serve: the
+other commands have no use for a web server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+from functools import partial
+
+import attrs
+import structlog
+import trio
+
+from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.config import HouseConfig
+from quipu.actors.front import ServingInfo
+from quipu.actors.ledger.database import LedgerError
+from quipu.actors.ledger.gauges import install_gauges
+from quipu.actors.ledger.reconciling import parse_metrics
+from quipu.actors.ledger.service import LedgerConfig, open_ledger
+from quipu.actors.restarts import ActorGivenUp
+from quipu.actors.supervisor import EngineGivenUp
+from quipu.actors.wiring import House, split
+from quipu.web import logs
+from quipu.web.admin.usage_source import LedgerUsage
+from quipu.web.app import make_app
+from quipu.web.key_command import key_store, reloading_on_hangup
+from quipu.web.key_file import KeyFileError
+from quipu.web.keys import KeyStore
+from quipu.web.ledger_command import ledger_config, ledger_settings
+from quipu.web.options import AppOptions
+from quipu.web.server import Address, ServerConfig, serve
+from quipu.web.settings import resolve_config
+from quipu.web.tracing import TracingConfig, TracingError, open_tracer, tracing_config
+
+log = structlog.get_logger("quipu.cli")
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+CLOSING_S = 2.0
+"""After the drain: how long connections may take to end, all generation having ended."""
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Serve as the flags say; returns the exit code."""
+    logs.configure(arguments.log_level)
+    if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
+        print("quipu: --kv-events-config needs prefix caching: without it nothing can be found", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        keys = key_store(arguments, os.environ)
+        ledger = ledger_config(arguments, os.environ)
+        tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
+        config, info = resolve_config(arguments)
+        info = attrs.evolve(info, settings=info.settings | ledger_settings(ledger))
+    except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
+        print(f"quipu: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    options = AppOptions(
+        always_include_usage=arguments.always_include_usage,
+        keep_billing_header=arguments.keep_billing_header,
+        request_timeout_s=arguments.request_timeout,
+    )
+    server = ServerConfig(graceful_timeout_s=CLOSING_S)
+    failure: str | None = None
+    try:
+        trio.run(
+            partial(
+                run_server,
+                config,
+                info,
+                options,
+                server,
+                keys,
+                ledger,
+                tracing,
+                host=arguments.host,
+                port=arguments.port,
+                grace_s=arguments.shutdown_timeout,
+            )
+        )
+    except* EngineGivenUp as group:
+        failure = f"the engine is given up: {_leaf(group)}"
+    except* ActorGivenUp as group:
+        failure = str(_leaf(group))
+    except* (CheckpointError, LedgerError, TracingError) as group:  # files that are read when the house opens
+        failure = str(_leaf(group))
+    except* OSError as group:
+        failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
+    if failure is not None:
+        print(f"quipu: {failure}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+async def run_server(
+    config: HouseConfig,
+    info: ServingInfo,
+    options: AppOptions,
+    server: ServerConfig,
+    keys: KeyStore,
+    ledger_config: LedgerConfig,
+    tracing: TracingConfig | None,
+    *,
+    host: str,
+    port: int,
+    grace_s: float,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain for at most `grace_s`.
+
+    Raises EngineGivenUp, LedgerError and TracingError.
+    """
+    async with (
+        reloading_on_hangup(keys),
+        open_ledger(ledger_config) as ledger,
+        open_tracer(tracing) as tracer,
+        split(config, info, ledger.journal) as house,
+        trio.open_nursery() as watching,
+    ):
+        install_gauges(ledger, house.metrics.registry)
+        tracer.count_in(house.metrics.registry)
+        ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
+        stopping = trio.Event()
+        watching.start_soon(_wait_signal, stopping)
+        async with trio.open_nursery() as serving:
+            addresses: list[Address] = await serving.start(
+                partial(
+                    serve,
+                    make_app(
+                        house.desk,
+                        options,
+                        keys,
+                        tracer,
+                        usage=LedgerUsage(ledger_config.data_dir, ledger_config.url),
+                    ),
+                    host=host,
+                    port=port,
+                    config=server,
+                    shutdown_trigger=partial(_drain, house, stopping, grace_s),
+                )
+            )
+            log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
+            _calm_collector()
+        watching.cancel_scope.cancel()  # it would wait for another signal for ever
+
+
+async def _wait_signal(stopping: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            if stopping.is_set():
+                log.warning("server.killed", signal=signal.Signals(number).name)
+                os._exit(128 + number)  # asked twice
+            log.info("server.stopping", signal=signal.Signals(number).name)
+            stopping.set()
+
+
+async def _drain(house: House, stopping: trio.Event, grace_s: float) -> None:
+    await stopping.wait()
+    await house.desk.drain(grace_s)
+
+
+def _calm_collector() -> None:
+    """What lives now lives for ever: keep the garbage collector from walking it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1000)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

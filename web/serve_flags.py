@@ -1,0 +1,115 @@
+"""The flags of `quipu serve`. They have vLLM's names where it has them. Used by `cli.py`."""
+
+from __future__ import annotations
+
+import argparse
+
+from quipu.web.key_command import add_key_flags
+from quipu.web.kv_events import parse_kv_events
+from quipu.web.ledger_command import add_ledger_flags
+
+
+def add_serve_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
+    )
+    add = command.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add("--served-model-name", nargs="+", metavar="NAME", help="names that clients may ask for (default: the model's)")
+    add("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto", help="of weights and KV cache")
+    add("--load-format", choices=["auto", "dummy"], default="auto", help="`dummy`: random weights in its shape")
+    add("--block-size", type=_positive, default=16, help="tokens a KV block holds (default: %(default)s)")
+    add("--num-blocks", type=_positive, help="KV blocks, the null block included (default: from memory and context)")
+    add("--max-model-len", type=_positive, help="longest prompt and output together (default: the model's own)")
+    add("--max-num-seqs", type=_positive, default=256, help="sequences in one step at most (default: %(default)s)")
+    add("--max-num-batched-tokens", type=_positive, default=2048, help="tokens in one step (default: %(default)s)")
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse the KV of prompts that begin alike",
+    )
+    add(
+        "--share-pending-prefixes",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let a request wait a step or two for a prefix that another is computing, where that pays",
+    )
+    add(
+        "--max-pinned-share",
+        type=_share,
+        default=0.5,
+        metavar="SHARE",
+        help="of the KV blocks, that prompts marked with `cache_control` may keep from being reused; 0 is none "
+        "(default: %(default)s)",
+    )
+    add(
+        "--scheduling-policy",
+        choices=["fcfs", "priority", "fair"],
+        default="fcfs",
+        help="who is admitted first: by arrival, by the request's `priority`, or by what tenants have had computed",
+    )
+    add(
+        "--long-prefill-token-threshold",
+        type=_count,
+        default=0,
+        metavar="TOKENS",
+        help="longest chunk of one prompt in a step that others share; 0 is off",
+    )
+    add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
+    add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
+    add(
+        "--kv-events-config",
+        type=parse_kv_events,
+        metavar="JSON",
+        help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
+    )
+    add_key_flags(command)
+    add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
+    add(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span a request here, over OTLP/HTTP (default: as OTEL_EXPORTER_OTLP_ENDPOINT says, if anything)",
+    )
+    add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
+    add(
+        "--keep-billing-header",
+        action="store_true",
+        help="render the x-anthropic-billing-header of Claude Code's prompts, which then never hit across sessions",
+    )
+    add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
+    add_ledger_flags(add)
+    add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")
+    add("--executor", choices=["reference", "fake"], default="reference", help="`fake` computes nothing")
+    add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
+    add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 65536:
+        raise argparse.ArgumentTypeError(f"{value} is not a port")
+    return value

@@ -1,0 +1,107 @@
+"""From flags and checkpoint to every size of the server, and to what `/server_info` shows of them.
+
+Used by `serve_command.py`. What must always hold: whatever the engine is started with is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import structlog
+
+from quipu.actors.checkpoint import CheckpointError, CheckpointInfo, default_num_blocks, read_info, resolve
+from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.front import ServingInfo
+
+log = structlog.get_logger("quipu.cli")
+
+
+def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingInfo]:
+    """Every size of the server, from flags and the checkpoint. Raises CheckpointError."""
+    path = resolve(arguments.model)
+    checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
+    names = tuple(arguments.served_model_name or [checkpoint.name])
+    max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
+    engine = EngineConfig(
+        model_path=str(path),
+        executor=arguments.executor,
+        dtype=checkpoint.dtype,
+        load_format=arguments.load_format,
+        block_size=arguments.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=min(arguments.max_num_seqs, arguments.max_num_batched_tokens),
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        eos_token_ids=checkpoint.eos_token_ids,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        share_pending_prefixes=arguments.share_pending_prefixes,
+        max_pinned_share=arguments.max_pinned_share,
+        scheduling_policy=arguments.scheduling_policy,
+        long_prefill_token_threshold=arguments.long_prefill_token_threshold,
+        max_waiting_requests=arguments.max_waiting_requests,
+        max_waiting_tokens=arguments.max_waiting_tokens,
+        log_level=arguments.log_level,
+        fake_step_seconds=arguments.fake_step_seconds,
+        fake_poison_token_id=arguments.fake_poison_token_id,
+        kv_events=arguments.kv_events_config,
+    )
+    config = HouseConfig(engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype)
+    info = ServingInfo(
+        model_names=names,
+        created=int(time.time()),
+        max_model_len=max_model_len,
+        block_size=engine.block_size,
+        num_blocks=num_blocks,
+        vocab_size=checkpoint.vocab_size,
+        settings={
+            "model": arguments.model,
+            "dtype": checkpoint.dtype,
+            "load_format": engine.load_format,
+            "executor": engine.executor,
+            "block_size": engine.block_size,
+            "num_blocks": num_blocks,
+            "max_model_len": max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "share_pending_prefixes": engine.share_pending_prefixes,
+            "max_pinned_share": engine.max_pinned_share,
+            "scheduling_policy": engine.scheduling_policy,
+            "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+            "max_waiting_requests": engine.max_waiting_requests,
+            "max_waiting_tokens": engine.max_waiting_tokens,
+            "request_timeout": arguments.request_timeout,
+            "kv_events_endpoint": engine.kv_events.endpoint if engine.kv_events else None,
+            "data_dir": arguments.data_dir,
+        },
+    )
+    return config, info
+
+
+def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int]:
+    """(max_model_len, num_blocks) that fit each other."""
+    block_size = arguments.block_size
+    asked = arguments.max_model_len
+    if asked is not None and asked > checkpoint.max_model_len:
+        raise CheckpointError(f"--max-model-len {asked} is more than the model's {checkpoint.max_model_len}")
+    wanted = asked or checkpoint.max_model_len
+    num_blocks = arguments.num_blocks or default_num_blocks(checkpoint, block_size=block_size, max_model_len=wanted)
+    capacity = (num_blocks - 1) * block_size
+    if capacity < 2:
+        raise CheckpointError(f"--num-blocks {num_blocks} leaves no room: the null block takes one")
+    if wanted <= capacity:
+        return wanted, num_blocks
+    if asked is not None:
+        raise CheckpointError(
+            f"--max-model-len {asked} does not fit the KV cache of {capacity} tokens "
+            f"({num_blocks} blocks of {block_size}, one of them the null block)"
+        )
+    log.info("config.context_shortened", max_model_len=capacity, model_max_len=wanted, num_blocks=num_blocks)
+    return capacity, num_blocks
+
+
+def _model_name(model: str) -> str:
+    """What clients call it: a hub id as it stands, a folder by its own name."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
