@@ -1,0 +1,188 @@
+"""Lives of a house whose accountant has a doom: one fixed scenario, and everything that came of it.
+
+Two lives are equal when records, counters, `prefix_cache.stats`, the journal and what clients were told are; ids and
+times are left out, since they differ from one server to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import structlog.testing
+import trio
+import trio.testing
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
+
+from houses import Client, small_house
+from journals import KeptJournal
+from quipu.actors.accountant import Accountant
+from quipu.actors.daybook import Page, Pending
+from quipu.actors.messages import StepReport, Tokens, UsageRecord
+from quipu.kernels.fake import Dials
+
+POINTS = ["unwritten", "written", "between effects", "at the send", "after the send", "done"]
+"""Moments of a message's way, in order."""
+TIGHT = {"num_blocks": 8, "max_model_len": 7 * 16, "watermark": 0.0, "max_num_batched_tokens": 64}
+TIMES = {"received_at", "admitted_at", "first_token_at", "closed_at", "request_id"}
+
+
+class Killed(Exception):
+    """What the accountant dies of in these tests."""
+
+
+@attrs.define
+class Doom:
+    """When it dies: at this point of its message number `at`, counted from 1, or of every message; once each."""
+
+    point: str | None = None
+    at: int | None = None
+    """None: at every message."""
+    num_heard: int = 0
+    num_deaths: int = 0
+    _last: Pending | None = None
+    _struck: set[int] = attrs.field(factory=set)
+
+    def hear(self, pending: Pending) -> None:
+        if pending is not self._last:
+            self._last = pending
+            self.num_heard += 1
+
+    def strike(self, point: str) -> None:
+        if point == self.point and self.at in (None, self.num_heard) and self.num_heard not in self._struck:
+            self._struck.add(self.num_heard)
+            self.num_deaths += 1
+            raise Killed(f"message {self.num_heard}, {point}")
+
+
+class Mortal(Accountant):
+    """An accountant with a doom."""
+
+    def __init__(self, *arguments: Any, doom: Doom, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.doom = doom
+        self._detokenizer = MortalSender(self._detokenizer.send, doom)
+        settle = self._reckoning.settle
+
+        def settle_and_die(page: Page, now: float) -> None:
+            settle(page, now)
+            doom.strike("between effects")
+
+        self._reckoning.settle = settle_and_die
+
+    async def _hear(self, pending: Pending) -> None:
+        self.doom.hear(pending)
+        self.doom.strike("unwritten")
+        await super()._hear(pending)
+        self.doom.strike("done")
+
+    def _write(self, pending: Pending) -> Page | None:
+        page = super()._write(pending)
+        self.doom.strike("written")
+        return page
+
+    def _write_report(self, report: StepReport, now: float) -> None:
+        super()._write_report(report, now)
+        self.doom.strike("written")
+
+    def _end_those_with_gaps(self, report: StepReport) -> None:
+        self.doom.strike("after the send")
+        super()._end_those_with_gaps(report)
+
+
+@attrs.frozen
+class MortalSender:
+    _send: Callable[[Tokens], Awaitable[None]]
+    _doom: Doom
+
+    async def send(self, tokens: Tokens) -> None:
+        await trio.lowlevel.checkpoint()
+        self._doom.strike("at the send")
+        await self._send(tokens)
+
+
+# ---------------------------------------------------------------- one life
+
+
+@attrs.frozen
+class Life:
+    """What came of the scenario."""
+
+    told: dict[str, Any]
+    """By client's id."""
+    records: dict[str, dict[str, Any]]
+    admitted: list[tuple[str, int | None, int | None]]
+    counters: dict[str, float]
+    stats: dict[str, float]
+
+
+def without_ids(answer: Any) -> Any:
+    """What does not differ from one server to the next."""
+    if isinstance(answer, list):
+        return [without_ids(item) for item in answer]
+    return {k: v for k, v in answer.items() if k not in ("id", "created")} if isinstance(answer, dict) else answer
+
+
+def timeless(record: UsageRecord) -> dict[str, Any]:
+    return {name: value for name, value in attrs.asdict(record, recurse=False).items() if name not in TIMES}
+
+
+async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
+    """Streamed, plain, two choices, two prompts, preempted ones, one that leaves, one whose step fails."""
+    told: dict[str, Any] = {}
+    dials, journal = Dials(step_seconds=0.01), KeptJournal() if journal is None else journal
+    house = small_house(
+        dials, journal=journal, hire_accountant=partial(Mortal, doom=doom), max_restarts=10_000, **TIGHT
+    )
+    with structlog.testing.capture_logs():  # rendering a hundred deaths takes longer than dying them
+        async with house as client:
+            with trio.fail_after(60):
+                await scenario(client, dials, told)
+            counters = samples(client)
+            return Life(
+                told=told,
+                records={str(record.client_request_id): timeless(record) for record in journal.closed},
+                admitted=sorted((str(r.client_request_id), r.prompt_tokens, r.cached_tokens) for r in journal.admitted),
+                counters={n: v for n, v in counters.items() if "_seconds_" not in n or n.endswith("_seconds_count")},
+                stats=client.house.daybook.stats.fields(),
+            )
+
+
+async def scenario(client: Client, dials: Dials, told: dict[str, Any]) -> None:
+    """One request after the other, but for a crowd that outgrows the pool."""
+    http = over_http(client)
+
+    async def whole(name: str, path: str, request: dict[str, Any]) -> None:
+        async with http.open("POST", path, request, {"X-Request-Id": name}) as exchange:
+            told[name] = without_ids(await exchange.json())
+
+    async def stream(name: str, path: str, request: dict[str, Any]) -> None:
+        async with http.open("POST", path, {**request, **STREAMED}, {"X-Request-Id": name}) as exchange:
+            told[name] = without_ids(await exchange.chunks())
+
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "why"}], "max_tokens": 3, "temperature": 0}
+    prompt = prompt_of(40, seed=1)
+    await stream("streamed", CHAT, chat)
+    await whole("plain", COMPLETIONS, body(prompt, max_tokens=3))
+    async with trio.open_nursery() as nursery:
+        # sequences of one request are planned together only where a step is under way when they come
+        nursery.start_soon(whole, "busy", COMPLETIONS, body(prompt_of(9, seed=3), max_tokens=16))
+        await trio.sleep(0.0253)
+        await whole("choices", COMPLETIONS, body(prompt, max_tokens=3, n=2))
+        await trio.sleep(0.0053)
+        await stream("prompts", COMPLETIONS, body([prompt[:20], prompt_of(20, seed=2)], max_tokens=2))
+    async with trio.open_nursery() as nursery:
+        for index in range(3):
+            nursery.start_soon(whole, f"crowd {index}", COMPLETIONS, body(prompt_of(30, 5 + index), max_tokens=20))
+            await trio.sleep(0.0013)
+    request = body(prompt, max_tokens=60, **STREAMED)
+    async with http.open("POST", COMPLETIONS, request, {"X-Request-Id": "left"}) as exchange:
+        await trio.sleep(0.0453)
+        exchange.leave()
+        await trio.testing.wait_all_tasks_blocked()
+    await settle(client)
+    dials.fail_steps = 1
+    await whole("failed", COMPLETIONS, body(prompt))
+    await settle(client)
