@@ -260,15 +260,18 @@ class Accountant:
                 page.error = page.error or RequestError(ErrorKind(kind or ErrorKind.INTERNAL), error)
 
     def _time_tokens(self, report: StepReport, now: float) -> None:
-        observe, last = self._metrics.inter_token_latency.observe, self._daybook.last_token_at
-        pages = self._daybook.by_sequence
+        last, pages = self._daybook.last_token_at, self._daybook.by_sequence
+        num_since: dict[float, int] = {}
+        """Tokens by when the one before them came: nearly all of a step have waited for the same step."""
         for sequence_id in report.token_sequence_ids:
             before = last.get(sequence_id)
             if before is not None:
-                observe(now - before)
+                num_since[before] = num_since.get(before, 0) + 1
             elif sequence_id not in pages:
                 continue
             last[sequence_id] = now
+        for before, num_tokens in num_since.items():
+            self._metrics.inter_token_latency.observe(now - before, num_tokens)
 
     def _show(self, report: StepReport) -> None:
         metrics = self._metrics

@@ -89,6 +89,10 @@ class Page:
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
     """By sequence."""
+    num_changes: int = 0
+    """Entries of which something may have to be done before the end."""
+    num_changes_settled: int | None = None
+    """How many of them there were when all that was due had been done."""
     num_ends: int = 0
     """Entries that say that a sequence has ended, or may have."""
     has_gap: bool = False
@@ -112,6 +116,8 @@ class Page:
         if type(entry) in _ENDS:
             self.num_ends += 1
             self.has_gap |= type(entry) is Gap
+        else:
+            self.num_changes += 1
 
     def span(self, sequence_id: int, start: int, end: int) -> None:
         """Write computed positions down; those that go on where the last ones ended make one entry with them."""

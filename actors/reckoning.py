@@ -1,7 +1,8 @@
 """The reckoning: what a request's entries demand be done in the world, and is done once.
 
 Used by the accountant. Reads a page of the daybook, makes its account, and compares what is due with what has been
-done: counting an admission, telling the client its numbers, timing its first token, ending what failed, closing.
+done: counting an admission, telling the client its numbers, timing its first token, ending what failed, closing. An
+account is made only where something has been written that may demand something: making it costs more than the rest.
 
 What must always hold: counters of prompts and hits rise together, by one event; a prompt is counted only when the
 journal has room for its record; an account closes once, with one outcome, and its client hears the end only when the
@@ -10,6 +11,7 @@ journal has let it go.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -41,13 +43,16 @@ class Reckoning:
         if page.num_deaths >= MAX_DEATHS:
             self._give_up(page, now)
         else:
-            account = page.account()
-            self._admit(page, account)
-            self._time_first_token(page, account)
-            self._tell_started(page, account)
+            account = None
+            if page.num_changes != page.num_changes_settled:
+                account = page.account()
+                self._admit(page, account)
+                self._time_first_token(page, account)
+                self._tell_started(page, account)
+                page.num_changes_settled = page.num_changes
             self._stop_failed(page)
             if page.may_close:
-                self._close(page, account, now)
+                self._close(page, account or page.account(), now)
         self._daybook.in_hand = None
 
     # ------------------------------------------------------------ admission
@@ -171,7 +176,8 @@ class Reckoning:
             metrics.request_cached_tokens.observe(record.cached.n)
             metrics.request_cache_hit_ratio.observe(record.cached.n / record.prompt.n)
         metrics.e2e_request_latency.observe(now - account.received_at)
-        log.debug("account.closed", **fields_of(record))
+        if log.is_enabled_for(logging.DEBUG):
+            log.debug("account.closed", **fields_of(record))
 
 
 def _num_known(cached: Count) -> int:

@@ -1,0 +1,229 @@
+"""What the accounts cost: `quipu serve` beside the same server with an accountant that keeps none.
+
+    python -m bench.accounting [--json] [--pairs 10] [--streams 64] [--requests 512]
+
+A fake executor takes 5 ms a step and computes nothing; 64 streams are open at any time until all requests are served.
+Measured is the processor time of both processes, web and engine, for each token, its requests' beginnings and ends and
+the ledger included. Servers take turns, the one that begins changes with every pair, and each is started afresh; so a
+busy moment of the machine meets both. The result is the median of the pairs' differences, with an interval in which the
+true median lies with the confidence printed, whatever the distribution (order statistics).
+
+`books` is the server as it is; `null` see `accounting_null.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import math
+import os
+import random
+import select
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+STEP_S = 0.005
+PROMPT_TOKENS = 48
+SHARED_TOKENS = 32
+PATIENCE_S = 120.0
+KINDS = ("null", "books")
+
+
+class Cost(NamedTuple):
+    web_us: float
+    """Processor time of the web process for each token."""
+    engine_us: float
+    tokens_per_s: float
+
+    @property
+    def us(self) -> float:
+        return self.web_us + self.engine_us
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+    confidence: float
+
+
+class Work(NamedTuple):
+    body: bytes
+    num_tokens: int
+
+
+def make_work(num_requests: int, seed: int) -> list[Work]:
+    """Greedy streams: two cached blocks, one of their own, and outputs of 64 to 192 tokens."""
+    rng = random.Random(seed)
+    shared = rng.choices(range(300, 4000), k=SHARED_TOKENS)
+    work = []
+    for _ in range(num_requests):
+        num_tokens = rng.randint(64, 192)
+        prompt = shared + rng.choices(range(300, 4000), k=PROMPT_TOKENS - SHARED_TOKENS)
+        fields = {"model": "demo", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+        work.append(Work(json.dumps(fields | {"stream": True}).encode(), num_tokens))
+    return work
+
+
+def serve_all(port: int, work: list[Work], num_streams: int) -> int:
+    """Send everything, so many at a time, and read it to the end; the number of tokens."""
+    poll, tails, socks = select.epoll(), {}, {}
+    waiting = list(reversed(work))
+
+    def open_one() -> None:
+        body = waiting.pop().body
+        sock = socket.create_connection(("127.0.0.1", port))
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        )
+        sock.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        sock.setblocking(False)
+        poll.register(sock, select.EPOLLIN)
+        socks[sock.fileno()], tails[sock.fileno()] = sock, b""
+
+    for _ in range(min(num_streams, len(work))):
+        open_one()
+    deadline = time.monotonic() + PATIENCE_S
+    while socks:
+        for descriptor, _ in poll.poll(PATIENCE_S):
+            data = socks[descriptor].recv(65536)
+            tail = tails[descriptor] = (tails[descriptor] + data)[-64:]
+            if b"data: [DONE]" not in tail:
+                if not data:
+                    raise ConnectionError(f"a stream was not served: {tail!r}")
+                continue
+            poll.unregister(descriptor)
+            socks.pop(descriptor).close()
+            if waiting:
+                open_one()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(socks)} streams are not over")
+    poll.close()
+    return sum(one.num_tokens for one in work)
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a whole process, its threads that have ended included (Linux: the clock of another process)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+class Server:
+    """One server of its own, in a folder of its own."""
+
+    def __init__(self, kind: str, data_dir: str, flags: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "bench.accounting_null", kind, "--executor", "fake", "--log-level", "warning"]
+        command += ["--fake-step-seconds", str(STEP_S), "--port", str(self.port), "--data-dir", data_dir, *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT)
+        self._wait_ready()
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        (self.engine_pid,) = [int(pid) for path in children for pid in path.read_text().split()]
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+            try:
+                connection.request("GET", "/ready")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.05)
+        raise RuntimeError("the server did not get ready")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(PATIENCE_S)
+
+
+def measure(kind: str, *, num_streams: int, num_requests: int, seed: int, flags: list[str]) -> Cost:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(kind, folder, flags)
+        try:
+            serve_all(server.port, make_work(num_streams, seed + 1), num_streams)  # warm
+            pids = (server.process.pid, server.engine_pid)
+            before, began = [processor_s(pid) for pid in pids], time.perf_counter()
+            num_tokens = serve_all(server.port, make_work(num_requests, seed), num_streams)
+            took = time.perf_counter() - began
+            web, engine = (1e6 * (processor_s(pid) - b) / num_tokens for pid, b in zip(pids, before, strict=True))
+        finally:
+            server.stop()
+    return Cost(web, engine, num_tokens / took)
+
+
+def median_interval(values: list[float]) -> Interval:
+    """The tightest pair of order statistics around the median that holds it with 95 % confidence, or the outermost."""
+    ordered, n = sorted(values), len(values)
+    best = Interval(ordered[0], ordered[-1], 1 - 2 * 0.5**n)
+    for k in range(1, n // 2):
+        outside = 2 * sum(math.comb(n, i) for i in range(k + 1)) * 0.5**n
+        if 1 - outside < 0.95:
+            break
+        best = Interval(ordered[k], ordered[n - 1 - k], 1 - outside)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.accounting", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=512, help="of each server in each pair (default: %(default)s)")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for both servers")
+    arguments = parser.parse_args()
+    pairs: list[dict[str, Cost]] = []
+    for number in range(arguments.pairs):
+        pair = {}
+        for kind in KINDS if number % 2 == 0 else reversed(KINDS):
+            pair[kind] = measure(
+                kind,
+                num_streams=arguments.streams,
+                num_requests=arguments.requests,
+                seed=number,
+                flags=arguments.flags,
+            )
+        pairs.append(pair)
+        if not arguments.json:
+            print(_line(number, pair), flush=True)
+    differences = [pair["books"].us / pair["null"].us - 1 for pair in pairs]
+    interval = median_interval(differences)
+    summary = {
+        "difference": round(statistics.median(differences), 4),
+        "low": round(interval.low, 4),
+        "high": round(interval.high, 4),
+        "confidence": round(interval.confidence, 4),
+        "load_1min": os.getloadavg()[0],
+    }
+    for kind in KINDS:
+        summary[f"{kind}_us_per_token"] = round(statistics.median(pair[kind].us for pair in pairs), 2)
+    if arguments.json:
+        print(json.dumps({"pairs": [{k: c._asdict() for k, c in p.items()} for p in pairs], **summary}))
+    else:
+        print(
+            f"median difference {summary['difference']:+.1%}, "
+            f"between {summary['low']:+.1%} and {summary['high']:+.1%} ({summary['confidence']:.0%}); "
+            f"us a token: null {summary['null_us_per_token']}, books {summary['books_us_per_token']}; "
+            f"load {summary['load_1min']:.1f}"
+        )
+
+
+def _line(number: int, pair: dict[str, Cost]) -> str:
+    parts = [f"{k} web {c.web_us:6.2f} engine {c.engine_us:6.2f} ({c.tokens_per_s:6.0f}/s)" for k, c in pair.items()]
+    return f"{number:>3} | " + " | ".join(sorted(parts)) + f" | {pair['books'].us / pair['null'].us - 1:+.1%}"
+
+
+if __name__ == "__main__":
+    main()

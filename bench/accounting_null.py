@@ -1,0 +1,126 @@
+"""Servers of `bench.accounting`: `quipu serve` as it is, or with an accountant that keeps no accounts.
+
+    python -m bench.accounting_null books|null FLAGS...
+
+`null` does what clients need of an accountant to be answered at all, and nothing else: it passes tokens on, says when
+an answer begins and when it is over. It books no entry, checks no equation, counts nothing and keeps no record; the
+ledger is open beside it and has nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import attrs
+
+from quipu.actors.channel import Receiver, Sender
+from quipu.actors.counts import Known
+from quipu.actors.daybook import AccountantMessage, Daybook
+from quipu.actors.journal import Journal
+from quipu.actors.messages import (
+    Closed,
+    Completed,
+    Left,
+    OpenAccount,
+    Outcome,
+    Outlet,
+    Prompted,
+    Started,
+    StepReport,
+    Tokens,
+    UsageRecord,
+)
+from quipu.actors.metrics import Metrics
+from quipu.actors.registry import Registry
+from quipu.actors.supervisor import ProcessHost
+from quipu.actors.wiring import open_house
+from quipu.web import cli, serve_command
+
+
+@attrs.define(eq=False)
+class OpenRequest:
+    outlet: Outlet
+    prompted: Prompted | None = None
+    num_ends: int = 0
+    """Terminals and completions heard of: two a sequence."""
+
+
+class NullAccountant:
+    def __init__(
+        self,
+        daybook: Daybook,
+        metrics: Metrics,
+        registry: Registry,
+        journal: Journal,
+        detokenizer: Sender[Tokens],
+        *,
+        num_usable_blocks: int,
+    ) -> None:
+        self._registry = registry
+        self._detokenizer = detokenizer
+        self._open: dict[str, OpenRequest] = {}
+        self._by_sequence: dict[int, str] = {}
+
+    async def run(self, inbox: Receiver[AccountantMessage]) -> None:
+        while True:
+            for message in await inbox.receive_all():
+                match message:
+                    case StepReport():
+                        await self._report(message)
+                    case OpenAccount():
+                        self._open[message.request_id] = OpenRequest(message.outlet)
+                    case Prompted():
+                        if (request := self._open.get(message.request_id)) is not None:
+                            request.prompted = message
+                            self._by_sequence |= dict.fromkeys(message.sequence_ids, message.request_id)
+                    case Completed():
+                        self._ended(message.request_id)
+                    case Left():
+                        self._forget(message.request_id)
+
+    async def _report(self, report: StepReport) -> None:
+        for sequence_id in report.admitted_ids:
+            if (request := self._open.get(self._by_sequence.get(sequence_id, ""))) is not None:
+                request.outlet.put(Started(None, None, None))
+        if report.token_ids:
+            columns = (report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons)
+            await self._detokenizer.send(Tokens(*columns, report.scores))
+        for sequence_id in report.terminal_ids:
+            self._registry.terminal(sequence_id)
+            self._ended(self._by_sequence.get(sequence_id, ""))
+
+    def _ended(self, request_id: str) -> None:
+        request = self._open.get(request_id)
+        if request is None or request.prompted is None:
+            return
+        request.num_ends += 1
+        if request.num_ends == 2 * len(request.prompted.sequence_ids):
+            nothing = Known(0)  # a client that asks is told so
+            record = UsageRecord(
+                request_id=request_id, outcome=Outcome.FINISHED, prompt=nothing, cached=nothing, cache_write=nothing
+            )
+            request.outlet.put(Closed(record, None))
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        request = self._open.pop(request_id, None)
+        if request is not None and request.prompted is not None:
+            for sequence_id in request.prompted.sequence_ids:
+                self._by_sequence.pop(sequence_id, None)
+
+
+def split(config: Any, info: Any, journal: Any = None) -> Any:
+    """In place of `wiring.split`."""
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return open_house(config, info, ProcessHost(config.engine, environment), hire_accountant=partial(NullAccountant))
+
+
+if __name__ == "__main__":
+    which, *flags = sys.argv[1:]
+    if which == "null":
+        serve_command.split = split
+    sys.exit(cli.main(["serve", *flags]))
