@@ -1,0 +1,71 @@
+"""Logprobs as the official client gets them of a real server and a real model, across the process border."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+from tests.e2e.prompts import text_prompt, vocabulary
+from tests.e2e.servers import Server, cached_of
+
+GREEDY = {"model": "demo", "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def lists_of(answer: Any) -> tuple[Any, Any, Any]:
+    logprobs = answer.choices[0].logprobs
+    return logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs
+
+
+def test_echo_scores_what_was_drawn(client: openai.OpenAI) -> None:
+    """A prompt with the answer behind it, scored as a prompt, has the very logprobs that drawing it had."""
+    prompt = vocabulary.encode(text_prompt("logprobs", 40))
+    drawn = client.completions.create(prompt=prompt, logprobs=5, **GREEDY)
+    tokens, logprobs, _ = lists_of(drawn)
+    again = client.completions.create(prompt=prompt, logprobs=5, **GREEDY)
+    assert cached_of(again) > 0 and lists_of(again) == lists_of(drawn)
+    assert all(max(tops.values()) == own for tops, own in zip(lists_of(drawn)[2], logprobs, strict=True)), "greedy"
+
+    ids = {vocabulary.spell(token_id).text: token_id for token_id in range(vocabulary.tokenizer.get_vocab_size())}
+    assert not any("�" in token for token in tokens), "half characters look alike: take another prompt"
+    outputs = [ids[token] for token in tokens]
+    scored = client.completions.create(prompt=prompt + outputs, echo=True, logprobs=5, **{**GREEDY, "max_tokens": 0})
+    assert scored.usage is not None and scored.usage.completion_tokens == 0
+    assert cached_of(scored) == 0
+    assert lists_of(scored)[1][0] is None
+    assert [part[len(prompt) :] for part in lists_of(scored)] == list(lists_of(drawn))
+
+
+def test_chat_streamed_and_whole(client: openai.OpenAI) -> None:
+    """The chunks' tokens are those of the whole answer, and their bytes are its text."""
+    fields: dict[str, Any] = {**GREEDY, "messages": [{"role": "user", "content": text_prompt("chat logprobs", 9)}]}
+    whole = client.chat.completions.create(logprobs=True, top_logprobs=3, **fields)
+    assert whole.choices[0].logprobs is not None
+    content = whole.choices[0].logprobs.content
+    chunks = list(client.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **fields))
+    told = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs is not None]
+    assert [token for logprobs in told for token in logprobs.content or ()] == content
+    assert content is not None and len(content) == 12
+    text = b"".join(bytes(token.bytes or ()) for token in content).decode("utf-8", "replace")
+    assert text == whole.choices[0].message.content
+
+
+def test_prompts_of_a_pool_that_is_too_small(tight: Server) -> None:
+    """Preempted or not, each request is told its whole prompt, the same every time."""
+    prompts = [text_prompt(f"tight logprobs {index}", 90) for index in range(6)]
+    with tight.client() as client:
+
+        def ask(prompt: str) -> Any:
+            fields = {**GREEDY, "max_tokens": 60, "extra_body": {"ignore_eos": True, "prompt_logprobs": 2}}
+            answer = client.completions.create(prompt=prompt, logprobs=2, **fields)
+            assert cached_of(answer) == 0
+            return answer.choices[0].model_dump()
+
+        before = tight.metrics()["num_preemptions_total"]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            crowded = list(pool.map(ask, prompts))
+        assert tight.metrics()["num_preemptions_total"] > before, "the pool was meant to be too small"
+        assert [ask(prompt) for prompt in prompts] == crowded
+    for prompt, choice in zip(prompts, crowded, strict=True):
+        assert len(choice["prompt_logprobs"]) == len(vocabulary.encode(prompt))
+        assert len(choice["logprobs"]["tokens"]) == 60
