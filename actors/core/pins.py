@@ -78,7 +78,12 @@ class Pinned:
     """What was pinned for whom: parallel columns."""
 
     sequence_ids: list[int] = attrs.field(factory=list)
-    num_blocks: list[int] = attrs.field(factory=list)
+    ends: list[int] = attrs.field(factory=list)
+    """Tokens in the pinned prefix."""
+
+
+NOTHING_PINNED = Pinned()
+"""Never changed."""
 
 
 class Pins:
@@ -86,8 +91,10 @@ class Pins:
 
     def __init__(self, pool: BlockPool, block_size: int, max_blocks: int) -> None:
         """`max_blocks` of the pool at most are pinned; 0: nothing ever is."""
+        self.is_in_use = False
+        """Somebody has marked something, and not all of it has expired since. If not, there is nothing to do."""
         self.num_yielded = 0
-        """Pins that have given way, ever."""
+        """Pins that have given way since this was last set to 0."""
         self._pool = pool
         self._block_size = block_size
         self._max_blocks = max_blocks
@@ -117,6 +124,7 @@ class Pins:
     def mark(self, sequence_id: int, keys: list[bytes], pins: tuple[Pin, ...]) -> None:
         """An admitted sequence's prefixes are to be pinned, shortest first."""
         if self._max_blocks:
+            self.is_in_use = True
             self._marked[sequence_id] = self._incomplete[sequence_id] = Marked(sequence_id, keys, pins)
 
     def leave(self, sequence_id: int) -> None:
@@ -149,14 +157,15 @@ class Pins:
 
     def commit(self, steps: Iterable[int], now: float) -> Pinned:
         """These steps are done, and their blocks committed: pin what they have completed."""
+        if not self._due:
+            return NOTHING_PINNED
         pinned = Pinned()
-        if self._due:
-            for step in steps:
-                for due in self._due.pop(step, ()):
-                    pin = due.marked.pins[due.index]
-                    if self._pin(due.marked.keys, pin, now):
-                        pinned.sequence_ids.append(due.marked.sequence_id)
-                        pinned.num_blocks.append(pin.num_blocks)
+        for step in steps:
+            for due in self._due.pop(step, ()):
+                pin = due.marked.pins[due.index]
+                if self._pin(due.marked.keys, pin, now):
+                    pinned.sequence_ids.append(due.marked.sequence_id)
+                    pinned.ends.append(pin.num_blocks * self._block_size)
         return pinned
 
     # ------------------------------------------------------------ pins
@@ -190,6 +199,7 @@ class Pins:
         for pin in [pin for pin in self._by_key.values() if pin.expires_at <= now]:
             self._let_go(pin)
         self._no_expiry_before = min((pin.expires_at for pin in self._by_key.values()), default=math.inf)
+        self.is_in_use = bool(self._by_key or self.num_marks)
 
     def give_way(self, num_free: int) -> None:
         """Let go of pins, soonest expiry first, until so many blocks are free or no block is pinned only.
@@ -214,6 +224,7 @@ class Pins:
         self._marked.clear()
         self._incomplete.clear()
         self._due.clear()
+        self.is_in_use = False
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant of this module holds."""
@@ -222,3 +233,4 @@ class Pins:
             assert self._pool.match([key], 1) == pin.blocks[-1:], "a pin's key leads elsewhere"
             assert pin.expires_at >= self._no_expiry_before, "a pin expires unnoticed"
         assert self._incomplete.items() <= self._marked.items()
+        assert self.is_in_use or not (self._by_key or self.num_marks), "pins are overlooked"

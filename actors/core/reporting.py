@@ -73,7 +73,7 @@ class ReportBuilder:
         span_ids, span_starts, span_ends = _join(self._spans, 3)
         written_ids, written_starts, written_ends = _join(self._written, 3)
         token_sequence_ids, token_ids = _join(self._tokens, 2)
-        pinned_ids, pinned_ends = _join(self._pinned, 2)
+        pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
         self._num_reports += 1
         report = StepReport(
             number=self._num_reports,

@@ -29,11 +29,8 @@ import attrs
 from quipu.actors.core.block_pool import COMMITTED, BlockObserver, BlockPool
 from quipu.actors.core.misses import MissTracker
 from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
-from quipu.actors.core.pins import Pinned, Pins
+from quipu.actors.core.pins import NOTHING_PINNED, Pins
 from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
-
-NOTHING_PINNED = Pinned()
-"""Never changed."""
 
 
 @attrs.define(eq=False)
@@ -107,18 +104,18 @@ class BlockManagerCore:
 
     def walk(self, proposal: Reserve, now: float = 0.0) -> Granted:
         """Apply everything in `proposal`, in its order. `now` is in seconds, on any clock."""
-        self.pins.expire(now)
-        num_yielded = self.pins.num_yielded
+        pins = self.pins
+        if pins.is_in_use:
+            pins.expire(now)
+            pins.num_yielded = 0
         if proposal.reset_prefix_cache:
             self._epoch += 1
-            self.pins.clear()
+            pins.clear()
             self.pool.reset()
         for step in proposal.failed_steps:
             self._take_back(step)
-        written, pinned = _Written(), NOTHING_PINNED
-        if proposal.committed_steps:
-            written = self._commit(proposal.committed_steps)
-            pinned = self.pins.commit(proposal.committed_steps, now)
+        written = self._commit(proposal.committed_steps) if proposal.committed_steps else _Written()
+        pinned = pins.commit(proposal.committed_steps, now) if pins.is_in_use else NOTHING_PINNED
         if proposal.filled_keys and self._enable_prefix_caching:
             self._publish_filled(proposal)
         for sequence_id in proposal.free_sequence_ids:
@@ -131,7 +128,8 @@ class BlockManagerCore:
             self._admit(proposal, grant, now)
         if grant.sequence_ids and self._enable_prefix_caching:
             self._publish_step(proposal.step, grant)
-            self.pins.plan(proposal.step, grant.sequence_ids, grant.starts, grant.counts)
+            if pins.is_in_use:
+                pins.plan(proposal.step, grant.sequence_ids, grant.starts, grant.counts)
 
         return Granted(
             step=proposal.step,
@@ -149,9 +147,9 @@ class BlockManagerCore:
             num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.pool.num_cached,
             pinned_ids=pinned.sequence_ids,
-            pinned_ends=[num_blocks * self.block_size for num_blocks in pinned.num_blocks],
+            pinned_ends=pinned.ends,
             num_pinned_blocks=self.pool.num_pinned_only,
-            num_pins_yielded=self.pins.num_yielded - num_yielded,
+            num_pins_yielded=pins.num_yielded,
         )
 
     def check(self) -> None:
@@ -213,7 +211,8 @@ class BlockManagerCore:
         holding = self.holdings.pop(sequence_id, None)
         if holding is not None:
             self.pool.release(holding.table)
-            self.pins.leave(sequence_id)
+            if self.pins.is_in_use:
+                self.pins.leave(sequence_id)
 
     # ------------------------------------------------------------ what this step gets
 
