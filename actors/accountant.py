@@ -188,6 +188,8 @@ class Accountant:
             self._registry.give_up(ids)
 
     def _settle(self, sequence_ids: list[int], now: float) -> None:
+        if not sequence_ids:
+            return
         by_sequence = self._daybook.by_sequence
         for page in {id(p): p for i in sequence_ids if (p := by_sequence.get(i)) is not None}.values():
             self._reckoning.settle(page, now)

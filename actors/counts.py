@@ -67,6 +67,8 @@ def kind_of(count: Count) -> str:
 def total(counts: Iterable[Count]) -> Count:
     """All of them together: known only if every one is, and unknown if any one is. Of nothing: unknown."""
     parts = list(counts)
+    if len(parts) == 1:  # most requests have one prompt
+        return parts[0]
     numbers = [part.n for part in parts if not isinstance(part, Unknown)]
     if not parts or len(numbers) < len(parts):
         return UNKNOWN

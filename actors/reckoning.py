@@ -66,7 +66,7 @@ class Reckoning:
         is_first = not effects.counted_prompts
         if is_first:
             effects.retry_of = self._journal.retry_of(so_far)
-        has_room = self._journal.admit(attrs.evolve(so_far, retry_of=effects.retry_of))
+        has_room = self._journal.admit(_retrying(so_far, effects.retry_of))
         if is_first and not has_room:
             effects.is_withdrawn = True
             account.withdraw()
@@ -96,8 +96,9 @@ class Reckoning:
         metrics.prefix_cache_hits.inc(cached)
         if cached:
             metrics.count_cached(prompt.by_tier)
-        miss = None if prompt.miss is None else f"{prompt.miss.reason} at token {prompt.miss.token}"
-        log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
+        if log.is_enabled_for(logging.DEBUG):
+            miss = None if prompt.miss is None else f"{prompt.miss.reason} at token {prompt.miss.token}"
+            log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
 
     # ------------------------------------------------------------ what the client hears
 
@@ -132,7 +133,7 @@ class Reckoning:
                 page.awaited = frozenset(self._registry.stop(page.request_id))
 
     def _close(self, page: Page, account: Account, now: float) -> None:
-        record = attrs.evolve(account.record(now), retry_of=page.effects.retry_of)
+        record = _retrying(account.record(now), page.effects.retry_of)
         if not page.effects.counted_end:
             page.effects.counted_end = True
             self._count_end(account, record, now)
@@ -178,6 +179,10 @@ class Reckoning:
         metrics.e2e_request_latency.observe(now - account.received_at)
         if log.is_enabled_for(logging.DEBUG):
             log.debug("account.closed", **fields_of(record))
+
+
+def _retrying(record: UsageRecord, first: str | None) -> UsageRecord:
+    return record if first is None else attrs.evolve(record, retry_of=first)
 
 
 def _num_known(cached: Count) -> int:

@@ -4,9 +4,10 @@
 
 A fake executor takes 5 ms a step and computes nothing; 64 streams are open at any time until all requests are served.
 Measured is the processor time of both processes, web and engine, for each token, its requests' beginnings and ends and
-the ledger included. Servers take turns, the one that begins changes with every pair, and each is started afresh; so a
-busy moment of the machine meets both. The result is the median of the pairs' differences, with an interval in which the
-true median lies with the confidence printed, whatever the distribution (order statistics).
+the ledger included. Both servers are up; a pair is eight turns of a second or two, in the order a b b a b a a b, and
+the one that begins changes with every pair: so a busy moment of the machine meets both. The result is the median of the
+pairs' differences, with an interval in which the true median lies with the confidence printed, whatever the
+distribution (order statistics).
 
 `books` is the server as it is; `null` see `accounting_null.py`.
 """
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,7 +129,8 @@ class Server:
         self.process = subprocess.Popen(command, cwd=ROOT)
         self._wait_ready()
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        (self.engine_pid,) = [int(pid) for path in children for pid in path.read_text().split()]
+        (engine_pid,) = [int(pid) for path in children for pid in path.read_text().split()]
+        self.pids = (self.process.pid, engine_pid)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -149,19 +152,24 @@ class Server:
         self.process.wait(PATIENCE_S)
 
 
-def measure(kind: str, *, num_streams: int, num_requests: int, seed: int, flags: list[str]) -> Cost:
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(kind, folder, flags)
-        try:
-            serve_all(server.port, make_work(num_streams, seed + 1), num_streams)  # warm
-            pids = (server.process.pid, server.engine_pid)
-            before, began = [processor_s(pid) for pid in pids], time.perf_counter()
-            num_tokens = serve_all(server.port, make_work(num_requests, seed), num_streams)
-            took = time.perf_counter() - began
-            web, engine = (1e6 * (processor_s(pid) - b) / num_tokens for pid, b in zip(pids, before, strict=True))
-        finally:
-            server.stop()
-    return Cost(web, engine, num_tokens / took)
+def measure_pair(
+    servers: dict[str, Server], *, first: str, num_streams: int, num_requests: int, seed: int
+) -> dict[str, Cost]:
+    """Turns of both; each turn's work is the other's, too."""
+    second = next(kind for kind in servers if kind != first)
+    order = [first, second, second, first, second, first, first, second]
+    spent = {kind: [0.0, 0.0, 0.0, 0.0] for kind in servers}  # web, engine, wall, tokens
+    num_turns = dict.fromkeys(servers, 0)
+    for kind in order:
+        server, totals = servers[kind], spent[kind]
+        work = make_work(2 * num_requests // len(order), seed=100 * seed + num_turns[kind])
+        num_turns[kind] += 1
+        before, began = [processor_s(pid) for pid in server.pids], time.perf_counter()
+        totals[3] += serve_all(server.port, work, num_streams)
+        totals[2] += time.perf_counter() - began
+        for index, pid in enumerate(server.pids):
+            totals[index] += processor_s(pid) - before[index]
+    return {k: Cost(1e6 * web / n, 1e6 * engine / n, n / wall) for k, (web, engine, wall, n) in spent.items()}
 
 
 def median_interval(values: list[float]) -> Interval:
@@ -185,19 +193,24 @@ def main() -> None:
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for both servers")
     arguments = parser.parse_args()
     pairs: list[dict[str, Cost]] = []
-    for number in range(arguments.pairs):
-        pair = {}
-        for kind in KINDS if number % 2 == 0 else reversed(KINDS):
-            pair[kind] = measure(
-                kind,
+    with ExitStack() as stack:
+        servers = {}
+        for kind in KINDS:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            servers[kind] = Server(kind, folder, arguments.flags)
+            stack.callback(servers[kind].stop)
+            serve_all(servers[kind].port, make_work(2 * arguments.streams, seed=-1), arguments.streams)  # warm
+        for number in range(arguments.pairs):
+            pair = measure_pair(
+                servers,
+                first=KINDS[number % 2],
                 num_streams=arguments.streams,
                 num_requests=arguments.requests,
                 seed=number,
-                flags=arguments.flags,
             )
-        pairs.append(pair)
-        if not arguments.json:
-            print(_line(number, pair), flush=True)
+            pairs.append(pair)
+            if not arguments.json:
+                print(_line(number, pair), flush=True)
     differences = [pair["books"].us / pair["null"].us - 1 for pair in pairs]
     interval = median_interval(differences)
     summary = {

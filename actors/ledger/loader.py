@@ -29,7 +29,7 @@ log = structlog.get_logger("quipu.ledger")
 
 READ_BYTES: Final = 512 * 1024
 """Of the write-ahead file in one batch: a few hundred records."""
-PAUSE_S: Final = 0.2
+PAUSE_S: Final = 1.0
 """Between two batches while there is little to load: a batch of a few is cheaper than each alone."""
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
