@@ -75,6 +75,9 @@ class CpuBackend:
                 head_dim=model_config.head_dim,
                 dtype=dtype,
             )
+            for layer in range(len(self.cache)):
+                for tensor in self.cache[layer]:
+                    self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
             self._max_looked_at = max(config.max_num_seqs, _SCORED_AT_ONCE)
             self._program = record(
                 model,

@@ -118,6 +118,8 @@ def load(instruction_set: InstructionSet) -> ctypes.CDLL:
     library.quipu_pack.restype = None
     library.quipu_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.quipu_run.restype = None
+    library.quipu_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.quipu_large_pages.restype = None
     library.quipu_sizes.argtypes = [ctypes.c_int32]
     library.quipu_sizes.restype = ctypes.c_int64
     return library

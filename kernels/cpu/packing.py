@@ -70,5 +70,6 @@ def pack(weight_OI: torch.Tensor, library: ctypes.CDLL) -> PackedMatrix:
     rows, width = weight_OI.shape
     padded = -(-rows // PANEL) * PANEL * (width + width % 2)
     data = torch.empty(padded, dtype=weight_OI.dtype)
+    library.quipu_large_pages(data.data_ptr(), data.nbytes)
     library.quipu_pack(weight_OI.data_ptr(), data.data_ptr(), rows, width, STORED[weight_OI.dtype])
     return PackedMatrix(data, rows, width, weight_OI.dtype)

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, Scores, Scoring
 from quipu.kernels.logprobs import likeliest, rank, score
-from quipu.kernels.reference.backend import ReferenceBackend
 
 LENGTH = 140
 NUM_TOP = 20

@@ -16,9 +16,16 @@ namespace {
 constexpr int64_t kChunk = 256;
 constexpr int64_t kRowsOfWork = 48;  // query rows of a piece: each chunk is packed once for all of them
 
+constexpr int64_t kTogether = 32;    // keys that are multiplied while the next ones come from memory
+
 struct Piece {
     int64_t sequence, head, first, last;  // tokens first..last (exclusive), counted from the sequence's first in the pass
 };
+
+// Ask for a row of so many 32-bit words.
+void fetch(const void* row, int64_t words) {
+    for (int64_t i = 0; i < words; i += 16) _mm_prefetch(static_cast<const char*>(row) + i * 4, _MM_HINT_T0);
+}
 
 // 8 keys x 8 words into 8 words x 8 of 16 lanes.
 void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
@@ -76,7 +83,7 @@ struct Scratch {
         scores.resize(std::max<size_t>(scores.size(), rows * kChunk));
         maxima.resize(std::max<size_t>(maxima.size(), rows));
         sums.resize(std::max<size_t>(sums.size(), rows));
-        keys.resize(std::max<size_t>(keys.size(), kChunk * width));
+        keys.resize(std::max<size_t>(keys.size(), kTogether * width));
         zeros.resize(std::max<size_t>(zeros.size(), width));
     }
 };
@@ -105,34 +112,44 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece) {
         int64_t count = std::min(kChunk, context - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
         const T* values[kChunk];
         const uint32_t* keys[kChunk];
+        int64_t block = chunk / pass.block_size, slot = chunk % pass.block_size;
         for (int64_t i = 0; i < padded; i++) {
-            int64_t at = chunk + i, slot = at % pass.block_size;
             if (i < count) {
-                int64_t where = ((table[at / pass.block_size] * op.num_kv_heads + piece.head) * pass.block_size + slot) * width;
-                keys[i] = reinterpret_cast<const uint32_t*>(static_cast<const T*>(op.keys) + where);
-                values[i] = static_cast<const T*>(op.values) + where;
+                int64_t at = ((table[block] * op.num_kv_heads + piece.head) * pass.block_size + slot) * width;
+                keys[i] = reinterpret_cast<const uint32_t*>(static_cast<const T*>(op.keys) + at);
+                values[i] = static_cast<const T*>(op.values) + at;
+                if (++slot == pass.block_size) slot = 0, block++;
             } else {
                 keys[i] = scratch.zeros.data();
             }
         }
-        for (int64_t i = 0; i < padded; i += kLanes)
-            for (int64_t word = 0; word < words; word += 8)
-                transpose(keys + i, word, scratch.keys.data() + (i / kPanel * words + word) * kPanel + i % kPanel);
-
+        // Some keys at a time, so that reading memory and multiplying overlap.
+        for (int64_t group = 0; group < padded; group += kTogether) {
+            int64_t end = std::min(group + kTogether, padded);
+            for (int64_t i = group; i < end; i += kLanes) {
+                // blocks lie anywhere: no hardware guesses where the next one begins
+                for (int64_t j = i + kTogether; j < std::min(i + kTogether + kLanes, count); j++) fetch(keys[j], words);
+                for (int64_t j = i; j < std::min(i + kLanes, count); j++) fetch(values[j], words);
+                for (int64_t word = 0; word < words; word += 8)
+                    transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
+            }
+            for (int64_t r = 0; r < rows; r += kMaxRows) {
+                Target s{scratch.scores.data() + r * kChunk + group, kChunk, true, nullptr, nullptr, 0, end - group};
+                multiply(std::min<int64_t>(kMaxRows, rows - r), PlainRows{scratch.queries.data() + r * width, width},
+                         packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width, (end - group) / kLanes, s);
+            }
+        }
         for (int64_t r = 0; r < rows; r += kMaxRows) {
             int64_t together = std::min<int64_t>(kMaxRows, rows - r);
             float* scores = scratch.scores.data() + r * kChunk;
             float* results = scratch.results.data() + r * width;
-            Target s{scores, kChunk, true, nullptr, nullptr, 0, padded};
-            multiply(together, scratch.queries.data() + r * width, width, 1,
-                     packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width, padded / kLanes, s);
             for (int64_t m = 0; m < together; m++) {
                 int64_t limit = position[piece.first + (r + m) / sharing] - chunk;
                 float kept = weigh(scores + m * kChunk, padded, limit, &scratch.maxima[r + m], &scratch.sums[r + m]);
                 for (int64_t i = 0; i < width; i++) results[m * width + i] *= kept;
             }
             Target o{results, width, false, nullptr, nullptr, 0, width};
-            multiply(together, scores, kChunk, 1, Rows<T>{values, 0}, count, width / kLanes, o);
+            multiply(together, PlainRows{scores, kChunk}, Rows<T>{values, 0}, count, width / kLanes, o);
         }
     }
     for (int64_t r = 0; r < rows; r++) {

@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kRowsAtOnce = 96;   // with kDepth: their share of x stays in the second-level cache
 constexpr int64_t kDepth = 512;       // a panel of that depth, and six rows, stay in the first-level cache
 constexpr int64_t kFewRows = 12;      // up to here the weights' way from memory is what takes time
+constexpr int64_t kGroup = 4;         // panels of a piece of work
 
 // Six rows or fewer, evenly: 8 are 4 and 4, not 6 and 2.
 int64_t split(int64_t num_rows, int64_t index) {
@@ -40,54 +41,40 @@ Target target(const Op& op, int64_t row, int64_t panel) {
 template <class T>
 void stream(const Op& op, int64_t num_rows, const Worker& worker) {
     int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
-    constexpr int64_t group = 4;
-    for (int64_t first; (first = worker.next() * group) < num_panels;) {
-        int64_t count = std::min(group, num_panels - first);
+    for (int64_t first; (first = worker.next() * kGroup) < num_panels;) {
+        int64_t count = std::min(kGroup, num_panels - first);
         // one panel at a time where its rows are met twice, so that the second time finds it in cache
         int64_t step = num_parts(num_rows) == 1 ? count : 1;
         for (int64_t panel = first; panel < first + count; panel += step)
             for (int64_t part = 0; part < num_parts(num_rows); part++) {
                 int64_t m = split(num_rows, part), end = split(num_rows, part + 1);
-                multiply(end - m, op.x + m * op.x_stride, op.x_stride, 1, right_hand(op, panel, (T*)nullptr), op.width,
+                multiply(end - m, PlainRows{op.x + m * op.x_stride, op.x_stride}, right_hand(op, panel, (T*)nullptr), op.width,
                          step * 2, target(op, m, panel));
             }
     }
 }
 
-// Many rows: blocks of x are laid out as they are read, and met by panel after panel.
+// Many rows: a piece of a panel stays in the first-level cache while all rows of a chunk meet it.
 template <class T>
 void blocked(const Op& op, int64_t num_rows, const Worker& worker) {
-    alignas(64) static thread_local float packed[kRowsAtOnce * kDepth];
     int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
-    int64_t group = num_rows > kRowsAtOnce ? 16 : 4;
-    int64_t groups = (num_panels + group - 1) / group;
+    int64_t groups = (num_panels + kGroup - 1) / kGroup;
     int64_t chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
     for (int64_t item; (item = worker.next()) < groups * chunks;) {
         // neighbours in time share their weights
-        int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
+        int64_t chunk = item % chunks, first = item / chunks * kGroup, last = std::min(first + kGroup, num_panels);
         int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
         for (int64_t k = 0; k < op.width; k += kDepth) {
             int64_t depth = std::min(kDepth, op.width - k);
-            float* to = packed;
-            for (int64_t part = 0; part < num_parts(rows); part++) {
-                int64_t m = split(rows, part), count = split(rows, part + 1) - m;
-                for (int64_t r = 0; r < count; r++) {
-                    const float* from = op.x + (row + m + r) * op.x_stride + k;
-                    for (int64_t d = 0; d < depth; d++) to[d * count + r] = from[d];
-                }
-                to += depth * count;
-            }
-            for (int64_t panel = first; panel < last; panel++) {
-                const float* a = packed;
+            for (int64_t panel = first; panel < last; panel++)
                 for (int64_t part = 0; part < num_parts(rows); part++) {
-                    int64_t m = split(rows, part), count = split(rows, part + 1) - m;
-                    Target t = target(op, row + m, panel);
+                    int64_t m = row + split(rows, part), count = row + split(rows, part + 1) - m;
+                    Target t = target(op, m, panel);
                     t.fresh = k == 0;
                     if (k + depth < op.width) t.bias = t.added = nullptr;
-                    multiply(count, a, 1, count, right_hand(op, panel, (T*)nullptr).from(k), depth, 2, t);
-                    a += depth * count;
+                    PlainRows a{op.x + m * op.x_stride + k, op.x_stride};
+                    multiply(count, a, right_hand(op, panel, (T*)nullptr).from(k), depth, 2, t);
                 }
-            }
         }
     }
 }

@@ -10,14 +10,16 @@
 constexpr int kPanel = 16;  // columns that lie side by side in a packed matrix
 constexpr int kMaxRows = 6; // rows in registers: 6 x 16 results, with what they are made from, fill AVX2's sixteen
 
-// Loaders give Vec number v (columns 8v to 8v+7) of rows 2*pair and 2*pair+1 of the right-hand matrix.
+// Loaders give Vec number v (columns 8v to 8v+7) of row k of the right-hand matrix; `kPaired` ones want two rows to be
+// asked for together, the even one first.
 
 // [panel][k][16] float32
 struct PackedF32 {
     const float* p;
     int64_t panel_stride;
-    Vec even(int64_t pair, int v) const { return load(p + (v / 2) * panel_stride + pair * 2 * kPanel + v % 2 * kLanes); }
-    Vec odd(int64_t pair, int v) const { return load(p + (v / 2) * panel_stride + (pair * 2 + 1) * kPanel + v % 2 * kLanes); }
+    static constexpr bool kPaired = false;
+    Vec even(int64_t k, int v) const { return load(p + (v / 2) * panel_stride + k * kPanel + v % 2 * kLanes); }
+    Vec odd(int64_t k, int v) const { return even(k, v); }
     PackedF32 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
     PackedF32 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
 };
@@ -26,13 +28,14 @@ struct PackedF32 {
 struct PackedBf16 {
     const bf16* p;
     int64_t panel_stride;
-    __m256i words(int64_t pair, int v) const {
-        const bf16* at = p + (v / 2) * panel_stride + pair * 2 * kPanel + v % 2 * 2 * kLanes;
+    static constexpr bool kPaired = true;
+    __m256i words(int64_t even_k, int v) const {
+        const bf16* at = p + (v / 2) * panel_stride + even_k * kPanel + v % 2 * 2 * kLanes;
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
     }
-    Vec even(int64_t pair, int v) const { return _mm256_castsi256_ps(_mm256_slli_epi32(words(pair, v), 16)); }
-    Vec odd(int64_t pair, int v) const {
-        return _mm256_castsi256_ps(_mm256_and_si256(words(pair, v), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    Vec even(int64_t k, int v) const { return _mm256_castsi256_ps(_mm256_slli_epi32(words(k, v), 16)); }
+    Vec odd(int64_t k, int v) const {
+        return _mm256_castsi256_ps(_mm256_and_si256(words(k - 1, v), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     PackedBf16 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
     PackedBf16 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
@@ -43,9 +46,21 @@ template <class T>
 struct Rows {
     const T* const* rows;
     int64_t column;
-    Vec even(int64_t pair, int v) const { return load(rows[pair * 2] + column + v * kLanes); }
-    Vec odd(int64_t pair, int v) const { return load(rows[pair * 2 + 1] + column + v * kLanes); }
+    static constexpr bool kPaired = false;
+    Vec even(int64_t k, int v) const { return load(rows[k] + column + v * kLanes); }
+    Vec odd(int64_t k, int v) const { return even(k, v); }
     Rows columns(int64_t v) const { return {rows, column + v * kLanes}; }
+};
+
+// The left-hand matrix: rows as they are, or six (or fewer) interleaved so that they are read in one stream.
+struct PlainRows {
+    const float* p;
+    int64_t stride;
+    template <int MR> const float* at(int m, int64_t k) const { return p + m * stride + k; }
+};
+struct InterleavedRows {
+    const float* p;
+    template <int MR> const float* at(int m, int64_t k) const { return p + k * MR + m; }
 };
 
 // Where results go, and what is added to them at the end of the chain.
@@ -66,35 +81,42 @@ struct Target {
     }
 };
 
-template <int MR, int NV, bool kWhole, class B>
-static void multiply_in_registers(const float* a, int64_t row_step, int64_t k_step, B b, int64_t num_k, const Target& t) {
+// Unrolled before anything else, so that each element of an array becomes a register.
+#define UNROLL _Pragma("GCC unroll 16")
+
+// sum += a * b, in the register where the sum is. Given the choice of all forms of this instruction, the compiler moves
+// sums about until some spill, which costs a third of the speed.
+inline Vec accumulate(Vec sum, Vec a, Vec b) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+}
+
+// Never inlined: within a larger function the compiler has other uses for its registers.
+template <int MR, int NV, bool kWhole, class A, class B>
+__attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t) {
     Vec acc[MR][NV];
     __m256i mask[NV];
-    for (int v = 0; v < NV; v++) mask[v] = first_lanes(t.num_columns - v * kLanes);
-    auto get = [&](const float* p, int v) { return kWhole ? load(p + v * kLanes) : _mm256_maskload_ps(p + v * kLanes, mask[v]); };
-    for (int m = 0; m < MR; m++)
-        for (int v = 0; v < NV; v++) acc[m][v] = t.fresh ? _mm256_setzero_ps() : get(t.c + m * t.stride, v);
-    const float* at = a;
-    for (int64_t pair = 0; pair < num_k / 2; pair++, at += 2 * k_step) {
+    UNROLL for (int v = 0; v < NV; v++) mask[v] = first_lanes(t.num_columns - v * kLanes);
+    auto get = [&](const float* p, int v) __attribute__((always_inline)) { return kWhole ? load(p + v * kLanes) : _mm256_maskload_ps(p + v * kLanes, mask[v]); };
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int v = 0; v < NV; v++) acc[m][v] = t.fresh ? _mm256_setzero_ps() : get(t.c + m * t.stride, v);
+    auto step = [&](int64_t k, bool odd) __attribute__((always_inline)) {
         Vec right[NV];
-        for (int v = 0; v < NV; v++) right[v] = b.even(pair, v);
-        for (int m = 0; m < MR; m++) {
-            Vec left = _mm256_broadcast_ss(at + m * row_step);
-            for (int v = 0; v < NV; v++) acc[m][v] = fma(left, right[v], acc[m][v]);
+        UNROLL for (int v = 0; v < NV; v++) right[v] = odd ? b.odd(k, v) : b.even(k, v);
+        UNROLL for (int m = 0; m < MR; m++) {
+            Vec left = _mm256_broadcast_ss(a.template at<MR>(m, k));
+            UNROLL for (int v = 0; v < NV; v++) acc[m][v] = accumulate(acc[m][v], left, right[v]);
         }
-        for (int v = 0; v < NV; v++) right[v] = b.odd(pair, v);
-        for (int m = 0; m < MR; m++) {
-            Vec left = _mm256_broadcast_ss(at + m * row_step + k_step);
-            for (int v = 0; v < NV; v++) acc[m][v] = fma(left, right[v], acc[m][v]);
+    };
+    int64_t k = 0;
+    if (B::kPaired)
+        for (; k + 2 <= num_k; k += 2) {
+            step(k, false);
+            step(k + 1, true);
         }
-    }
-    if (num_k % 2)
-        for (int v = 0; v < NV; v++) {
-            Vec right = b.even(num_k / 2, v);
-            for (int m = 0; m < MR; m++) acc[m][v] = fma(_mm256_broadcast_ss(at + m * row_step), right, acc[m][v]);
-        }
-    for (int m = 0; m < MR; m++)
-        for (int v = 0; v < NV; v++) {
+    for (; k < num_k; k++) step(k, false);
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int v = 0; v < NV; v++) {
             Vec y = acc[m][v];
             if (t.bias) y = _mm256_add_ps(y, get(t.bias, v));
             if (t.added) y = _mm256_add_ps(get(t.added + m * t.added_stride, v), y);
@@ -104,28 +126,32 @@ static void multiply_in_registers(const float* a, int64_t row_step, int64_t k_st
 }
 
 // MR rows by `num_vecs` (even) Vecs of columns, as many at once as registers allow.
-template <int MR, class B>
-static void multiply_rows(const float* a, int64_t row_step, int64_t k_step, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
+template <int MR, class A, class B>
+static void multiply_rows(A a, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
     constexpr int wide = MR == 1 ? 8 : MR == 2 ? 4 : 2;
     int64_t v = 0;
+    // enough of them that the next addition need not wait for the last
     for (; v + wide <= num_vecs && (v + wide) * kLanes <= t.num_columns; v += wide)
-        multiply_in_registers<MR, wide, true>(a, row_step, k_step, b.columns(v), num_k, t.columns(v));
+        multiply_in_registers<MR, wide, true>(a, b.columns(v), num_k, t.columns(v));
+    if (MR == 1)
+        for (; v + 4 <= num_vecs && (v + 4) * kLanes <= t.num_columns; v += 4)
+            multiply_in_registers<MR, 4, true>(a, b.columns(v), num_k, t.columns(v));
     for (; v < num_vecs; v += 2) {
         Target rest = t.columns(v);
-        if (rest.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, row_step, k_step, b.columns(v), num_k, rest);
-        else multiply_in_registers<MR, 2, false>(a, row_step, k_step, b.columns(v), num_k, rest);
+        if (rest.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, b.columns(v), num_k, rest);
+        else multiply_in_registers<MR, 2, false>(a, b.columns(v), num_k, rest);
     }
 }
 
 // Up to kMaxRows rows.
-template <class B>
-static void multiply(int64_t num_rows, const float* a, int64_t row_step, int64_t k_step, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
+template <class A, class B>
+static void multiply(int64_t num_rows, A a, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
     switch (num_rows) {
-        case 1: return multiply_rows<1>(a, row_step, k_step, b, num_k, num_vecs, t);
-        case 2: return multiply_rows<2>(a, row_step, k_step, b, num_k, num_vecs, t);
-        case 3: return multiply_rows<3>(a, row_step, k_step, b, num_k, num_vecs, t);
-        case 4: return multiply_rows<4>(a, row_step, k_step, b, num_k, num_vecs, t);
-        case 5: return multiply_rows<5>(a, row_step, k_step, b, num_k, num_vecs, t);
-        case 6: return multiply_rows<6>(a, row_step, k_step, b, num_k, num_vecs, t);
+        case 1: return multiply_rows<1>(a, b, num_k, num_vecs, t);
+        case 2: return multiply_rows<2>(a, b, num_k, num_vecs, t);
+        case 3: return multiply_rows<3>(a, b, num_k, num_vecs, t);
+        case 4: return multiply_rows<4>(a, b, num_k, num_vecs, t);
+        case 5: return multiply_rows<5>(a, b, num_k, num_vecs, t);
+        case 6: return multiply_rows<6>(a, b, num_k, num_vecs, t);
     }
 }

@@ -1,12 +1,21 @@
 // Runs a program, one operation after the other, on one team of threads. The only entry points from Python, with
 // quipu_pack; ctypes lets go of the interpreter lock for the length of a call.
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <vector>
 
 #include "program.h"
 
 extern "C" int64_t quipu_sizes(int32_t which) { return which ? sizeof(Pass) : sizeof(Op); }
+
+// Ask for large pages in memory that nobody has written yet: what is spread over it is then found by fewer walks.
+extern "C" void quipu_large_pages(void* start, int64_t bytes) {
+    constexpr uintptr_t kPage = 1 << 21;
+    uintptr_t first = (reinterpret_cast<uintptr_t>(start) + kPage - 1) / kPage * kPage;
+    uintptr_t last = (reinterpret_cast<uintptr_t>(start) + bytes) / kPage * kPage;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
 
 extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
     using Kernel = void (*)(const Op&, const Pass&, const Worker&);
