@@ -20,7 +20,7 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Body, EndBody, Request, StreamClosed
+from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
@@ -133,6 +133,9 @@ class Protocol(H11Protocol):
         super().__init__(app, config, context, tasks, state, False, client, server, send)
         self.max_pipelined_bytes = max_pipelined_bytes
         self.closed = False
+        self._num_body_bytes_left: int | None = None
+        """Of the response's declared length; None where none was declared."""
+        self._last_bytes = b""
 
     @property
     def num_buffered(self) -> int:
@@ -197,7 +200,28 @@ class Protocol(H11Protocol):
             # follows can be sent. Stock tries a 500 all the same, and that exception kills the whole server.
             await self._close()
             return
+        if isinstance(event, Body) and self._num_body_bytes_left is not None:
+            self._num_body_bytes_left -= len(event.data)
         await super().stream_send(event)
+        if isinstance(event, Response):
+            lengths = [value for name, value in event.headers if name.lower() == b"content-length"]
+            self._num_body_bytes_left = int(lengths[0]) if lengths and lengths[0].isdigit() else None
+
+    async def _send_h11_event(self, event: h11.Event) -> None:
+        # Of a body whose length the client was told, the last byte is the end: the next request may follow at once.
+        # Stock sends it before the application has said that it is done, and a large request that came meanwhile was
+        # taken for too much pipelining and cut off. So it waits here for the end of the message.
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if isinstance(event, h11.Data) and self._num_body_bytes_left == 0:
+            self._last_bytes += data
+            return
+        data, self._last_bytes = self._last_bytes + data, b""
+        await self.send(RawData(data))
 
     async def _open_stream(self, request: h11.Request, target: bytes) -> None:
         # Stock opens a WebSocket here where it is asked to (a byte behind such a request kills the whole server) or

@@ -389,6 +389,27 @@ async def test_many_pipelined_requests() -> None:
             assert (await client.answer()).body == b"ok"
 
 
+async def test_a_large_request_right_behind_an_answer_is_no_pipelining() -> None:
+    """An application may be busy between the last byte of its body and its end. A client that has the whole answer, by
+    the length it was told, may ask again at once, and more than may be pipelined."""
+
+    async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"do", "more_body": True})
+        await send({"type": "http.response.body", "body": b"ne", "more_body": True})
+        for _ in range(50):
+            await trio.lowlevel.checkpoint()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with running_ours(asgi(handler)) as server:
+        client = await server.connect()
+        for _ in range(5):
+            await client.send(post("/", b"x" * 300_000))
+            assert (await client.answer()).body == b"done"
+
+
 async def test_five_hundred_requests_on_one_connection() -> None:
     """Keep-alive holds."""
     probe = Probe()
