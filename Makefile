@@ -27,6 +27,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools torch==2.13.0
 	@$(PIP) --no-build-isolation -e .
+	@$(BIN)/python -m quipu.kernels.cpu.build
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

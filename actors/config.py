@@ -35,7 +35,7 @@ class EngineConfig:
     model_path: str
     """A folder in the Hugging Face layout."""
     executor: str
-    """Name of a backend: `reference` or `fake`."""
+    """Name of a backend: `auto`, `cpu`, `reference` or `fake`."""
     dtype: str
     load_format: str
     block_size: int

@@ -218,6 +218,17 @@ def _configure_log(level: str) -> None:
         logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
+    # the kernels know no structlog: what they say at load goes the same way
+    kernels = logging.getLogger("quipu.kernels")
+    kernels.setLevel(level.upper())
+    kernels.addHandler(_Relay())
+
+
+class _Relay(logging.Handler):
+    """Hands records of the standard library's logging to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class Capabilities:
     """Of weights and KV: `bfloat16`, `float16`, `float32`."""
     invariant: bool
     """Rows' results are bit-identical whatever their batch."""
+    instruction_set: str | None = None
+    """What the kernels were compiled for, where that is known: `avx2`."""
 
 
 @attrs.frozen
@@ -88,7 +90,9 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     from quipu.kernels.cpu.backend import CpuBackend, NotForTheseKernels
 
     try:
-        return CpuBackend(config)
+        backend = CpuBackend(config)
+        _log.info("the cpu executor runs on %s", backend.capabilities.instruction_set)
+        return backend
     except NotForTheseKernels as error:
         if name == "cpu":
             raise ValueError(f"the cpu executor cannot run here: {error}") from None

@@ -82,7 +82,13 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
     add_ledger_flags(add)
     add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")
-    add("--executor", choices=["reference", "fake"], default="reference", help="`fake` computes nothing")
+    add(
+        "--executor",
+        choices=["auto", "cpu", "reference", "fake"],
+        default="auto",
+        help="`cpu`: kernels compiled for this processor; `reference`: plain torch; `auto`: the first of them that can "
+        "run the model; `fake` computes nothing (default: %(default)s)",
+    )
     add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
     add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)
 

@@ -16,7 +16,7 @@ from quipu.kernels.backend import BackendConfig, Capabilities
 from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
 from quipu.kernels.cpu.packing import PackedWeights
-from quipu.kernels.cpu.program import STORED, Pass, check_layout
+from quipu.kernels.cpu.program import STORED, Bounds, Pass, check_layout
 from quipu.kernels.cpu.recorder import record
 from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.logprobs import score
@@ -78,16 +78,20 @@ class CpuBackend:
             for layer in range(len(self.cache)):
                 for tensor in self.cache[layer]:
                     self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
-            self._max_looked_at = max(config.max_num_seqs, _SCORED_AT_ONCE)
-            self._program = record(
-                model,
-                weights,
-                self.cache,
+            self._bounds = Bounds(
                 num_tokens=config.max_num_batched_tokens,
-                num_looked_at=self._max_looked_at,
+                num_looked_at=max(config.max_num_seqs, _SCORED_AT_ONCE),
+                num_blocks=config.num_blocks,
+                num_positions=config.max_model_len,
+                vocab_size=model_config.vocab_size,
             )
-        self._capabilities = Capabilities(name="cpu", dtype=str(dtype).removeprefix("torch."), invariant=True)
-        self.instruction_set = instruction_set.name
+            self._program = record(model, weights, self.cache, self._bounds)
+        self._capabilities = Capabilities(
+            name="cpu",
+            dtype=str(dtype).removeprefix("torch."),
+            invariant=True,
+            instruction_set=instruction_set.name,
+        )
         self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
 
@@ -123,8 +127,10 @@ class CpuBackend:
         """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
         one_pass = self._pass(batch)
         nothing_MV = self._run(one_pass, [])
-        starts = range(0, len(tokens), self._max_looked_at)
-        parts = [self._run_head(one_pass, tokens[start : start + self._max_looked_at]).clone() for start in starts]
+        starts = range(0, len(tokens), self._bounds.num_looked_at)
+        parts = [
+            self._run_head(one_pass, tokens[start : start + self._bounds.num_looked_at]).clone() for start in starts
+        ]
         return torch.cat([nothing_MV, *parts])
 
     def close(self) -> None:
@@ -132,7 +138,13 @@ class CpuBackend:
         del self._program, self.cache
 
     def _pass(self, batch: StepBatch) -> Pass:
-        return Pass(batch, self._last_drawn, block_size=self.cache.block_size, num_threads=self.num_threads)
+        return Pass(
+            batch,
+            self._last_drawn,
+            bounds=self._bounds,
+            block_size=self.cache.block_size,
+            num_threads=self.num_threads,
+        )
 
     def _run(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
         """Everything. The logits are overwritten by the next call."""

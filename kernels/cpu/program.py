@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -53,14 +54,32 @@ class _Pass(ctypes.Structure):
     )  # fmt: skip
 
 
+@attrs.frozen
+class Bounds:
+    """What the kernels' memory was made for. They do not look where they write; `Pass` does."""
+
+    num_tokens: int
+    num_looked_at: int
+    num_blocks: int
+    num_positions: int
+    vocab_size: int
+
+
 class Pass:
     """The columns of one pass, and the struct that points to them."""
 
     def __init__(
-        self, batch: StepBatch, last_drawn: Sequence[int | None], *, block_size: int, num_threads: int
+        self,
+        batch: StepBatch,
+        last_drawn: Sequence[int | None],
+        *,
+        bounds: Bounds,
+        block_size: int,
+        num_threads: int,
     ) -> None:
-        """Raises ValueError for a carried row whose slot has drawn nothing, or that is not one token."""
-        self._block_size = block_size
+        """Raises ValueError for a carried row whose slot has drawn nothing, or that is not one token, and for whatever
+        is out of bounds."""
+        self._bounds = bounds
         token_ids = _column(batch.token_ids)
         query_start, first_position = _column(batch.query_start), _column(batch.positions)
         lengths = np.diff(query_start)
@@ -73,6 +92,7 @@ class Pass:
         positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(first_position - query_start[:-1], lengths)
         tables = np.fromiter(chain.from_iterable(batch.block_tables), np.int64)
         table_start = _column([0, *accumulate(map(len, batch.block_tables))])
+        self._check(token_ids, positions, tables, np.diff(table_start) * block_size - (first_position + lengths))
         blocks = tables[np.repeat(table_start[:-1], lengths) + positions // block_size]
         self._columns = {
             "token_ids": token_ids,
@@ -93,8 +113,20 @@ class Pass:
     def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], looked_at: Sequence[int]) -> None:
         """Run operations; those of the head on these tokens."""
         column = _column(looked_at)
+        _check_within("looked at", column, len(self._columns["token_ids"]))
+        if len(column) > self._bounds.num_looked_at:
+            raise ValueError(f"{len(column)} tokens looked at, where {self._bounds.num_looked_at} were planned for")
         self._struct.looked_at, self._struct.num_looked_at = column.ctypes.data, len(column)
         library.quipu_run(ops, len(ops), ctypes.byref(self._struct))
+
+    def _check(self, token_ids: Int64s, positions: Int64s, tables: Int64s, room: Int64s) -> None:
+        if len(token_ids) > self._bounds.num_tokens:
+            raise ValueError(f"{len(token_ids)} tokens in a pass, where {self._bounds.num_tokens} were planned for")
+        _check_within("token id", token_ids, self._bounds.vocab_size)
+        _check_within("position", positions, self._bounds.num_positions)
+        _check_within("block", tables, self._bounds.num_blocks)
+        if len(room) and room.min() < 0:
+            raise ValueError(f"the block table of row {room.argmin()} ends before its last token")
 
 
 def check_layout(library: ctypes.CDLL) -> None:
@@ -105,3 +137,8 @@ def check_layout(library: ctypes.CDLL) -> None:
 
 def _column(values: Sequence[int]) -> Int64s:
     return np.array(values, dtype=np.int64)
+
+
+def _check_within(what: str, column: Int64s, bound: int) -> None:
+    if len(column) and not (column.min() >= 0 and column.max() < bound):
+        raise ValueError(f"{what} {column.min()} or {column.max()} is not within 0 and {bound - 1}")

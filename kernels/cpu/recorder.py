@@ -18,7 +18,7 @@ import torch
 
 from quipu.kernels.cpu import program
 from quipu.kernels.cpu.packing import PackedWeights
-from quipu.kernels.cpu.program import STORED, Op
+from quipu.kernels.cpu.program import STORED, Bounds, Op
 from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.models.registry import Model
 from quipu.kernels.models.rope import RopeTable
@@ -184,13 +184,13 @@ class Recorder:
         return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED[k_BKSE.dtype]}
 
 
-def record(model: Model, weights: PackedWeights, cache: KVCache, *, num_tokens: int, num_looked_at: int) -> Program:
-    """The program of a model for passes of at most so many tokens, of which so many are looked at."""
+def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> Program:
+    """The program of a model for passes within these bounds."""
     recorder = Recorder(weights, cache)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
     num_trunk = len(recorder.notes)
     model.logits(recorder.start_head(x_ND), recorder)
-    rows = [num_looked_at if looked_at else num_tokens for looked_at in recorder.looked_at]
+    rows = [bounds.num_looked_at if looked_at else bounds.num_tokens for looked_at in recorder.looked_at]
     memory = _lay_out(recorder.notes, recorder.widths, rows)
     ops = [_compile(note, recorder.widths, memory) for note in recorder.notes]
 
@@ -202,7 +202,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, *, num_tokens: 
         trunk=array(ops[:num_trunk]),
         head=array(ops[num_trunk:]),
         whole=array(ops),
-        logits_MV=memory[last][: num_looked_at * recorder.widths[last]].view(num_looked_at, -1),
+        logits_MV=memory[last][: bounds.num_looked_at * recorder.widths[last]].view(bounds.num_looked_at, -1),
         memory=[*memory, *recorder.memory],
     )
 

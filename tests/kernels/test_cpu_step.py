@@ -1,0 +1,152 @@
+"""`CpuBackend.step`: who draws, what is carried, what a failed pass leaves, and that others may run meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from cpu_backends import make_cpu_backend, needs_kernels
+from kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+from test_reference_step import generate, row
+
+from quipu.kernels.batch import Drawn
+from quipu.kernels.cpu.packing import PackedWeights
+from quipu.kernels.cpu.program import Bounds
+from quipu.kernels.cpu.recorder import Recorder, record
+from quipu.kernels.models.registry import Model
+from quipu.kernels.weights import DummyWeights
+
+pytestmark = needs_kernels
+
+BOUNDS = Bounds(num_tokens=4, num_looked_at=4, num_blocks=160, num_positions=1024, vocab_size=32)
+
+
+@pytest.fixture
+def no_switching() -> Iterator[None]:
+    """A thread that holds the interpreter lock keeps it until it lets go."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
+    """Drawn names the sampling rows in ascending order; a pass in which nobody samples draws nothing."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    drawn = backend.step(make_batch(row(0, samples=False), row(1), row(2, samples=False), row(3)))
+    assert drawn.rows == [1, 3]
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in drawn.token_ids)
+    assert backend.step(make_batch(row(0, samples=False))) == Drawn(rows=[], token_ids=[])
+
+
+def test_the_references_tokens(checkpoints: dict[str, Path]) -> None:
+    """Sampled text is the reference's in float32, and the same whether carried or fed, alone or together."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    together = generate(cast(Any, backend), [0, 1, 2, 3], carried=True)
+    assert together == generate(make_backend(checkpoints["llama"]), [0, 1, 2, 3], carried=True)
+    assert generate(cast(Any, backend), [3, 1], carried=False) == {index: together[index] for index in (3, 1)}
+    assert generate(cast(Any, backend), [2], carried=True) == {2: together[2]}
+
+
+def test_a_slot_that_drew_nothing_cannot_carry(checkpoints: dict[str, Path]) -> None:
+    """The executor's mistake is named, not fed to the model as token 0."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    with pytest.raises(ValueError, match="slot 5"):
+        backend.step(make_batch(row(0, slot=5, token_ids=[0], carried=True, position=10)))
+
+
+def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
+    """One row reads unwritten KV, so its logits are NaN: the pass raises, and no slot's carried token has moved."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    first = backend.step(make_batch(row(0))).token_ids[0]
+    carry = row(0, token_ids=[0], carried=True, position=10, output_position=1)
+    with pytest.raises(ArithmeticError):
+        backend.step(make_batch(carry, row(1, position=5)))
+    host = row(0, token_ids=[first], position=10, output_position=1)
+    assert backend.step(make_batch(carry)) == backend.step(make_batch(host))
+
+
+def test_others_run_during_a_step(checkpoints: dict[str, Path], no_switching: None) -> None:
+    """The call lets go of the interpreter lock: a thread that waits for it gets its turn before the call is over."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    batch = make_batch({"token_ids": prompt(1000, seed=1), "position": 0, "blocks": scattered_blocks(63, seed=1)})
+    begun, ran_at = threading.Event(), []
+
+    def bystander() -> None:
+        begun.wait()
+        ran_at.append(time.perf_counter())
+
+    one_pass = backend._pass(batch)
+    thread = threading.Thread(target=bystander)
+    thread.start()
+    begun.set()
+    backend._run(one_pass, [])
+    ended = time.perf_counter()
+    thread.join()
+    assert ran_at[0] < ended
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"token_ids": [VOCAB_SIZE]}, "token id"),
+        ({"token_ids": [-1]}, "token id"),
+        ({"position": 1024, "blocks": [1] * 65}, "position"),
+        ({"blocks": [160]}, "block 160"),
+        ({"position": 16, "blocks": [1]}, "row 0 ends before"),
+        ({"token_ids": [1] * 1025, "blocks": [1] * 65}, "1025 tokens"),
+    ],
+)
+def test_what_the_kernels_would_not_survive(checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
+    """A batch that points out of the model's or the pool's memory is refused before anything runs."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    good = {"token_ids": [1], "position": 0, "blocks": [1]}
+    with pytest.raises(ValueError, match=named):
+        backend.step(make_batch({**good, **changes}))
+    with pytest.raises(ValueError, match="looked at"):
+        backend.logits(make_batch(good), [1])
+    backend.step(make_batch(good))
+
+
+class _Strayer:
+    """A model that does something of its own between two operations."""
+
+    def __init__(self, inner: Any, stray: Any) -> None:
+        self._inner, self._stray = inner, stray
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Any) -> torch.Tensor:
+        return cast(torch.Tensor, self._stray(self._inner.forward(token_ids_N, ops)))
+
+    def logits(self, x_ND: torch.Tensor, ops: Any) -> torch.Tensor:
+        return cast(torch.Tensor, self._inner.logits(x_ND, ops))
+
+
+class _Tiny:
+    """One table in and out."""
+
+    def __init__(self, weights: PackedWeights) -> None:
+        self.table_VD = weights.tensor("table", (32, 16))
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Recorder) -> torch.Tensor:
+        return ops.embed(token_ids_N, self.table_VD)
+
+    def logits(self, x_ND: torch.Tensor, ops: Recorder) -> torch.Tensor:
+        return ops.linear(x_ND, self.table_VD)
+
+
+@pytest.mark.parametrize("stray", [lambda x: x * 2, lambda x: x[:, ::2], lambda x: x.t()])
+def test_a_model_that_leaves_ops_is_refused(checkpoints: dict[str, Path], stray: Any) -> None:
+    """What torch computes between two operations would be missing from the program: loading says so."""
+    backend = make_cpu_backend(checkpoints["llama"])
+    weights = PackedWeights(DummyWeights(torch.float32, torch.float32), backend._library)
+    tiny = _Tiny(weights)
+    record(cast(Model, tiny), weights, backend.cache, BOUNDS)
+    with pytest.raises(ValueError, match="other than Ops"):
+        strayer = cast(Model, _Strayer(tiny, stray))
+        record(strayer, weights, backend.cache, BOUNDS)
