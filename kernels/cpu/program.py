@@ -23,6 +23,8 @@ STORED = {torch.float32: 0, torch.bfloat16: 1}
 """How weights and caches may be stored."""
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
+ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED})
+"""Kinds in which each thread reads and writes its own rows only, always the same ones."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -31,7 +33,7 @@ class Op(ctypes.Structure):
     """One operation; csrc/program.h says what the fields mean."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("kind", "looked_at", "stored", "norm_heads")),
+        *((name, ctypes.c_int32) for name in ("kind", "looked_at", "stored", "joined")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),

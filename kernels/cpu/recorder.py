@@ -11,6 +11,7 @@ memory that no note names, and using it is refused at load.
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -155,7 +156,7 @@ class Recorder:
         # an empty result (write_kv) has no address of its own, and nobody can ask for it
         if result.numel():
             self._values[result.untyped_storage().data_ptr()] = (value, result)
-        fields |= {"kind": kind, "looked_at": self._head, **(also or {})}
+        fields |= {"kind": kind, "looked_at": self._head, "joined": False, **(also or {})}
         self.notes.append(Note(fields, self._place(x), self._place(z), Place(value, 0)))
         return result
 
@@ -190,6 +191,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
     num_trunk = len(recorder.notes)
     model.logits(recorder.start_head(x_ND), recorder)
+    _join(recorder.notes)
     rows = [bounds.num_looked_at if looked_at else bounds.num_tokens for looked_at in recorder.looked_at]
     memory = _lay_out(recorder.notes, recorder.widths, rows)
     ops = [_compile(note, recorder.widths, memory) for note in recorder.notes]
@@ -207,15 +209,25 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     )
 
 
+def _join(notes: list[Note]) -> None:
+    """Spare threads the wait between operations that work on the same rows."""
+    for note, following in pairwise(notes):
+        kinds = {note.fields["kind"], following.fields["kind"]}
+        same_rows = note.fields["looked_at"] == following.fields["looked_at"]
+        note.fields["joined"] = kinds <= program.ROW_WISE and same_rows
+
+
 def _lay_out(notes: list[Note], widths: list[int], rows: list[int]) -> list[torch.Tensor]:
     """Memory for every value; values that are done with make room for later ones.
 
-    The last of the trunk is kept: the head may be run again for other tokens.
+    Not while operations are joined: one thread's next row would lie where another still reads its last. And the last
+    value of the trunk is kept: the head may be run again for other tokens.
     """
     last_read = {value: index for index, note in enumerate(notes) for value in note.read}
     for note in notes:
         if note.fields["kind"] == program.GATHER:
             last_read[note.read[0]] = len(notes)
+    last_read[notes[-1].y.value] = len(notes)
     sizes: list[int] = []
     held_by: list[int | None] = []
     room: list[int] = []
@@ -231,11 +243,10 @@ def _lay_out(notes: list[Note], widths: list[int], rows: list[int]) -> list[torc
             held_by.append(None)
         held_by[slot] = note.y.value
         room.append(slot)
+        if note.fields["joined"]:
+            continue
         for slot, holder in enumerate(held_by):
-            if (
-                holder is not None
-                and last_read.get(holder, index if holder != notes[-1].y.value else len(notes)) <= index
-            ):
+            if holder is not None and last_read.get(holder, index) <= index:
                 held_by[slot] = None
     memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
     return [memory[slot] for slot in room]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import sys
 import threading
 import time
@@ -150,3 +151,17 @@ def test_a_model_that_leaves_ops_is_refused(checkpoints: dict[str, Path], stray:
     with pytest.raises(ValueError, match="other than Ops"):
         strayer = cast(Model, _Strayer(tiny, stray))
         record(strayer, weights, backend.cache, BOUNDS)
+
+
+def test_joined_operations_leave_each_other_alone(checkpoints: dict[str, Path]) -> None:
+    """Between two waits no operation writes where one before it reads: another thread may still be there."""
+    ops = list(make_cpu_backend(checkpoints["qwen3-tied"])._program.whole)
+    written = sorted({op.y for op in ops})
+    group: set[int] = set()
+    num_joined = 0
+    for op in ops:
+        assert op.y not in group
+        places = [written[bisect.bisect(written, place) - 1] for place in (op.x, op.z) if place]
+        group = group | {*places, op.y} if op.joined else set()
+        num_joined += op.joined
+    assert num_joined >= 10

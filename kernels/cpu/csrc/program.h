@@ -26,7 +26,7 @@ struct Op {
     int32_t kind;
     int32_t looked_at;  // 1: runs on the rows of the head (Pass::num_looked_at), 0: on all tokens
     int32_t stored;     // of `weight`, or of the cache
-    int32_t norm_heads; // rope: 1 to norm each head first with `weight` and `eps`
+    int32_t joined;     // 1: a thread goes on to the next operation without waiting for the others
     int64_t width;      // elements of a row, or of a head, of x
     int64_t out_width;  // linear: columns of y
     int64_t num_heads;

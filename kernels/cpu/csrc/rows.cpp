@@ -1,4 +1,7 @@
 // What is done to each token's row by itself: norms, rotary embedding, writing the cache, SiLU.
+//
+// What must always hold: a thread has the same rows in each of these, so that one of them may follow another (Op::joined)
+// before all threads have done with the first.
 #include <algorithm>
 
 #include "program.h"
@@ -60,7 +63,6 @@ void rope(const Op& op, const Pass& pass, const Worker& worker) {
         for (int64_t h = 0; h < op.num_heads; h++) {
             const float* x = op.x + s.begin * op.x_stride + h * op.width;
             float* y = op.y + s.begin * op.y_stride + h * op.width;
-            if (op.norm_heads) norm(x, static_cast<const float*>(op.weight), y, op.width, op.eps), x = y;
             for (int64_t i = 0; i < half; i++) {
                 float a = x[i], b = x[half + i];
                 y[i] = a * cos[i] - b * sin[i];

@@ -26,6 +26,7 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
         int thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
         for (int64_t i = 0; i < num_ops; i++) {
             kernels[ops[i].kind](ops[i], *pass, Worker{thread, num_threads, &counters[i * 8]});
+            if (ops[i].joined) continue;
 #pragma omp barrier
         }
     }

@@ -1,0 +1,233 @@
+"""The executor alone, in the shape of Qwen3-0.6B with dummy weights, beside what this machine could do at best.
+
+    python -m bench.execution [--json] [--executor cpu] [--layers 28] [--rounds 5]
+
+Limits are measured in the same run, each the best of torch's way and our own: bytes a second read (torch's sum over
+more memory than any cache, and our own product of one row with a large matrix) and products a second (torch's matrix
+product in bfloat16 and float32, and our own). A step's limit is the larger of its bytes (weights and the KV that it
+reads) over the first and its operations over the second; `share_of_limit` is the part of the limit that was reached.
+Rounds of every row and every limit take turns, and each has its best round: a busy neighbour disturbs some, not all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# as the server's engine process has it; read once, when torch loads
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+import attrs
+import torch
+
+from quipu.kernels.backend import Backend, BackendConfig, load_backend
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
+from quipu.kernels.cpu.measure import product
+
+CONTEXT = 512
+PREFILL = 1024
+BLOCK_SIZE = 16
+NUM_SEQS = 32
+READ_BYTES = 1 << 28
+
+SHAPE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+
+
+@attrs.frozen
+class Work:
+    """What a step cannot do without."""
+
+    name: str
+    num_rows: int
+    num_tokens: int
+    """Of each row, the last of its context."""
+    context: int
+
+    def bytes_read(self) -> float:
+        """Weights once, and the keys and values that stood there before."""
+        kept = 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * 2 * SHAPE["num_hidden_layers"]
+        embedding = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
+        return 2 * _layer_weights() + embedding + self.num_rows * (self.context - self.num_tokens) * kept
+
+    def operations(self) -> float:
+        """Multiplications and additions: matrices, attention up to each token's place, one token a row in the head."""
+        tokens = self.num_rows * self.num_tokens
+        seen = self.num_rows * sum(range(self.context - self.num_tokens + 1, self.context + 1))
+        attention = 4 * SHAPE["num_attention_heads"] * SHAPE["head_dim"] * seen * SHAPE["num_hidden_layers"]
+        head = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"] * self.num_rows
+        return 2 * tokens * _layer_weights() + attention + head
+
+
+def _layer_weights() -> int:
+    """Numbers in the matrices of all layers."""
+    hidden, mlp, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
+    heads, kv_heads = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
+    layer = hidden * width * (2 * heads + 2 * kv_heads) + 3 * hidden * mlp
+    return int(layer * SHAPE["num_hidden_layers"])
+
+
+WORKS = [
+    Work("decode_1", 1, 1, CONTEXT),
+    Work("decode_8", 8, 1, CONTEXT),
+    Work("decode_32", 32, 1, CONTEXT),
+    Work("prefill_1024", 1, PREFILL, PREFILL),
+]
+
+
+def make_backend(executor: str, folder: Path) -> Backend:
+    """The shape with dummy weights, and room for the largest row."""
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    return load_backend(
+        executor,
+        BackendConfig(
+            model_path=folder,
+            dtype="auto",
+            load_format="dummy",
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + NUM_SEQS * CONTEXT // BLOCK_SIZE,
+            max_num_seqs=NUM_SEQS,
+            max_model_len=2048,
+            max_num_batched_tokens=2048,
+        ),
+    )
+
+
+def make_batch(work: Work) -> StepBatch:
+    """Rows whose blocks lie anywhere; greedy."""
+    draw = random.Random(work.name)
+    blocks = list(range(1, 1 + NUM_SEQS * CONTEXT // BLOCK_SIZE))
+    draw.shuffle(blocks)
+    count, per_row = work.num_rows, work.context // BLOCK_SIZE
+    return StepBatch(
+        slots=list(range(count)),
+        query_start=[row * work.num_tokens for row in range(count + 1)],
+        positions=[work.context - work.num_tokens] * count,
+        token_ids=[draw.randrange(SHAPE["vocab_size"]) for _ in range(count * work.num_tokens)],
+        carried=[False] * count,
+        block_tables=[blocks[row * per_row : (row + 1) * per_row] for row in range(count)],
+        samples=[True] * count,
+        temperature=[0.0] * count,
+        top_p=[1.0] * count,
+        top_k=[0] * count,
+        min_p=[0.0] * count,
+        seed=[0] * count,
+        output_position=[0] * count,
+    )
+
+
+def limit_jobs() -> dict[str, tuple[Callable[[], object], float]]:
+    """What to time for the limits, and how many bytes or operations each is."""
+    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 4096)
+    left_half, right_half = left[:128].bfloat16(), right.bfloat16()
+    operations = 2.0 * 1024 * 1024 * 4096
+    jobs: dict[str, tuple[Callable[[], object], float]] = {
+        "read, torch": (memory.sum, READ_BYTES),
+        "products, torch float32": (lambda: left @ right, operations),
+        # few rows: where it has no instructions for it, torch is hundreds of times slower
+        "products, torch bfloat16": (lambda: left_half @ right_half, operations / 8),
+    }
+    try:
+        library = load(choose_instruction_set(processor_flags()))
+    except CannotBuild:
+        return jobs
+    jobs["read, ours"] = (product(library, rows=1, width=1024, columns=READ_BYTES // 2048), READ_BYTES)
+    jobs["products, ours"] = (product(library, rows=96, width=1024, columns=4096), operations * 96 / 1024)
+    return jobs
+
+
+def measure(executor: str, rounds: int) -> dict[str, Any]:
+    """Everything, in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        backend = make_backend(executor, Path(folder))
+        batches = {work.name: make_batch(work) for work in WORKS}
+        backend.step(batches["prefill_1024"])  # touches memory for the first time
+        backend.step(batches["decode_32"])
+        jobs: dict[str, Callable[[], object]] = {
+            name: lambda batch=batch: backend.step(batch) for name, batch in batches.items()
+        }
+        limits = limit_jobs()
+        jobs |= {name: job for name, (job, _) in limits.items()}
+        best = dict.fromkeys(jobs, float("inf"))
+        for _ in range(rounds):
+            for name, job in jobs.items():
+                # short ones more often: they meet a quiet moment sooner
+                for _ in range(1 if name == "prefill_1024" or "bfloat16" in name else 5):
+                    started = time.perf_counter()
+                    job()
+                    best[name] = min(best[name], time.perf_counter() - started)
+        capabilities = backend.capabilities
+        backend.close()
+    rates = {name: amount / best[name] for name, (_, amount) in limits.items()}
+    read = max(rate for name, rate in rates.items() if name.startswith("read"))
+    products = max(rate for name, rate in rates.items() if name.startswith("products"))
+    rows = []
+    for work in WORKS:
+        tokens = work.num_rows * work.num_tokens
+        least = max(work.bytes_read() / read, work.operations() / products)
+        rows.append(
+            {
+                "name": work.name,
+                "value": tokens / best[work.name],
+                "unit": "tokens/s",
+                "limit": tokens / least,
+                "share_of_limit": least / best[work.name],
+            }
+        )
+    return {
+        "rows": rows,
+        "limits": {name: rate / 1e9 for name, rate in rates.items()},
+        "executor": capabilities.name,
+        "instruction_set": capabilities.instruction_set,
+        "layers": SHAPE["num_hidden_layers"],
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.execution", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--executor", choices=["auto", "cpu", "reference"], default="auto")
+    parser.add_argument("--layers", type=int, default=28, help="fewer make it quick, and the head weigh more")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    SHAPE["num_hidden_layers"] = arguments.layers
+    report = measure(arguments.executor, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(report))
+        return
+    threads = report["num_threads"]
+    print(f"{report['executor']} ({report['instruction_set']}), {threads} threads, {arguments.layers} layers")
+    for name, rate in report["limits"].items():
+        print(f"  {name:28} {rate:10.1f} G{'B' if name.startswith('read') else 'op'}/s")
+    print(f"{'':14} {'tokens/s':>10} {'limit':>10} {'share':>7}")
+    for row in report["rows"]:
+        print(f"{row['name']:14} {row['value']:10.1f} {row['limit']:10.1f} {row['share_of_limit']:7.0%}")
+
+
+if __name__ == "__main__":
+    main()
