@@ -151,7 +151,8 @@ class Damage:
     start: Position
     num_bytes: int
     is_tail: bool
-    """Nothing readable follows in its segment: what a write that was cut off leaves."""
+    """Nothing readable follows in its segment, and it looks like what a write that was cut off leaves: a line without
+    its newline, or (after a power loss) with a hole of zeros. A whole line that was changed does not."""
 
 
 @attrs.frozen
@@ -184,7 +185,12 @@ def scan(data: bytes, start: Position) -> Scan:
             spoilt.append((at, stop))
         at = stop
     damages = tuple(
-        Damage(Position(start.segment, start.offset + low), high - low, is_tail=low >= end) for low, high in spoilt
+        Damage(
+            Position(start.segment, start.offset + low),
+            high - low,
+            is_tail=low >= end and (b"\n" not in data[low:high] or b"\0" in data[low:high]),
+        )
+        for low, high in spoilt
     )
     return Scan(tuple(entries), damages, Position(start.segment, start.offset + end))
 

@@ -381,6 +381,24 @@ async def test_cut_end_is_seen(tmp_path: Path) -> None:
     assert "entry 9, request request-8: 2 entries behind it are missing" in bad
 
 
+async def test_a_changed_last_entry_is_bad(tmp_path: Path) -> None:
+    """A whole last line with a wrong byte was changed and not cut off: a kill loses the newline first. One with a hole
+    (a power loss may write the end before the middle) is torn."""
+    async with opened(tmp_path / "a") as ledger:
+        await write(ledger, "a", "last")
+        shutil.copytree(tmp_path / "a", tmp_path / "changed")
+        shutil.copytree(tmp_path / "a", tmp_path / "hole")
+    for name, spoil in (("changed", b"8"), ("hole", b"\0")):
+        (segment,) = (tmp_path / name / FOLDER).glob("*.wal")
+        data = segment.read_bytes()
+        at = data.rindex(b'"completion_tokens":') + len(b'"completion_tokens":')
+        assert data[at : at + 1] != spoil
+        segment.write_bytes(data[:at] + spoil + data[at + 1 :])
+    assert verify(data_dir=tmp_path / "hole").torn and not verify(data_dir=tmp_path / "hole").bad
+    verdict = verify(data_dir=tmp_path / "changed")
+    assert not verdict.torn and "are no entry" in verdict.bad[0]
+
+
 async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
     """A spoilt byte that readable entries follow is damage, not a torn end; recovery cuts nothing away behind it."""
     async with opened(tmp_path / "a") as ledger:
