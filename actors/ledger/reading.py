@@ -7,8 +7,9 @@
 
 All of it blocks: a server calls it in a worker thread, and opens a reader a report. With a data directory, records
 that are still only in the write-ahead file are read from there, so a record can be found as soon as its client has its
-answer. Times select by `closed_at`, `since <= closed_at < until`: a bucket that has passed never changes. Sums leave
-out records that are a retry of another one, unless asked.
+answer. Times select by `closed_at`, `since <= closed_at < until`: a bucket that has passed does not change, save that a
+request which did not finish leaves it when a retry of it has. Sums count a request and its retries once, unless asked
+(`retry_groups.py`).
 
 What must always hold: each request is there once, whether loading goes on meanwhile or not; nothing is changed.
 """
@@ -28,9 +29,10 @@ from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.fields import restore
 from quipu.actors.ledger.folder import LedgerFolder
 from quipu.actors.ledger.queries import GroupColumn, Query, Sum, SumBuilder, select_sums
+from quipu.actors.ledger.retry_groups import Member, counted, is_counted, member_of, select_members
 from quipu.actors.ledger.schema import records
 from quipu.actors.ledger.segments import DiskStorage, Position, scan
-from quipu.actors.messages import UsageRecord
+from quipu.actors.messages import Outcome, UsageRecord
 
 __all__ = ["GroupColumn", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
 
@@ -119,18 +121,35 @@ class LedgerReader:
         query = query or Query()
         view = self._look()
         builder = SumBuilder(tuple(group_by), bucket_s)
+        groups = None if with_retries else self._groups(view)
         for found in view.unloaded:
-            if query.matches(found.record) and (with_retries or found.record.retry_of is None):
+            if query.matches(found.record) and (groups is None or groups.counts(found.record)):
                 builder.add_record(found.record)
         if self._engine is not None:
             wanted = [*query.conditions(), *view.condition()]
-            if not with_retries:
-                wanted.append(records.c.retry_of.is_(None))
+            if groups is not None:
+                wanted.append(groups.condition())
             with self._engine.connect() as connection:
                 statement = select_sums(tuple(group_by), bucket_s, self._engine.dialect.name).where(*wanted)
                 for row in connection.execute(statement):
                     builder.add_row(row._asdict())
         return builder.sums()
+
+    def _groups(self, view: _View) -> _Groups:
+        """Who counts of the groups that have somebody behind the database."""
+        unloaded = [member_of(found.record) for found in view.unloaded if found.record.idempotency_digest is not None]
+        roots = list({member.root for member in unloaded})
+        loaded: list[Member] = []
+        if self._engine is not None:
+            with self._engine.connect() as connection:
+                for at in range(0, len(roots), _PAGE):
+                    members = select_members(roots[at : at + _PAGE]).where(*view.condition())
+                    loaded += [
+                        Member(row.request_id, row.retry_of, row.outcome == Outcome.FINISHED, row.closed_at)
+                        for row in connection.execute(members)
+                    ]
+        counting = counted([*loaded, *unloaded])
+        return _Groups(counting, tuple(member.request_id for member in loaded))
 
     @contextmanager
     def connection(self) -> Iterator[sa.Connection | None]:
@@ -195,6 +214,28 @@ class LedgerReader:
             if len(rows) < _PAGE:
                 return
             last = rows[-1]
+
+
+@attrs.frozen
+class _Groups:
+    """Who counts of the groups that have somebody behind the database."""
+
+    counting: set[str]
+    loaded: tuple[str, ...]
+    """Members of these groups that are in the database."""
+
+    def counts(self, record: UsageRecord) -> bool:
+        if record.idempotency_digest is None:
+            return record.retry_of is None
+        return record.request_id in self.counting
+
+    def condition(self) -> sa.ColumnElement[bool]:
+        """Whether a row of the database counts: by itself, or by what is known of its group from here."""
+        if not self.loaded:
+            return is_counted()
+        request_id = records.c.request_id
+        counting = [name for name in self.loaded if name in self.counting]
+        return sa.or_(sa.and_(is_counted(), request_id.not_in(self.loaded)), request_id.in_(counting))
 
 
 @attrs.frozen

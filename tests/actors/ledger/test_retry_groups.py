@@ -1,0 +1,72 @@
+"""Of a request and its retries reports count one, the one whose answer was whole; wherever the records are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.actors.ledger.ledgers import record_of, so_far_of
+from tests.actors.ledger.test_service import loaded, opened, sqlite_url
+
+from quipu.actors.ledger.reading import Query, open_reader
+from quipu.actors.ledger.service import Ledger
+from quipu.actors.messages import Outcome
+
+SAME = {"idempotency_digest": "d" * 64}
+DONE, LEFT, BROKE = Outcome.FINISHED, Outcome.CANCELLED, Outcome.FAILED
+
+# each: request, its tokens, how it ended, and whose retry it is, in the order of their ends; then who counts
+GROUPS = {
+    "the first is whole": ([("a", 10, DONE, None), ("b", 20, DONE, "a"), ("c", 30, DONE, "a")], 10),
+    "a retry is whole": ([("a", 5, LEFT, None), ("b", 3000, DONE, "a")], 3000),
+    "two retries are whole": (
+        [("a", 5, BROKE, None), ("b", 7, LEFT, "a"), ("c", 9, DONE, "a"), ("d", 11, DONE, "a")],
+        9,
+    ),
+    "nobody is whole": ([("a", 5, LEFT, None), ("b", 8, BROKE, "a")], 5),
+    "the first ends last, whole": ([("b", 20, DONE, "a"), ("a", 10, DONE, None)], 10),
+    "the first ends last, cut short": ([("b", 20, DONE, "a"), ("a", 4, LEFT, None)], 20),
+    "the first has not ended": ([("b", 20, DONE, "a")], 0),
+}
+
+
+def put(ledger: Ledger, request_id: str, num_tokens: int, outcome: Outcome, retry_of: str | None, at: int) -> None:
+    fields = {"completion_tokens": num_tokens, "outcome": outcome, "retry_of": retry_of, **SAME}
+    assert ledger.journal.admit(so_far_of(request_id, retry_of=retry_of, **SAME))
+    ledger.journal.close(record_of(request_id, closed_at=record_of("x").closed_at + at, **fields), lambda: None)
+    ledger.journal.flush()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
+    """After each end, and for every part of the group that is in the database already, the rest being in the file."""
+    group, expected = GROUPS[name]
+    for num_loaded in range(len(group) + 1):
+        folder = tmp_path / str(num_loaded)
+        async with opened(folder) as ledger:
+            for at, member in enumerate(group[:num_loaded]):
+                put(ledger, *member, at)
+            await loaded(ledger)
+            for at, member in enumerate(group[num_loaded:], num_loaded):
+                put(ledger, *member, at)
+            with open_reader(data_dir=folder) as reader:
+                (both,) = reader.sums(Query())
+                (every,) = reader.sums(Query(), with_retries=True)
+        with open_reader(url=sqlite_url(folder)) as reader:
+            (later,) = reader.sums(Query())
+        assert both.completion_tokens == later.completion_tokens == expected
+        assert both.num_requests == later.num_requests == (expected > 0)
+        assert every.completion_tokens == sum(num_tokens for _, num_tokens, _, _ in group)
+
+
+async def test_groups_are_counted_apart(tmp_path: Path) -> None:
+    """A key used for other work is another group; a retry counts in the bucket in which it ended."""
+    other = {"idempotency_digest": "e" * 64}
+    async with opened(tmp_path) as ledger:
+        put(ledger, "a", 5, LEFT, None, 0)
+        assert ledger.journal.admit(so_far_of("z", **other))
+        ledger.journal.close(record_of("z", completion_tokens=7, outcome=LEFT, **other), lambda: None)
+        put(ledger, "b", 100, DONE, "a", 3600)
+        with open_reader(data_dir=tmp_path) as reader:
+            sums = reader.sums(Query(), bucket_s=3600)
+    assert [s.completion_tokens for s in sums] == [7, 100]
