@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 
+import orjson
 import trio
 
 PING = b": ping\n\n"
@@ -108,3 +109,16 @@ async def body(sink: Sink, heartbeat_s: float, heartbeat: bytes = PING) -> Async
         if not data:
             return
         yield data
+
+
+_LINE_BREAKS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029"}
+"""In UTF-8, and as JSON escapes: characters that end a line for Unicode, though not for this protocol."""
+
+
+def json_for_line(value: object) -> bytes:
+    """JSON that stays one line for clients that split lines as Unicode has them."""
+    data = orjson.dumps(value)
+    if b"\xc2\x85" in data or b"\xe2\x80" in data:
+        for character, escape in _LINE_BREAKS.items():
+            data = data.replace(character, escape)
+    return data

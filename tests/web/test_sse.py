@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import trio
 import trio.testing
 
-from quipu.web.sse import PING, Sink, SinkOverflow, body
+from quipu.web.sse import PING, Sink, SinkOverflow, body, json_for_line
 
 
 class Cut:
@@ -91,3 +93,13 @@ async def test_a_push_at_the_heartbeat_is_not_lost(autojump_clock: trio.testing.
         nursery.start_soon(push)
         seen.extend([data async for data in body(sink, 15.0)])
     assert [data for data in seen if data != PING] == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x85b", "a\u2028b\u2029c", "a\nb\r\x0b\x0c\x1cc", "\u2027\u202a é 漢 \U0001f600 \\u2028"]
+)
+def test_json_stays_one_line(text: str) -> None:
+    """Whatever a client takes for the end of a line, and it is the same text for whoever reads JSON."""
+    data = json_for_line({"text": text})
+    assert json.loads(data) == {"text": text}
+    assert len(data.decode().splitlines()) == 1

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import structlog
 
 from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started, UsageRecord
 from quipu.web.anthropic.usage import delta_usage, messages_usage
 from quipu.web.errors import APIError, error_of
-from quipu.web.sse import Sink
+from quipu.web.sse import Sink, json_for_line
 from quipu.web.stream import StreamWriter, Transcript
 from quipu.web.usage import Tally
 
@@ -56,7 +55,7 @@ def _stop_reason(reason: FinishReason | None, stop_match: str | None) -> str:
 
 
 def _event(name: str, **fields: Any) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps({"type": name, **fields}) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + json_for_line({"type": name, **fields}) + b"\n\n"
 
 
 _BLOCK_START = _event("content_block_start", index=0, content_block={"type": "text", "text": "", "citations": None})
@@ -95,7 +94,7 @@ class MessageWriter(StreamWriter):
                     self._begin()
                 self._tally.add(event)
                 if event.text:
-                    self._sink.push(_TEXT + orjson.dumps(event.text) + _TEXT_END)
+                    self._sink.push(_TEXT + json_for_line(event.text) + _TEXT_END)
                 if event.finish_reason is not None:
                     self._reason, self._stop_match = event.finish_reason, event.stop_match
             case Started():

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import ChatPrompt, Delta, ScoredDelta
 from quipu.web.errors import invalid
@@ -20,6 +18,7 @@ from quipu.web.openai.generation import read_generation
 from quipu.web.openai.logprobs import chat_logprobs, prompt_logprobs, read_chat_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
+from quipu.web.sse import json_for_line
 from quipu.web.stream import Transcript
 
 ENDPOINT = "/v1/chat/completions"
@@ -160,9 +159,9 @@ class ChatWriter(ChunkWriter):
         text = b""
         if self._num_top is not None:
             tail = self._scored_tail(delta, self._num_top, None)
-            text = head + b'"content":' + orjson.dumps(delta.text) + b"}" + tail
+            text = head + b'"content":' + json_for_line(delta.text) + b"}" + tail
         elif delta.text:
-            text = head + b'"content":' + orjson.dumps(delta.text) + b"}" + self._tail(None)
+            text = head + b'"content":' + json_for_line(delta.text) + b"}" + self._tail(None)
         end = head + b"}" + self._tail(delta.finish_reason) if delta.finish_reason is not None else b""
         return role + text + end
 

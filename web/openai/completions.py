@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt
 from quipu.web.errors import invalid
@@ -19,6 +17,7 @@ from quipu.web.openai.generation import read_generation
 from quipu.web.openai.logprobs import completion_logprobs, prompt_logprobs, read_completion_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
+from quipu.web.sse import json_for_line
 from quipu.web.stream import Transcript
 
 ENDPOINT = "/v1/completions"
@@ -118,7 +117,7 @@ class CompletionWriter(ChunkWriter):
             tail = self._tail(delta.finish_reason)
         else:
             tail = self._scored_tail(delta, self._num_top, delta.finish_reason)
-        return head + orjson.dumps(delta.text) + tail
+        return head + json_for_line(delta.text) + tail
 
     def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
         told = [*delta.prompt_scores, *delta.scores]

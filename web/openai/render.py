@@ -17,7 +17,7 @@ from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Scor
 from quipu.web.errors import APIError, error_of
 from quipu.web.generation import WantedScores
 from quipu.web.openai.generation import Delivery
-from quipu.web.sse import DONE, Sink
+from quipu.web.sse import DONE, Sink, json_for_line
 from quipu.web.stream import StreamWriter
 from quipu.web.usage import Tally, openai_usage
 
@@ -104,7 +104,7 @@ class ChunkWriter(StreamWriter):
         """As `_tail`, with the delta's logprobs."""
         told = self.scores(delta, num_top) if isinstance(delta, ScoredDelta) else None
         tail = self._tail(finish_reason)
-        return tail if told is None else b',"logprobs":' + orjson.dumps(told) + tail[len(_NO_LOGPROBS) :]
+        return tail if told is None else b',"logprobs":' + json_for_line(told) + tail[len(_NO_LOGPROBS) :]
 
     def _tail(self, finish_reason: FinishReason | None) -> bytes:
         """What follows a choice's text to the end of its chunk, with the usage so far where it was asked for."""

@@ -23,7 +23,7 @@ import structlog
 from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started, UsageRecord
 from quipu.web.errors import APIError, error_of
 from quipu.web.openai.responses_body import Draft, text_part
-from quipu.web.sse import Sink
+from quipu.web.sse import Sink, json_for_line
 from quipu.web.stream import StreamWriter
 from quipu.web.usage import Tally
 
@@ -52,7 +52,7 @@ class ResponseWriter(StreamWriter):
                 texts = self._open_item() if self._texts is None else self._texts
                 if event.text:
                     number = b"%d" % self._num_events
-                    text = orjson.dumps(event.text)
+                    text = json_for_line(event.text)
                     self._sink.push(b"".join((_DELTA_HEAD, number, self._delta_middle, text, _DELTA_TAIL)))
                     self._num_events += 1
                     texts.append(event.text)
@@ -67,7 +67,7 @@ class ResponseWriter(StreamWriter):
                 self._end(self._closing(event.record) if error is None else self._failure(error))
 
     def _event(self, name: str, **fields: Any) -> bytes:
-        data = orjson.dumps({"type": name, "sequence_number": self._num_events, **fields})
+        data = json_for_line({"type": name, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 

@@ -1,0 +1,52 @@
+"""A streamed event is one line, also for clients that split lines as Unicode has them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.web.fakes import Client, FakeDesk, record, says
+
+from quipu.actors.messages import Closed, Delta, FinishReason, Started
+from quipu.web.app import make_app
+
+TEXT = "a\x85b\u2028c\u2029d"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
+SURFACES = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 4, "stream": True},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "x", "stream": True},
+    "/v1/messages": CHAT,
+}
+
+
+@pytest.mark.parametrize("path", SURFACES)
+async def test_text_with_line_separators(path: str) -> None:
+    """Every line that begins with `data:` is whole JSON, and the text comes through as it was."""
+    events = [
+        Started(40, 16, 24),
+        Delta(0, TEXT, 1, None),
+        Delta(0, TEXT, 1, FinishReason.STOP),
+        Closed(record(), None),
+    ]
+    client = Client(make_app(FakeDesk(says(*events))))
+    async with client.open("POST", path, {"model": "org/tiny", **SURFACES[path]}) as exchange:
+        await exchange.wait_started()
+        lines = (await exchange.read()).decode().splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
+    assert all(line.startswith(("data: ", "event: ")) or not line for line in lines)
+    assert any(TEXT in _texts(line) for line in data), lines
+
+
+def _texts(line: str) -> str:
+    """All strings of a JSON value, one after the other."""
+
+    def walk(value: object) -> str:
+        if isinstance(value, dict):
+            return "".join(map(walk, value.values()))
+        if isinstance(value, list):
+            return "".join(map(walk, value))
+        return value if isinstance(value, str) else ""
+
+    return walk(json.loads(line))
