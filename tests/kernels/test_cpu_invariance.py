@@ -94,7 +94,7 @@ def test_mixed_batch(backend: CpuBackend, cold: torch.Tensor, num_others: int) -
     assert torch.equal(run_among(backend, num_others, chunks, seed=num_others), cold)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 11, 12, 13, 95, 97])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 11, 12, 13, 64, 65, 97])
 def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) -> None:
     """Chunks of every number of rows that a kernel treats in a way of its own: the bits of one prefill."""
     chunks = [size] * (LENGTH // size) + [LENGTH % size] * (LENGTH % size > 0)

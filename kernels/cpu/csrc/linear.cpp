@@ -8,7 +8,8 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 96;   // with kDepth: their share of x stays in the second-level cache
 constexpr int64_t kDepth = 512;       // a panel of that depth, and six rows, stay in the first-level cache
-constexpr int64_t kFewRows = 12;      // up to here the weights' way from memory is what takes time
+constexpr int64_t kFewRows = 64;      // up to here the way of the weights from memory takes a good part of the time
+constexpr int64_t kStep = 128;        // with few rows: so little is asked for at once that memory keeps up
 constexpr int64_t kGroup = 4;         // panels of a piece of work
 
 // Six rows or fewer, evenly: 8 are 4 and 4, not 6 and 2.
@@ -43,13 +44,29 @@ void stream(const Op& op, int64_t num_rows, const Worker& worker) {
     int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
     for (int64_t first; (first = worker.next() * kGroup) < num_panels;) {
         int64_t count = std::min(kGroup, num_panels - first);
-        // one panel at a time where its rows are met twice, so that the second time finds it in cache
-        int64_t step = num_parts(num_rows) == 1 ? count : 1;
-        for (int64_t panel = first; panel < first + count; panel += step)
-            for (int64_t part = 0; part < num_parts(num_rows); part++) {
-                int64_t m = split(num_rows, part), end = split(num_rows, part + 1);
-                multiply(end - m, PlainRows{op.x + m * op.x_stride, op.x_stride}, right_hand(op, panel, (T*)nullptr), op.width,
-                         step * 2, target(op, m, panel));
+        if (num_rows < 3) {
+            multiply(num_rows, PlainRows{op.x, op.x_stride}, right_hand(op, first, (T*)nullptr), op.width, count * 2,
+                     target(op, 0, first));
+            continue;
+        }
+        // a panel at a time, in cache for those who meet it after the first; the next one is on its way meanwhile
+        for (int64_t panel = first; panel < first + count; panel++)
+            for (int64_t k = 0; k < op.width; k += kStep) {
+                int64_t depth = std::min(kStep, op.width - k);
+                auto right = right_hand(op, panel, (T*)nullptr).from(k);
+                auto next = right_hand(op, panel + 1, (T*)nullptr).from(k);
+                int64_t lines = depth * kPanel * static_cast<int64_t>(sizeof(T)) / 64;
+                for (int64_t part = 0; part < num_parts(num_rows); part++) {
+                    int64_t m = split(num_rows, part), end = split(num_rows, part + 1);
+                    if (panel + 1 < num_panels)
+                        for (int64_t i = lines * part / num_parts(num_rows); i < lines * (part + 1) / num_parts(num_rows); i++)
+                            _mm_prefetch(reinterpret_cast<const char*>(next.p) + i * 64, _MM_HINT_T1);
+                    Target t = target(op, m, panel);
+                    t.fresh = k == 0;
+                    if (k + depth < op.width) t.bias = t.added = nullptr;
+                    PlainRows a{op.x + m * op.x_stride + k, op.x_stride};
+                    multiply(end - m, a, right, depth, 2, t);
+                }
             }
     }
 }
