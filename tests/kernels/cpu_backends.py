@@ -24,7 +24,7 @@ def _why_not() -> str:
 
 
 _missing = _why_not()
-needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)
+needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2: the reason says which
 
 
 def make_cpu_backend(model_path: Path, *, num_threads: int = 1, **changes: Any) -> CpuBackend:

@@ -84,14 +84,14 @@ def client_of(source: UsageSource, keys: KeyStore | None = None, now: float = NO
 
 async def ask(client: Client, path: str, parameters: object = (), **headers: str) -> Any:
     """The answer to a report that must succeed; `parameters` as a mapping or as pairs."""
-    exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}", headers)  # type: ignore[arg-type]
+    exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}", headers)
     assert exchange.status == 200, answer
     return answer
 
 
 async def refused(client: Client, path: str, parameters: object = ()) -> Any:
     """The error of a question that must be refused."""
-    exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}")  # type: ignore[arg-type]
+    exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}")
     assert exchange.status == 400, answer
     return answer["error"]
 

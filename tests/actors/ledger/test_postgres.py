@@ -24,7 +24,7 @@ from quipu.actors.messages import Outcome, UsageRecord
 
 
 def config_of(folder: Path, url: str | None, **changes: object) -> LedgerConfig:
-    return LedgerConfig(**{"data_dir": folder, "url": url, "segment_bytes": SEGMENT, **changes})  # type: ignore[arg-type]
+    return LedgerConfig(**{"data_dir": folder, "url": url, "segment_bytes": SEGMENT, **changes})
 
 
 def write(ledger: Ledger, *names: str, heard: list[str] | None = None) -> None:

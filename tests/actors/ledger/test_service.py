@@ -30,7 +30,7 @@ from quipu.actors.messages import Outcome
 
 
 def config_of(folder: Path, **changes: object) -> LedgerConfig:
-    return LedgerConfig(**{"data_dir": folder, "segment_bytes": SEGMENT, "version": "test", **changes})  # type: ignore[arg-type]
+    return LedgerConfig(**{"data_dir": folder, "segment_bytes": SEGMENT, "version": "test", **changes})
 
 
 @asynccontextmanager
