@@ -1,7 +1,7 @@
 """From one row of logits to one token. The reference sampler, and the oracle of any faster one.
 
-A backend calls `sample` for each row that draws. Filters apply in vLLM's order: temperature, then min_p, top_k and
-top_p on the tempered distribution, each on what the one before it left.
+A backend calls `draw` for the rows of a step that draw; each is one `sample`. Filters apply in vLLM's order:
+temperature, then min_p, top_k and top_p on the tempered distribution, each on what the one before it left.
 
 What must always hold: a draw depends on its own row, parameters, seed and output position, on nothing else. Rows are
 handled one by one in float64 with numpy's serial loops, so neither the batch nor the number of threads shows in the
@@ -11,14 +11,32 @@ bits. Every tie, in the maximum, at a filter's border and in the order of candid
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from quipu.kernels.batch import StepBatch
 from quipu.kernels.philox import uniform
 
 Float64s = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+
+
+def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> list[int]:
+    """One token id for each of these rows of a step. Raises ArithmeticError where a row's logits are not numbers."""
+    return [
+        sample(
+            logits_V,
+            temperature=batch.temperature[row],
+            top_k=batch.top_k[row],
+            top_p=batch.top_p[row],
+            min_p=batch.min_p[row],
+            seed=batch.seed[row],
+            output_position=batch.output_position[row],
+        )
+        for row, logits_V in zip(rows, logits_MV, strict=True)
+    ]
 
 
 def sample(

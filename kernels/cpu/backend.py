@@ -22,7 +22,7 @@ from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.logprobs import score
 from quipu.kernels.models.config import DecoderConfig, check_length, read_config
 from quipu.kernels.models.registry import find_family
-from quipu.kernels.sampling import sample
+from quipu.kernels.sampling import draw
 from quipu.kernels.weights import open_weights
 
 # Below this hidden size a second thread costs more than it brings.
@@ -104,18 +104,7 @@ class CpuBackend:
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         one_pass = self._pass(batch)
         logits_MV = self._run(one_pass, [batch.query_start[row + 1] - 1 for row in rows])
-        token_ids = [
-            sample(
-                logits_V,
-                temperature=batch.temperature[row],
-                top_k=batch.top_k[row],
-                top_p=batch.top_p[row],
-                min_p=batch.min_p[row],
-                seed=batch.seed[row],
-                output_position=batch.output_position[row],
-            )
-            for row, logits_V in zip(rows, logits_MV.numpy(), strict=True)
-        ]
+        token_ids = draw(batch, rows, logits_MV.numpy())
         drawn = Drawn(rows=rows, token_ids=token_ids)
         if batch.scoring is not None:
             drawn = self._score(one_pass, batch.scoring, drawn, logits_MV)

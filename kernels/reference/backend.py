@@ -24,7 +24,7 @@ from quipu.kernels.models.registry import Model, find_family
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
 from quipu.kernels.reference.tiles import ROWS, round_up
-from quipu.kernels.sampling import sample
+from quipu.kernels.sampling import draw
 from quipu.kernels.weights import open_weights
 
 # Below this hidden size a second thread costs more than it brings.
@@ -78,18 +78,7 @@ class ReferenceBackend:
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         with self._pass(batch) as head:
             logits_MV = head.logits([batch.query_start[row + 1] - 1 for row in rows])
-            token_ids = [
-                sample(
-                    logits_V,
-                    temperature=batch.temperature[row],
-                    top_k=batch.top_k[row],
-                    top_p=batch.top_p[row],
-                    min_p=batch.min_p[row],
-                    seed=batch.seed[row],
-                    output_position=batch.output_position[row],
-                )
-                for row, logits_V in zip(rows, logits_MV.numpy(), strict=True)
-            ]
+            token_ids = draw(batch, rows, logits_MV.numpy())
             drawn = Drawn(rows=rows, token_ids=token_ids)
             if batch.scoring is not None:
                 drawn = _score(batch.scoring, drawn, logits_MV, head)
