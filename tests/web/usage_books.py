@@ -19,6 +19,7 @@ from quipu.actors.ledger.fields import FIELD_NAMES, flatten
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.queries import SumBuilder
 from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query, Sum
+from quipu.actors.ledger.retry_groups import counted, member_of
 from quipu.actors.ledger.schema import records as table
 from quipu.actors.messages import UsageRecord
 from quipu.web.admin.usage_anthropic import install_anthropic_usage
@@ -48,8 +49,9 @@ class BookSource:
     async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
         await self._ask(query)
         builder = SumBuilder(tuple(group_by), bucket_s)
+        counting = counted(map(member_of, self.records))
         for record in self.records:
-            if query.matches(record) and record.retry_of is None:
+            if query.matches(record) and record.request_id in counting:
                 builder.add_record(record)
         return builder.sums()
 
