@@ -14,14 +14,11 @@ import pytest
 import torch
 from cpu_backends import make_cpu_backend, needs_kernels
 from kernel_checkpoints import CONFIGS, make_batch, prompt, scattered_blocks
+from one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
 
 from quipu.kernels.cpu.backend import CpuBackend
 
 pytestmark = needs_kernels
-
-LENGTH = 520
-LOOKED_AT = 8
-TOKENS = prompt(LENGTH, seed=3)
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -41,18 +38,6 @@ def cold(backend: CpuBackend) -> torch.Tensor:
     assert result.isfinite().all()
     backend.cache.fill(float("nan"))
     return result
-
-
-def run_chunks(backend: CpuBackend, blocks: list[int], chunks: list[int], *, start: int = 0) -> torch.Tensor:
-    """Feed TOKENS from `start` in chunks, alone; logits of the last LOOKED_AT positions."""
-    results, position = [], start
-    for size in chunks:
-        batch = make_batch({"token_ids": TOKENS[position : position + size], "position": position, "blocks": blocks})
-        wanted = [i for i in range(size) if position + i >= LENGTH - LOOKED_AT]
-        results.append(backend.logits(batch, wanted))
-        position += size
-    assert position == LENGTH
-    return torch.cat(results)
 
 
 def run_among(backend: CpuBackend, num_others: int, chunks: list[int], *, seed: int) -> torch.Tensor:

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
+from one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
 
 from quipu.kernels.reference.backend import ReferenceBackend
 
-LENGTH = 520
-LOOKED_AT = 8
-TOKENS = prompt(LENGTH, seed=3)
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 
 
@@ -39,18 +37,6 @@ def cold(backend: ReferenceBackend) -> torch.Tensor:
     assert result.isfinite().all()
     backend.cache.fill(float("nan"))
     return result
-
-
-def run_chunks(backend: ReferenceBackend, blocks: list[int], chunks: list[int], *, start: int = 0) -> torch.Tensor:
-    """Feed TOKENS from `start` in chunks, alone; logits of the last LOOKED_AT positions."""
-    results, position = [], start
-    for size in chunks:
-        batch = make_batch({"token_ids": TOKENS[position : position + size], "position": position, "blocks": blocks})
-        wanted = [i for i in range(size) if position + i >= LENGTH - LOOKED_AT]
-        results.append(backend.logits(batch, wanted))
-        position += size
-    assert position == LENGTH
-    return torch.cat(results)
 
 
 def test_chunks_decode_and_placement(backend: ReferenceBackend, cold: torch.Tensor) -> None:
