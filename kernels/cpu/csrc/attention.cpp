@@ -27,7 +27,9 @@ void fetch(const void* row, int64_t words) {
     for (int64_t i = 0; i < words; i += 16) _mm_prefetch(static_cast<const char*>(row) + i * 4, _MM_HINT_T1);
 }
 
-// 8 keys x 8 words into 8 words x 8 of 16 lanes.
+constexpr int64_t kTurned = 8;
+
+// 8 keys x 8 words into 8 words x 8 keys of a panel.
 void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
     __m256 r[8], t[8];
     for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + word));
@@ -42,8 +44,8 @@ void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
         r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
     }
     for (int i = 0; i < 4; i++) {
-        store(reinterpret_cast<float*>(to + i * kPanel), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        store(reinterpret_cast<float*>(to + (i + 4) * kPanel), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+        _mm256_storeu_ps(reinterpret_cast<float*>(to + i * kPanel), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(reinterpret_cast<float*>(to + (i + 4) * kPanel), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
 }
 
@@ -59,15 +61,15 @@ PackedBf16 packed_keys(const uint32_t* p, int64_t panel_words, const bf16*) {
 float weigh(float* s, int64_t count, int64_t limit, float* maximum, float* sum) {
     for (int64_t i = std::max<int64_t>(0, limit + 1); i < count; i++) s[i] = -INFINITY;
     Vec m = splat(*maximum);
-    for (int64_t i = 0; i < count; i += kLanes) m = _mm256_max_ps(m, load(s + i));
+    for (int64_t i = 0; i < count; i += kLanes) m = larger(m, load(s + i));
     float top = max_lanes(m);
     Vec total = splat(0);
     for (int64_t i = 0; i < count; i += kLanes) {
-        Vec p = exp(_mm256_sub_ps(load(s + i), splat(top)));
+        Vec p = exp(load(s + i) - splat(top));
         store(s + i, p);
-        total = _mm256_add_ps(total, p);
+        total = total + p;
     }
-    float kept = _mm256_cvtss_f32(exp(splat(*maximum - top)));
+    float kept = first_lane(exp(splat(*maximum - top)));
     *sum = *sum * kept + sum_lanes(total);
     *maximum = top;
     return kept;
@@ -126,11 +128,11 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece) {
         // Some keys at a time, so that reading memory and multiplying overlap.
         for (int64_t group = 0; group < padded; group += kTogether) {
             int64_t end = std::min(group + kTogether, padded);
-            for (int64_t i = group; i < end; i += kLanes) {
+            for (int64_t i = group; i < end; i += kTurned) {
                 // blocks lie anywhere: no hardware guesses where the next one begins
-                for (int64_t j = i + kTogether; j < std::min(i + kTogether + kLanes, count); j++) fetch(keys[j], words);
-                for (int64_t j = i; j < std::min(i + kLanes, count); j++) fetch(values[j], words);
-                for (int64_t word = 0; word < words; word += 8)
+                for (int64_t j = i + kTogether; j < std::min(i + kTogether + kTurned, count); j++) fetch(keys[j], words);
+                for (int64_t j = i; j < std::min(i + kTurned, count); j++) fetch(values[j], words);
+                for (int64_t word = 0; word < words; word += kTurned)
                     transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
             }
             for (int64_t r = 0; r < rows; r += kMaxRows) {

@@ -7,13 +7,13 @@
 
 #include "vec.h"
 
-constexpr int kPanel = 16;  // columns that lie side by side in a packed matrix
+constexpr int kPanel = 2 * kLanes;  // columns that lie side by side in a packed matrix
 constexpr int kMaxRows = 6; // rows in registers: 6 x 16 results, with what they are made from, fill AVX2's sixteen
 
-// Loaders give Vec number v (columns 8v to 8v+7) of row k of the right-hand matrix; `kPaired` ones want two rows to be
+// Loaders give Vec number v (columns v * kLanes and on) of row k of the right-hand matrix; `kPaired` ones want two rows to be
 // asked for together, the even one first.
 
-// [panel][k][16] float32
+// [panel][k][kPanel] float32
 struct PackedF32 {
     const float* p;
     int64_t panel_stride;
@@ -24,19 +24,16 @@ struct PackedF32 {
     PackedF32 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
 };
 
-// [panel][k / 2][16][2] bfloat16: a 32-bit word holds k (low half) and k + 1, which a shift and a mask widen
+// [panel][k / 2][kPanel][2] bfloat16: a 32-bit word holds k (low half) and k + 1, which a shift and a mask widen
 struct PackedBf16 {
     const bf16* p;
     int64_t panel_stride;
     static constexpr bool kPaired = true;
-    __m256i words(int64_t even_k, int v) const {
-        const bf16* at = p + (v / 2) * panel_stride + even_k * kPanel + v % 2 * 2 * kLanes;
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    const bf16* words(int64_t even_k, int v) const {
+        return p + (v / 2) * panel_stride + even_k * kPanel + v % 2 * 2 * kLanes;
     }
-    Vec even(int64_t k, int v) const { return _mm256_castsi256_ps(_mm256_slli_epi32(words(k, v), 16)); }
-    Vec odd(int64_t k, int v) const {
-        return _mm256_castsi256_ps(_mm256_and_si256(words(k - 1, v), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-    }
+    Vec even(int64_t k, int v) const { return low_halves(words(k, v)); }
+    Vec odd(int64_t k, int v) const { return high_halves(words(k - 1, v)); }
     PackedBf16 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
     PackedBf16 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
 };
@@ -84,27 +81,20 @@ struct Target {
 // Unrolled before anything else, so that each element of an array becomes a register.
 #define UNROLL _Pragma("GCC unroll 16")
 
-// sum += a * b, in the register where the sum is. Given the choice of all forms of this instruction, the compiler moves
-// sums about until some spill, which costs a third of the speed.
-inline Vec accumulate(Vec sum, Vec a, Vec b) {
-    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
-    return sum;
-}
-
 // Never inlined: within a larger function the compiler has other uses for its registers.
 template <int MR, int NV, bool kWhole, class A, class B>
 __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t) {
     Vec acc[MR][NV];
-    __m256i mask[NV];
+    Mask mask[NV];
     UNROLL for (int v = 0; v < NV; v++) mask[v] = first_lanes(t.num_columns - v * kLanes);
-    auto get = [&](const float* p, int v) __attribute__((always_inline)) { return kWhole ? load(p + v * kLanes) : _mm256_maskload_ps(p + v * kLanes, mask[v]); };
+    auto get = [&](const float* p, int v) __attribute__((always_inline)) { return kWhole ? load(p + v * kLanes) : load(p + v * kLanes, mask[v]); };
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int v = 0; v < NV; v++) acc[m][v] = t.fresh ? _mm256_setzero_ps() : get(t.c + m * t.stride, v);
+        UNROLL for (int v = 0; v < NV; v++) acc[m][v] = t.fresh ? splat(0) : get(t.c + m * t.stride, v);
     auto step = [&](int64_t k, bool odd) __attribute__((always_inline)) {
         Vec right[NV];
         UNROLL for (int v = 0; v < NV; v++) right[v] = odd ? b.odd(k, v) : b.even(k, v);
         UNROLL for (int m = 0; m < MR; m++) {
-            Vec left = _mm256_broadcast_ss(a.template at<MR>(m, k));
+            Vec left = splat_from(a.template at<MR>(m, k));
             UNROLL for (int v = 0; v < NV; v++) acc[m][v] = accumulate(acc[m][v], left, right[v]);
         }
     };
@@ -118,14 +108,14 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int v = 0; v < NV; v++) {
             Vec y = acc[m][v];
-            if (t.bias) y = _mm256_add_ps(y, get(t.bias, v));
-            if (t.added) y = _mm256_add_ps(get(t.added + m * t.added_stride, v), y);
+            if (t.bias) y = y + get(t.bias, v);
+            if (t.added) y = get(t.added + m * t.added_stride, v) + y;
             if (kWhole) store(t.c + m * t.stride + v * kLanes, y);
-            else _mm256_maskstore_ps(t.c + m * t.stride + v * kLanes, mask[v], y);
+            else store(t.c + m * t.stride + v * kLanes, mask[v], y);
         }
 }
 
-// MR rows by `num_vecs` (even) Vecs of columns, as many at once as registers allow.
+// MR rows by `num_vecs` Vecs of columns, as many at once as registers allow.
 template <int MR, class A, class B>
 static void multiply_rows(A a, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
     constexpr int wide = MR == 1 ? 8 : MR == 2 ? 4 : 2;
@@ -136,11 +126,13 @@ static void multiply_rows(A a, B b, int64_t num_k, int64_t num_vecs, const Targe
     if (MR == 1)
         for (; v + 4 <= num_vecs && (v + 4) * kLanes <= t.num_columns; v += 4)
             multiply_in_registers<MR, 4, true>(a, b.columns(v), num_k, t.columns(v));
-    for (; v < num_vecs; v += 2) {
+    for (; v + 2 <= num_vecs; v += 2) {
         Target rest = t.columns(v);
         if (rest.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, b.columns(v), num_k, rest);
         else multiply_in_registers<MR, 2, false>(a, b.columns(v), num_k, rest);
     }
+    // a head of half a panel
+    if (v < num_vecs) multiply_in_registers<MR, 1, true>(a, b.columns(v), num_k, t.columns(v));
 }
 
 // Up to kMaxRows rows.

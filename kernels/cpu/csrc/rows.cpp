@@ -83,8 +83,7 @@ void write_kv(const Op& op, const Pass& pass, const Worker& worker) {
 // y = silu(first half of the row) * second half
 void silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
     auto activate = [](Vec gate, Vec up) {
-        Vec below = _mm256_add_ps(splat(1), exp(_mm256_sub_ps(splat(0), gate)));
-        return _mm256_mul_ps(_mm256_div_ps(gate, below), up);
+        return gate / (splat(1) + exp(splat(0) - gate)) * up;
     };
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
         const float* gate = op.x + s.begin * op.x_stride;
@@ -93,8 +92,8 @@ void silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
         int64_t i = 0;
         for (; i + kLanes <= op.width; i += kLanes) store(y + i, activate(load(gate + i), load(up + i)));
         if (i < op.width) {
-            __m256i mask = first_lanes(op.width - i);
-            _mm256_maskstore_ps(y + i, mask, activate(_mm256_maskload_ps(gate + i, mask), _mm256_maskload_ps(up + i, mask)));
+            Mask mask = first_lanes(op.width - i);
+            store(y + i, mask, activate(load(gate + i, mask), load(up + i, mask)));
         }
     }
 }
