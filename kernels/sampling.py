@@ -1,7 +1,8 @@
 """From one row of logits to one token. The reference sampler, and the oracle of any faster one.
 
-A backend calls `draw` for the rows of a step that draw; each is one `sample`. Filters apply in vLLM's order:
-temperature, then min_p, top_k and top_p on the tempered distribution, each on what the one before it left.
+A backend calls `draw` for the rows of a step that draw; each is one `sample`, from logits as `processors.py` leaves
+them. Filters apply in vLLM's order: temperature, then min_p, top_k and top_p on the tempered distribution, each on what
+the one before it left.
 
 What must always hold: a draw depends on its own row, parameters, seed and output position, on nothing else. Rows are
 handled one by one in float64 with numpy's serial loops, so neither the batch nor the number of threads shows in the
@@ -18,25 +19,30 @@ import numpy.typing as npt
 
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.philox import uniform
+from quipu.kernels.processors import edited
 
 Float64s = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 
 def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> list[int]:
-    """One token id for each of these rows of a step. Raises ArithmeticError where a row's logits are not numbers."""
-    return [
-        sample(
-            logits_V,
-            temperature=batch.temperature[row],
-            top_k=batch.top_k[row],
-            top_p=batch.top_p[row],
-            min_p=batch.min_p[row],
-            seed=batch.seed[row],
-            output_position=batch.output_position[row],
-        )
-        for row, logits_V in zip(rows, logits_MV, strict=True)
-    ]
+    """One token id for each of these rows of a step; the logits are as they were afterwards.
+
+    Raises ArithmeticError where a row's logits are not numbers.
+    """
+    with edited(batch.processing, rows, logits_MV):
+        return [
+            sample(
+                logits_V,
+                temperature=batch.temperature[row],
+                top_k=batch.top_k[row],
+                top_p=batch.top_p[row],
+                min_p=batch.min_p[row],
+                seed=batch.seed[row],
+                output_position=batch.output_position[row],
+            )
+            for row, logits_V in zip(rows, logits_MV, strict=True)
+        ]
 
 
 def sample(
@@ -72,7 +78,8 @@ def candidates(
     """Token ids that survive the filters and their probabilities (summing to 1), by descending probability, then id."""
     ids: Ids = np.arange(len(logits_V), dtype=np.int64)
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    scores: Float64s = (logits_V.astype(np.float64) - float(logits_V.max())) / temperature
+    with np.errstate(over="ignore"):
+        scores: Float64s = (logits_V.astype(np.float64) - float(logits_V.max())) / temperature
     if min_p > 0:
         ids, scores = _keep(ids, scores, scores >= math.log(min_p))
     if 0 < top_k < len(ids):

@@ -1,0 +1,192 @@
+"""What changes one sequence's logits before a token is drawn from them: bans, biases, penalties.
+
+The executor makes one `LogitProcessor` for each sequence that asks for any of it, from its rules and its tokens, and
+tells it of every token that is drawn; a backend edits the rows of a step by `edited`, draws, and finds them as they
+were. The order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties
+(repetition, frequency, presence). Temperature and the filters follow in `sampling.py`.
+
+What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on how often or in how
+many pieces these were computed; a row costs by its own rules, and one without rules nothing. A ban that would leave no
+token is passed over, so that what one client asks for never fails the step that others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from quipu.kernels.batch import LogitRules, Processing
+
+Row = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_NEVER = np.float32(-np.inf)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@contextmanager
+def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> Iterator[None]:
+    """Within it, `logits_MV`, the logits of these rows of a step, are those to draw from; after it, the raw ones.
+
+    Raises ValueError for a bit mask of the wrong length, or one that allows nothing.
+    """
+    if processing is None:
+        yield
+        return
+    wanted = {*processing.rows, *processing.masked_rows}
+    edits = {row: Edit(logits_V) for row, logits_V in zip(rows, logits_MV, strict=True) if row in wanted}
+    try:
+        for row, words in zip(processing.masked_rows, processing.masks, strict=True):
+            edits[row].mask(words)
+        for row, processor in zip(processing.rows, processing.processors, strict=True):
+            processor.apply(edits[row])
+        yield
+    finally:
+        for edit in edits.values():
+            edit.undo()
+
+
+class Edit:
+    """Changes to one row that can be taken back."""
+
+    def __init__(self, logits_V: Row) -> None:
+        self.logits_V = logits_V
+        self._replaced: list[tuple[Ids | slice, Row]] = []
+
+    def put(self, ids: Ids, values: Row | np.float32) -> None:
+        self._replaced.append((ids, self.logits_V[ids]))
+        self.logits_V[ids] = values
+
+    def ban(self, ids: Ids) -> None:
+        """Unless nothing would be left."""
+        self.put(ids, _NEVER)
+        self._keep_if_any_left()
+
+    def ban_all_but(self, ids: Ids) -> None:
+        """Unless nothing would be left."""
+        kept = self.logits_V[ids]
+        self._replaced.append((slice(None), self.logits_V.copy()))
+        self.logits_V.fill(_NEVER)
+        self.logits_V[ids] = kept
+        self._keep_if_any_left()
+
+    def mask(self, words: bytes) -> None:
+        """Ban the tokens whose bit is 0."""
+        num_words = -(-len(self.logits_V) // 32)
+        if len(words) != 4 * num_words:
+            raise ValueError(f"a bit mask has {len(words)} bytes, a row of {len(self.logits_V)} logits {4 * num_words}")
+        bits = np.unpackbits(np.frombuffer(words, dtype=np.uint8), count=len(self.logits_V), bitorder="little")
+        if not bits.any():
+            raise ValueError("a bit mask allows no token")
+        self._replaced.append((slice(None), self.logits_V.copy()))
+        self.logits_V[bits == 0] = _NEVER
+
+    def undo(self) -> None:
+        while self._replaced:
+            self._take_back()
+
+    def _keep_if_any_left(self) -> None:
+        if self.logits_V.max() == _NEVER:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        ids, values = self._replaced.pop()
+        self.logits_V[ids] = values
+
+
+class LogitProcessor:
+    """One sequence's rules, and what they have to know of its tokens."""
+
+    def __init__(self, rules: LogitRules, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
+        """`output_token_ids`: those drawn so far, by this admission and those before."""
+        self.rules = rules
+        self._outputs = list(output_token_ids)
+        self._allowed = _ids(rules.allowed_token_ids)
+        self._too_early = _ids(rules.held_back_token_ids)
+        self._bias = _ids(rules.bias)
+        self._bias_values = np.array([rules.bias[int(token_id)] for token_id in self._bias], dtype=np.float32)
+        self._always_bad = [word[0] for word in rules.bad_words if len(word) == 1]
+        self._bad_after: dict[int, list[tuple[int, ...]]] = {}
+        for word in rules.bad_words:
+            if len(word) > 1:
+                self._bad_after.setdefault(word[-2], []).append(word)
+        self._penalises = bool(rules.frequency_penalty or rules.presence_penalty or rules.repetition_penalty != 1)
+        # the prompt counts for repetition only
+        self._seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
+        if self._penalises:
+            for token_id in output_token_ids:
+                self._seen.count(token_id)
+
+    def note(self, token_id: int) -> None:
+        """The sequence has drawn a token."""
+        self._outputs.append(token_id)
+        if self._penalises:
+            self._seen.count(token_id)
+
+    def apply(self, edit: Edit) -> None:
+        """Edit the row from which the next token is drawn."""
+        if len(self._allowed):
+            edit.ban_all_but(self._allowed)
+        bad = self._bad_now()
+        if len(bad):
+            edit.ban(bad)
+        if len(self._outputs) < self.rules.min_tokens and len(self._too_early):
+            edit.ban(self._too_early)
+        if len(self._bias):
+            edit.put(self._bias, edit.logits_V[self._bias] + self._bias_values)
+        if self._penalises:
+            edit.put(self._seen.ids, self._penalised(edit.logits_V[self._seen.ids]))
+
+    def _bad_now(self) -> Ids:
+        """Tokens that would complete a bad word."""
+        last = self._outputs[-1] if self._outputs else None
+        words = self._bad_after.get(last, ()) if last is not None else ()
+        completing = [word[-1] for word in words if tuple(self._outputs[1 - len(word) :]) == word[:-1]]
+        return _ids(self._always_bad + completing)
+
+    def _penalised(self, logits_S: Row) -> Row:
+        """The logits of the tokens seen. Repetition as in CTRL (Keskar et al. 2019), the others as OpenAI has them."""
+        rules, counts_S = self.rules, self._seen.counts
+        wide_S = logits_S.astype(np.float64)
+        with np.errstate(over="ignore"):  # by a penalty of 1e-310, say
+            new_S = np.where(wide_S > 0, wide_S / rules.repetition_penalty, wide_S * rules.repetition_penalty)
+        new_S -= rules.frequency_penalty * counts_S + rules.presence_penalty * (counts_S > 0)
+        # what was finite stays so: no penalty is a ban, and an infinity would fail the step
+        return np.where(np.isfinite(logits_S), new_S.clip(-_LARGEST, _LARGEST), logits_S).astype(np.float32)
+
+
+class SeenTokens:
+    """Distinct tokens of a sequence, and how often each was drawn. One token more is one entry changed."""
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        ids = dict.fromkeys(prompt_token_ids)
+        self._place = {token_id: place for place, token_id in enumerate(ids)}
+        room = max(64, 2 * len(ids))
+        self._ids: Ids = np.zeros(room, dtype=np.int64)
+        self._ids[: len(ids)] = list(ids)
+        self._counts: Row = np.zeros(room, dtype=np.float32)
+
+    @property
+    def ids(self) -> Ids:
+        """S."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> Row:
+        """S. 0 for a token that only the prompt has."""
+        return self._counts[: len(self._place)]
+
+    def count(self, token_id: int) -> None:
+        place = self._place.setdefault(token_id, len(self._place))
+        if place == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[place] = token_id
+        self._counts[place] += 1
+
+
+def _ids(token_ids: Iterable[int]) -> Ids:
+    return np.unique(np.array(list(token_ids), dtype=np.int64))
