@@ -23,7 +23,8 @@ STORED = {torch.float32: 0, torch.bfloat16: 1}
 """How weights and caches may be stored."""
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
-ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED})
+GELU_MUL, SOFT_CAP, ROUTE, DEAL, EXPERT_LINEAR, EXPERT_SILU_MUL, MIX = range(9, 16)
+ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, MIX})
 """Kinds in which each thread reads and writes its own rows only, always the same ones."""
 
 Int64s = npt.NDArray[np.int64]
@@ -36,8 +37,11 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("kind", "looked_at", "stored", "joined")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
-        *((name, ctypes.c_float) for name in ("eps", "scale")),
+        *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen")),
+        *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
+        ("normalise", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("matrices", "deal")),
     )
 
 

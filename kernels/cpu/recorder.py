@@ -23,6 +23,7 @@ from quipu.kernels.cpu.program import STORED, Bounds, Op
 from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.models.registry import Model
 from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.ops import Experts
 
 _ROWS = 2  # one would leave strides between rows undefined
 
@@ -63,19 +64,23 @@ class Program:
     logits_MV: torch.Tensor
     memory: list[torch.Tensor]
     """Everything that the pointers point to."""
+    workspace: list[torch.Tensor]
+    """That of it which passes write."""
 
 
 class Recorder:
     """Implements `quipu.kernels.ops.Ops`, computing nothing."""
 
-    def __init__(self, weights: PackedWeights, cache: KVCache) -> None:
+    def __init__(self, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> None:
         self._weights = weights
         self._cache = cache
+        self._bounds = bounds
         self.notes: list[Note] = []
         self.widths: list[int] = []
         self.looked_at: list[bool] = []
         self.memory: list[torch.Tensor] = []
         self._values: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
+        self._deals: dict[int, torch.Tensor] = {}  # by their size
         self._head = False
 
     def start_head(self, x_ND: torch.Tensor) -> torch.Tensor:
@@ -83,9 +88,9 @@ class Recorder:
         self._head = True
         return self._note(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
-    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         width = table_VD.shape[1]
-        return self._note(program.EMBED, shape=(width,), width=width, also=self._matrix(table_VD))
+        return self._note(program.EMBED, shape=(width,), width=width, scale=scale, also=self._matrix(table_VD))
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         rows, width = weight_OI.shape
@@ -109,7 +114,14 @@ class Recorder:
         _, num_heads, width = x_NHE.shape
         cos, sin = self._vector(table.cos_PR), self._vector(table.sin_PR)
         return self._note(
-            program.ROPE, x=x_NHE, shape=(num_heads, width), width=width, num_heads=num_heads, cos=cos, sin=sin
+            program.ROPE,
+            x=x_NHE,
+            shape=(num_heads, width),
+            width=width,
+            out_width=2 * table.cos_PR.shape[1],
+            num_heads=num_heads,
+            cos=cos,
+            sin=sin,
         )
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
@@ -117,7 +129,15 @@ class Recorder:
         cache = self._layer(layer)
         self._note(program.WRITE_KV, x=k_NKE, z=v_NKE, shape=(0,), width=width, num_kv_heads=num_kv_heads, also=cache)
 
-    def attend(self, layer: int, q_NHE: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_NHE: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
         _, num_heads, width = q_NHE.shape
         cache = self._layer(layer)
         return self._note(
@@ -127,7 +147,9 @@ class Recorder:
             width=width,
             num_heads=num_heads,
             num_kv_heads=self._cache[layer][0].shape[1],
-            scale=width**-0.5,
+            scale=scale,
+            window=window or 0,
+            soft_cap=soft_cap or 0.0,
             also=cache,
         )
 
@@ -137,6 +159,43 @@ class Recorder:
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return self._note(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
+
+    def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        width = gate_up_N2F.shape[1] // 2
+        return self._note(program.GELU_MUL, x=gate_up_N2F, shape=(width,), width=width)
+
+    def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
+        return self._note(program.SOFT_CAP, x=x_NV, shape=(x_NV.shape[1],), width=x_NV.shape[1], soft_cap=cap)
+
+    def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
+        width, hidden, chosen = x_ND.shape[1], experts.down_DF[0].shape[1], experts.num_chosen
+        shared: dict[str, Any] = {
+            "num_experts": len(experts.down_DF),
+            "num_chosen": chosen,
+            "deal": self._deal(len(experts.down_DF), chosen),
+        }
+        routed = self._note(program.ROUTE, x=router_NX, shape=(2 * chosen,), normalise=experts.normalise, **shared)
+        dealt = self._note(program.DEAL, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
+        gate_up = self._note(
+            program.EXPERT_LINEAR,
+            x=dealt,
+            shape=(chosen * 2 * hidden,),
+            width=width,
+            out_width=2 * hidden,
+            also=self._matrices(experts.gate_up_OD),
+            **shared,
+        )
+        activated = self._note(program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **shared)
+        down = self._note(
+            program.EXPERT_LINEAR,
+            x=activated,
+            shape=(chosen * width,),
+            width=hidden,
+            out_width=width,
+            also=self._matrices(experts.down_DF),
+            **shared,
+        )
+        return self._note(program.MIX, x=routed, z=down, shape=(width,), width=width, **shared)
 
     def _note(
         self,
@@ -180,6 +239,20 @@ class Recorder:
         self.memory.append(matrix.data)
         return {"weight": matrix.data.data_ptr(), "stored": STORED[matrix.dtype]}
 
+    def _matrices(self, stand_ins: list[torch.Tensor]) -> dict[str, int]:
+        matrices = [self._matrix(stand_in) for stand_in in stand_ins]
+        addresses = torch.tensor([matrix["weight"] for matrix in matrices], dtype=torch.int64)
+        self.memory.append(addresses)
+        return {"matrices": addresses.data_ptr(), "stored": matrices[0]["stored"]}
+
+    def _deal(self, num_experts: int, num_chosen: int) -> int:
+        """Address of room for one layer's plan (csrc/experts.cpp); layers come one after the other and share it."""
+        size = 8 * num_experts + num_experts + 1 + self._bounds.num_tokens * num_chosen
+        if size not in self._deals:
+            self._deals[size] = torch.zeros(size, dtype=torch.int64)
+            self.memory.append(self._deals[size])
+        return self._deals[size].data_ptr()
+
     def _layer(self, layer: int) -> dict[str, int]:
         k_BKSE, v_BKSE = self._cache[layer]
         return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED[k_BKSE.dtype]}
@@ -187,7 +260,7 @@ class Recorder:
 
 def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> Program:
     """The program of a model for passes within these bounds."""
-    recorder = Recorder(weights, cache)
+    recorder = Recorder(weights, cache, bounds)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
     num_trunk = len(recorder.notes)
     model.logits(recorder.start_head(x_ND), recorder)
@@ -206,6 +279,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
         whole=array(ops),
         logits_MV=memory[last][: bounds.num_looked_at * recorder.widths[last]].view(bounds.num_looked_at, -1),
         memory=[*memory, *recorder.memory],
+        workspace=memory,
     )
 
 

@@ -80,7 +80,8 @@ class Llama:
             q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
             q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
             ops.write_kv(index, k_NKE, v_NKE)
-            x_ND = ops.add(x_ND, ops.linear(ops.attend(index, q_NHE).flatten(1), layer.o_DI, layer.o_bias_D))
+            o_NHE = ops.attend(index, q_NHE, scale=c.head_dim**-0.5)
+            x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.o_DI, layer.o_bias_D))
             h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
             x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.gate_up_OD)), layer.down_DF))
         return x_ND

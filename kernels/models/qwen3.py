@@ -88,7 +88,8 @@ class Qwen3:
             q_NHE = ops.rope(ops.rms_norm(q_NHE, layer.q_norm_E, c.rms_norm_eps), self.rope)
             k_NKE = ops.rope(ops.rms_norm(k_NKE, layer.k_norm_E, c.rms_norm_eps), self.rope)
             ops.write_kv(index, k_NKE, v_NKE)
-            x_ND = ops.add(x_ND, ops.linear(ops.attend(index, q_NHE).flatten(1), layer.o_DI, layer.o_bias_D))
+            o_NHE = ops.attend(index, q_NHE, scale=c.head_dim**-0.5)
+            x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.o_DI, layer.o_bias_D))
             h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
             x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.gate_up_OD)), layer.down_DF))
         return x_ND

@@ -5,22 +5,35 @@ its chunks of keys, from the first to the one it stands in, combined in that ord
 (online softmax: Milakov and Gimelshein, arXiv:1805.02867), all in float32.
 
 What must always hold: the query at position p sits in row p % QUERIES of a product whose shape never varies, against
-whole chunks whose missing keys are zeros. Nothing then depends on how the sequence was cut, batched or placed; other
-rows of the tile, padding among them, can only spoil themselves.
+whole chunks whose missing keys are zeros; the chunks that its tile meets follow from p and the window. Nothing then
+depends on how the sequence was cut, batched or placed; other rows of the tile, padding among them, can only spoil
+themselves.
 """
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 from quipu.kernels.reference.plan import Span
 from quipu.kernels.reference.tiles import KEYS, QUERIES, round_up
 
-# For the tile that starts at the i-th multiple of QUERIES within its last chunk: the keys after each of its queries.
-_HIDDEN = torch.arange(KEYS) > torch.arange(KEYS).view(-1, QUERIES, 1)
+# How far before each query of a tile at position 0 each key of a chunk at position 0 lies.
+_DISTANCE_QC = torch.arange(QUERIES).view(-1, 1) - torch.arange(KEYS)
 
 
-def attend_span(q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor, span: Span) -> torch.Tensor:
+@attrs.frozen
+class Scores:
+    """What becomes of the product of a query and a key; `Ops.attend` says how."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+
+def attend_span(
+    q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor, span: Span, scores: Scores
+) -> torch.Tensor:
     """Attention of one row's queries to its sequence, whose KV has been written: o_nHE."""
     num_kv_heads, head_dim = k_BKSE.shape[1], k_BKSE.shape[3]
     context = span.position + span.length
@@ -30,17 +43,17 @@ def attend_span(q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor,
 
     q_THE = q_nHE.new_zeros((num_tiles * QUERIES, *q_nHE.shape[1:]))
     q_THE[lead : lead + span.length] = q_nHE
-    q_THE *= head_dim**-0.5
+    q_THE *= scores.scale
     # The G query heads that share a key/value head become more rows, Q = G * QUERIES, of one product.
     q_TKGE = q_THE.view(num_tiles, QUERIES, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     q_TKQE = q_TKGE.reshape(num_tiles, num_kv_heads, -1, head_dim)
-    tiles = [_Tile(q_KQE, grid_start + index * QUERIES) for index, q_KQE in enumerate(q_TKQE)]
+    tiles = [_Tile(q_KQE, grid_start + index * QUERIES, scores) for index, q_KQE in enumerate(q_TKQE)]
 
-    for chunk_start in range(0, context, KEYS):
+    for chunk_start in range(tiles[0].first_key // KEYS * KEYS, context, KEYS):
         k_KCE = _gather(k_BKSE, span.blocks, chunk_start, context)
         v_KCE = _gather(v_BKSE, span.blocks, chunk_start, context)
         for tile in tiles:
-            if tile.position >= chunk_start:
+            if tile.first_key < chunk_start + KEYS and tile.position >= chunk_start:
                 tile.add_chunk(k_KCE, v_KCE, chunk_start)
 
     o_TKQE = torch.stack([tile.result() for tile in tiles])
@@ -51,8 +64,11 @@ def attend_span(q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor,
 class _Tile:
     """`QUERIES` positions from `position`, and the softmax of the chunks that they have met."""
 
-    def __init__(self, q_KQE: torch.Tensor, position: int) -> None:
+    def __init__(self, q_KQE: torch.Tensor, position: int, scores: Scores) -> None:
         self.position = position
+        self.first_key = 0 if scores.window is None else max(0, position - scores.window + 1)
+        """The first that any query of the tile sees."""
+        self._scores = scores
         self._q_KQE = q_KQE
         self._maximum_KQ1 = q_KQE.new_full((*q_KQE.shape[:2], 1), -torch.inf)
         self._sum_KQ1 = torch.zeros_like(self._maximum_KQ1)
@@ -60,16 +76,31 @@ class _Tile:
 
     def add_chunk(self, k_KCE: torch.Tensor, v_KCE: torch.Tensor, chunk_start: int) -> None:
         s_KQC = torch.bmm(self._q_KQE, k_KCE.transpose(1, 2))
-        if chunk_start + KEYS > self.position:
+        if self._scores.soft_cap is not None:
+            s_KQC = torch.tanh(s_KQC / self._scores.soft_cap) * self._scores.soft_cap
+        hidden_QC = self._hidden(chunk_start)
+        if hidden_QC is not None:
             # Fill, never add: a masked score may be NaN.
-            hidden_QC = _HIDDEN[(self.position - chunk_start) // QUERIES]
             s_KQC.view(s_KQC.shape[0], -1, QUERIES, KEYS).masked_fill_(hidden_QC, -torch.inf)
         maximum_KQ1 = torch.maximum(self._maximum_KQ1, s_KQC.amax(-1, keepdim=True))
-        p_KQC = torch.exp(s_KQC - maximum_KQ1)
-        kept_KQ1 = torch.exp(self._maximum_KQ1 - maximum_KQ1)
+        # A query that has met nobody yet stays as it was: its weights are exp(-inf - 0).
+        finite_KQ1 = maximum_KQ1.masked_fill(maximum_KQ1 == -torch.inf, 0.0)
+        p_KQC = torch.exp(s_KQC - finite_KQ1)
+        kept_KQ1 = torch.exp(self._maximum_KQ1 - finite_KQ1)
         self._sum_KQ1 = self._sum_KQ1 * kept_KQ1 + p_KQC.sum(-1, keepdim=True)
         self._weighted_KQE = self._weighted_KQE * kept_KQ1 + torch.bmm(p_KQC, v_KCE)
         self._maximum_KQ1 = maximum_KQ1
+
+    def _hidden(self, chunk_start: int) -> torch.Tensor | None:
+        """Which keys of a chunk which queries do not see; None where they see all."""
+        distance, window = self.position - chunk_start, self._scores.window
+        hidden_QC = None
+        if distance < KEYS:
+            hidden_QC = _DISTANCE_QC + distance < 0
+        if window is not None and distance + QUERIES > window:
+            too_far_QC = _DISTANCE_QC + distance >= window
+            hidden_QC = too_far_QC if hidden_QC is None else hidden_QC | too_far_QC
+        return hidden_QC
 
     def result(self) -> torch.Tensor:
         return self._weighted_KQE / self._sum_KQ1

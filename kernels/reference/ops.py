@@ -12,18 +12,17 @@ What must always hold: row n of a result is a function of row n alone (in `atten
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.reference.attention import attend_span
+from quipu.kernels.ops import Experts
+from quipu.kernels.reference.attention import Scores, attend_span
+from quipu.kernels.reference.experts import mix_experts
 from quipu.kernels.reference.plan import StepPlan
-from quipu.kernels.reference.tiles import ROWS
-
-# Torch splits a loop over threads from 32,768 elements on, at borders that depend on the number of threads.
-_SERIAL_ELEMENTS = 16_384
-# A multiple of every vector length, twice unrolled: a loop over that many elements has no scalar remainder.
-_VECTOR_ELEMENTS = 64
+from quipu.kernels.reference.rows import multiply, row_by_row, silu_mul
 
 
 class ReferenceOps:
@@ -34,14 +33,11 @@ class ReferenceOps:
         self._cache = cache
         self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the table's identity
 
-    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        return table_VD[token_ids_N]
+    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return table_VD[token_ids_N] * scale
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        # Tile by tile: the order in which a product is summed depends on how many rows it has.
-        y_NO = x_NI.new_empty((x_NI.shape[0], weight_OI.shape[0]))
-        for start in range(0, x_NI.shape[0], ROWS):
-            torch.mm(x_NI[start : start + ROWS], weight_OI.t(), out=y_NO[start : start + ROWS])
+        y_NO = multiply(x_NI, weight_OI)
         return y_NO if bias_O is None else y_NO + bias_O
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -51,32 +47,46 @@ class ReferenceOps:
         if id(table) not in self._turns:
             self._turns[id(table)] = table.at(self._plan.positions_N)
         cos_NR, sin_NR = self._turns[id(table)]
-        first_NHR, second_NHR = x_NHE.chunk(2, dim=-1)
+        half = cos_NR.shape[1]
+        first_NHR, second_NHR, rest = torch.split(x_NHE, [half, half, x_NHE.shape[2] - 2 * half], dim=-1)
         cos_N1R, sin_N1R = cos_NR.unsqueeze(1), sin_NR.unsqueeze(1)
         turned = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
-        return torch.cat(turned, dim=-1)
+        return torch.cat([*turned, rest], dim=-1)
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
         plan, num_tokens = self._plan, self._plan.blocks_n.shape[0]
         for cache_BKSE, new_NKE in zip(self._cache[layer], (k_NKE, v_NKE), strict=True):
             cache_BKSE[plan.blocks_n, :, plan.offsets_n] = new_NKE[:num_tokens].to(cache_BKSE.dtype)
 
-    def attend(self, layer: int, q_NHE: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_NHE: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
         k_BKSE, v_BKSE = self._cache[layer]
+        scores = Scores(scale=scale, window=window, soft_cap=soft_cap)
         o_NHE = torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
         for span in self._plan.spans:
             rows = slice(span.start, span.start + span.length)
-            o_NHE[rows] = attend_span(q_NHE[rows], k_BKSE, v_BKSE, span)
+            o_NHE[rows] = attend_span(q_NHE[rows], k_BKSE, v_BKSE, span, scores)
         return o_NHE
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        # exp is not rounded exactly: its vector loop and the scalar remainder of it differ in the last bit. So each
-        # call is short enough for one thread, and either has no remainder or is one row, whose remainder stays put.
-        width = gate_up_N2F.shape[1] // 2
-        rows = max(1, _SERIAL_ELEMENTS // width) if width % _VECTOR_ELEMENTS == 0 else 1
-        gate_NF, up_NF = gate_up_N2F[:, :width], gate_up_N2F[:, width:]
-        activated = [torch.nn.functional.silu(tile.contiguous()) for tile in torch.split(gate_NF, rows)]
-        return torch.cat(activated) * up_NF
+        return silu_mul(gate_up_N2F)
+
+    def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
+        return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), gate_NF) * up_NF
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return x_ND + y_ND
+
+    def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
+        return row_by_row(torch.tanh, x_NV / cap) * cap
+
+    def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
+        return mix_experts(x_ND, router_NX, experts)

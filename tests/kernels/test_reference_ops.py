@@ -12,7 +12,7 @@ import torch
 from kernel_checkpoints import scattered_blocks
 
 from quipu.kernels.kv_cache import KVCache
-from quipu.kernels.reference.attention import attend_span
+from quipu.kernels.reference.attention import Scores, attend_span
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import Span, StepPlan
 from quipu.kernels.reference.tiles import ROWS
@@ -83,8 +83,9 @@ def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
         row_by_row(lambda rows: ops.rms_norm(rows, weight, 1e-6), x, count)
 
 
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (40, 0.5), (256, None), (300, 2.0)])
 @pytest.mark.parametrize(("position", "length"), [(0, 1), (0, 300), (255, 2), (270, 1), (500, 40)])
-def test_attention_is_softmax(position: int, length: int) -> None:
+def test_attention_is_softmax(position: int, length: int, window: int | None, soft_cap: float | None) -> None:
     """Tiled, paged and combined by chunks: within rounding of the plain formula in float64."""
     generator = torch.Generator().manual_seed(position)
     context, cache = position + length, small_cache()
@@ -96,10 +97,14 @@ def test_attention_is_softmax(position: int, length: int) -> None:
             cache_BKSE[blocks[positions // 8], :, positions % 8] = new_CKE
     q_NHE = torch.randn(length, 6, 16, generator=generator)
 
-    found = attend_span(q_NHE, *cache[0], Span(start=0, length=length, position=position, blocks=blocks))
+    span = Span(start=0, length=length, position=position, blocks=blocks)
+    found = attend_span(q_NHE, *cache[0], span, Scores(scale=0.25, window=window, soft_cap=soft_cap))
 
     k_CHE, v_CHE = (x.double().repeat_interleave(3, dim=1) for x in (k_CKE, v_CKE))
     s_HNC = torch.einsum("nhe,che->hnc", q_NHE.double(), k_CHE) / 4
-    s_HNC.masked_fill_(torch.arange(context) > torch.arange(position, context).unsqueeze(1), -torch.inf)
+    if soft_cap is not None:
+        s_HNC = soft_cap * torch.tanh(s_HNC / soft_cap)
+    distance_NC = torch.arange(position, context).unsqueeze(1) - torch.arange(context)
+    s_HNC.masked_fill_((distance_NC < 0) | (distance_NC >= (window or context)), -torch.inf)
     expected = torch.einsum("hnc,che->nhe", s_HNC.softmax(-1), v_CHE)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)

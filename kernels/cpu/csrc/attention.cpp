@@ -4,12 +4,14 @@
 // softmax: Milakov and Gimelshein, arXiv:1805.02867). A piece of work is a few tokens of one sequence and one key/value
 // head; the query heads that share it are more rows of the same product.
 //
-// What must always hold: a row's chunks, and the order within one, follow from its position alone. Keys after it meet it
-// with a weight of exactly 0; slots that the sequence has not written are not read at all.
+// What must always hold: a row's chunks, and the order within one, follow from its position and the window alone. Keys
+// that it does not see meet it with a weight of exactly 0, and a chunk of nothing else leaves it as it was; slots that the
+// sequence has not written are not read at all.
 #include <vector>
 
 #include "micro.h"
 #include "program.h"
+#include "tanh.h"
 
 namespace {
 
@@ -56,10 +58,17 @@ PackedBf16 packed_keys(const uint32_t* p, int64_t panel_words, const bf16*) {
     return {reinterpret_cast<const bf16*>(p), panel_words * 2};
 }
 
-// Turn a row of scores into weights: those up to `limit` (inclusive, may be negative: none), 0 beyond. Gives what the
-// earlier chunks' results are to be multiplied with.
-float weigh(float* s, int64_t count, int64_t limit, float* maximum, float* sum) {
-    for (int64_t i = std::max<int64_t>(0, limit + 1); i < count; i++) s[i] = -INFINITY;
+// Turn a row of scores into weights: those of keys first..last (inclusive; may lie outside of the row's count), 0 for the
+// others. Gives what the earlier chunks' results are to be multiplied with.
+float weigh(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
+    if (first >= count) {
+        std::fill_n(s, count, 0.0f);
+        return 1.0f;
+    }
+    if (cap > 0)
+        for (int64_t i = 0; i < count; i += kLanes) store(s + i, capped(load(s + i), cap));
+    for (int64_t i = 0; i < first; i++) s[i] = -INFINITY;
+    for (int64_t i = std::max<int64_t>(0, last + 1); i < count; i++) s[i] = -INFINITY;
     Vec m = splat(*maximum);
     for (int64_t i = 0; i < count; i += kLanes) m = larger(m, load(s + i));
     float top = max_lanes(m);
@@ -110,7 +119,9 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece) {
     std::fill_n(scratch.results.begin(), rows * width, 0.0f);
 
     int64_t context = position[piece.last - 1] + 1;
-    for (int64_t chunk = 0; chunk < context; chunk += kChunk) {
+    int64_t window = op.window ? op.window : context;
+    int64_t start = std::max<int64_t>(0, position[piece.first] - window + 1) / kChunk * kChunk;
+    for (int64_t chunk = start; chunk < context; chunk += kChunk) {
         int64_t count = std::min(kChunk, context - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
         const T* values[kChunk];
         const uint32_t* keys[kChunk];
@@ -146,8 +157,9 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece) {
             float* scores = scratch.scores.data() + r * kChunk;
             float* results = scratch.results.data() + r * width;
             for (int64_t m = 0; m < together; m++) {
-                int64_t limit = position[piece.first + (r + m) / sharing] - chunk;
-                float kept = weigh(scores + m * kChunk, padded, limit, &scratch.maxima[r + m], &scratch.sums[r + m]);
+                int64_t own = position[piece.first + (r + m) / sharing] - chunk;
+                float kept = weigh(scores + m * kChunk, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r + m],
+                                   &scratch.sums[r + m]);
                 for (int64_t i = 0; i < width; i++) results[m * width + i] *= kept;
             }
             Target o{results, width, false, nullptr, nullptr, 0, width};

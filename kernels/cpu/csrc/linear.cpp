@@ -117,10 +117,10 @@ void embed(const Op& op, const Pass& pass, const Worker& worker) {
         float* y = op.y + i * op.y_stride;
         if (op.stored == kBfloat16) {
             const bf16* p = right_hand(op, id / kPanel, (bf16*)nullptr).p;
-            for (int64_t k = 0; k < op.width; k++) y[k] = widen(p[k / 2 * 2 * kPanel + lane * 2 + k % 2]);
+            for (int64_t k = 0; k < op.width; k++) y[k] = widen(p[k / 2 * 2 * kPanel + lane * 2 + k % 2]) * op.scale;
         } else {
             const float* p = right_hand(op, id / kPanel, (float*)nullptr).p;
-            for (int64_t k = 0; k < op.width; k++) y[k] = p[k * kPanel + lane];
+            for (int64_t k = 0; k < op.width; k++) y[k] = p[k * kPanel + lane] * op.scale;
         }
     }
 }

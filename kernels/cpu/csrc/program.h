@@ -16,6 +16,13 @@ enum Kind : int32_t {
     kAttend = 6,
     kSiluMul = 7,
     kAdd = 8,
+    kGeluMul = 9,
+    kSoftCap = 10,
+    kRoute = 11,
+    kDeal = 12,
+    kExpertLinear = 13,
+    kExpertSiluMul = 14,
+    kMix = 15,
 };
 
 // How the numbers of a weight or a cache are stored.
@@ -28,12 +35,17 @@ struct Op {
     int32_t stored;     // of `weight`, or of the cache
     int32_t joined;     // 1: a thread goes on to the next operation without waiting for the others
     int64_t width;      // elements of a row, or of a head, of x
-    int64_t out_width;  // linear: columns of y
+    int64_t out_width;  // linear: columns of y; rope: elements of a head that are turned, the first ones
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t x_stride, y_stride, z_stride;
+    int64_t window;     // attend: a token sees so many, itself among them; 0: all before it
+    int64_t num_experts;
+    int64_t num_chosen; // experts that a token goes to
     float eps;
-    float scale;
+    float scale;        // of attention's scores, or of an embedding
+    float soft_cap;     // c: x becomes c * tanh(x / c); 0: it does not
+    int32_t normalise;  // route: the weights of the chosen come to 1
     const float* x;
     const float* z;  // second argument: what linear adds, the values of write_kv
     const void* weight;
@@ -43,6 +55,8 @@ struct Op {
     float* y;
     void* keys;    // one layer's cache, [block, kv head, slot, head_dim]
     void* values;
+    const void* const* matrices;  // one an expert
+    void* deal;                   // which rows go to which expert; experts.cpp says how
 };
 
 // The columns of one pass; see StepBatch in ../../batch.py.
@@ -69,6 +83,12 @@ struct Worker {
     int64_t next() const { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 };
 
+// A thread's share of the rows, the same in each operation that works row by row.
+struct Share {
+    int64_t begin, end;
+    Share(int64_t n, const Worker& w) : begin(n * w.thread / w.num_threads), end(n * (w.thread + 1) / w.num_threads) {}
+};
+
 inline int64_t num_rows(const Op& op, const Pass& pass) { return op.looked_at ? pass.num_looked_at : pass.num_tokens; }
 
 void embed(const Op&, const Pass&, const Worker&);
@@ -80,3 +100,10 @@ void write_kv(const Op&, const Pass&, const Worker&);
 void attend(const Op&, const Pass&, const Worker&);
 void silu_mul(const Op&, const Pass&, const Worker&);
 void add(const Op&, const Pass&, const Worker&);
+void gelu_mul(const Op&, const Pass&, const Worker&);
+void soft_cap(const Op&, const Pass&, const Worker&);
+void route(const Op&, const Pass&, const Worker&);
+void deal(const Op&, const Pass&, const Worker&);
+void expert_linear(const Op&, const Pass&, const Worker&);
+void expert_silu_mul(const Op&, const Pass&, const Worker&);
+void mix(const Op&, const Pass&, const Worker&);

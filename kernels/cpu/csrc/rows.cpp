@@ -9,12 +9,6 @@
 
 namespace {
 
-// A thread's share of the rows.
-struct Share {
-    int64_t begin, end;
-    Share(int64_t n, const Worker& w) : begin(n * w.thread / w.num_threads), end(n * (w.thread + 1) / w.num_threads) {}
-};
-
 // x times this is x divided by its root mean square.
 float inverse_rms(const float* x, int64_t width, float eps) {
     Vec squares = splat(0);
@@ -56,7 +50,7 @@ void rms_norm(const Op& op, const Pass& pass, const Worker& worker) {
 }
 
 void rope(const Op& op, const Pass& pass, const Worker& worker) {
-    int64_t half = op.width / 2;
+    int64_t half = op.out_width / 2;
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
         const float* cos = op.cos + pass.positions[s.begin] * half;
         const float* sin = op.sin + pass.positions[s.begin] * half;
@@ -68,6 +62,7 @@ void rope(const Op& op, const Pass& pass, const Worker& worker) {
                 y[i] = a * cos[i] - b * sin[i];
                 y[half + i] = b * cos[i] + a * sin[i];
             }
+            for (int64_t i = op.out_width; i < op.width; i++) y[i] = x[i];
         }
     }
 }

@@ -19,7 +19,10 @@ extern "C" void quipu_large_pages(void* start, int64_t bytes) {
 
 extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
     using Kernel = void (*)(const Op&, const Pass&, const Worker&);
-    static const Kernel kernels[] = {embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add};
+    static const Kernel kernels[] = {
+        embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add,
+        gelu_mul, soft_cap, route, deal, expert_linear, expert_silu_mul, mix,
+    };
     std::vector<int64_t> counters(num_ops * 8);  // each on a cache line of its own
 #pragma omp parallel num_threads(static_cast<int>(pass->num_threads))
     {

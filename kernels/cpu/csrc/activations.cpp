@@ -1,0 +1,39 @@
+// What is done to each number of a row by itself, other than SiLU: GELU and the soft cap.
+//
+// What must always hold: a thread has the same rows in each of these and of rows.cpp, so that they may be joined.
+#include "program.h"
+#include "tanh.h"
+
+namespace {
+
+// The last lanes of a row are computed like all others: a number's bits do not depend on where it stands.
+template <class F>
+void each(int64_t width, F f) {
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) f(i, first_lanes(kLanes));
+    if (i < width) f(i, first_lanes(width - i));
+}
+
+}  // namespace
+
+// y = gelu(first half of the row) * second half: x / 2 * (1 + tanh(u)) is x / (1 + exp(-2u)).
+void gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
+    const Vec linear = splat(-1.5957691216f), cubic = splat(-0.0713548162f);  // -2 sqrt(2 / pi), and that times 0.044715
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* gate = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        each(op.width, [&](int64_t i, Mask mask) {
+            Vec x = load(gate + i, mask);
+            Vec below = splat(1) + exp(x * fma(x * x, cubic, linear));
+            store(y + i, mask, x / below * load(gate + op.width + i, mask));
+        });
+    }
+}
+
+void soft_cap(const Op& op, const Pass& pass, const Worker& worker) {
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* x = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, capped(load(x + i, mask), op.soft_cap)); });
+    }
+}

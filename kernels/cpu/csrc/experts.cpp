@@ -1,0 +1,132 @@
+// A mixture of experts: rows are chosen for experts, copied so that each expert's lie together, multiplied by the same
+// kernel as everything else, and added up again.
+//
+//     route    each token's experts and their weights, from the router's scores
+//     deal     who sits where: the rows in order of their experts
+//     expert_linear, expert_silu_mul, expert_linear
+//     mix      each token's weighted sum
+//
+// What must always hold: a token's result does not depend on who else met its experts. linear's rows do not depend on
+// their number, and mix adds a token's parts in the token's own order, highest weight first.
+#include <algorithm>
+#include <vector>
+
+#include "program.h"
+#include "vec.h"
+
+namespace {
+
+// What op.deal points to. A seat is a row among all rows in order of their experts; choice t of token n is n * T + t.
+struct Deal {
+    int64_t* counters;  // one for each expert, on cache lines of their own
+    int64_t* starts;    // first seat of each expert, one more than there are experts
+    int64_t* seats;     // of each choice
+    explicit Deal(const Op& op)
+        : counters(static_cast<int64_t*>(op.deal)), starts(counters + op.num_experts * 8), seats(starts + op.num_experts + 1) {}
+    void reset_counters(const Op& op) const { std::fill_n(counters, op.num_experts * 8, 0); }
+};
+
+}  // namespace
+
+// y: T weights, then T numbers of experts. Of equal scores the lower number comes first.
+void route(const Op& op, const Pass& pass, const Worker& worker) {
+    int64_t num_experts = op.num_experts, padded = (num_experts + kLanes - 1) / kLanes * kLanes;
+    static thread_local std::vector<float> left, power;
+    left.resize(padded);
+    power.resize(padded);
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* scores = op.x + s.begin * op.x_stride;
+        float* weights = op.y + s.begin * op.y_stride;
+        float* chosen = weights + op.num_chosen;
+        std::copy_n(scores, num_experts, left.begin());
+        std::fill(left.begin() + num_experts, left.end(), -INFINITY);
+        float top = *std::max_element(scores, scores + num_experts);
+        Vec total = splat(0);
+        for (int64_t i = 0; i < padded; i += kLanes) {
+            Vec p = exp(load(left.data() + i) - splat(top));
+            store(power.data() + i, p);
+            total = total + p;
+        }
+        float sum = op.normalise ? 0 : sum_lanes(total);
+        for (int64_t t = 0; t < op.num_chosen; t++) {
+            int64_t best = std::max_element(left.begin(), left.begin() + num_experts) - left.begin();
+            left[best] = -INFINITY;
+            chosen[t] = static_cast<float>(best);
+            weights[t] = power[best];
+            if (op.normalise) sum += power[best];
+        }
+        for (int64_t t = 0; t < op.num_chosen; t++) weights[t] /= sum;
+    }
+}
+
+// x: rows; z: what route made of them; y: the rows in order of their seats.
+void deal(const Op& op, const Pass& pass, const Worker& worker) {
+    int64_t n = num_rows(op, pass), chosen = op.num_chosen;
+    Deal shared(op);
+    auto expert = [&](int64_t choice) {
+        return static_cast<int64_t>(op.z[choice / chosen * op.z_stride + chosen + choice % chosen]);
+    };
+    // every thread counts for itself: that costs less than waiting for one that does
+    static thread_local std::vector<int64_t> next, seats;
+    next.assign(op.num_experts + 1, 0);
+    seats.resize(std::max<size_t>(seats.size(), n * chosen));
+    for (int64_t choice = 0; choice < n * chosen; choice++) next[expert(choice) + 1]++;
+    for (int64_t e = 0; e < op.num_experts; e++) next[e + 1] += next[e];
+    if (worker.thread == 0) {
+        shared.reset_counters(op);
+        std::copy(next.begin(), next.end(), shared.starts);
+    }
+    for (int64_t choice = 0; choice < n * chosen; choice++) seats[choice] = next[expert(choice)]++;
+    for (Share s(n * chosen, worker); s.begin < s.end; s.begin++) {
+        shared.seats[s.begin] = seats[s.begin];
+        memcpy(op.y + seats[s.begin] * op.width, op.x + s.begin / chosen * op.x_stride, op.width * sizeof(float));
+    }
+}
+
+// Rows of x, by seat, with the matrices of their experts.
+void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
+    Deal shared(op);
+    Op one = op;
+    Pass its = pass;
+    Worker own = worker;
+    one.looked_at = 0;
+    one.x_stride = op.width;
+    one.y_stride = op.out_width;
+    for (int64_t e = 0; e < op.num_experts; e++) {
+        its.num_tokens = shared.starts[e + 1] - shared.starts[e];
+        if (its.num_tokens == 0) continue;
+        one.weight = op.matrices[e];
+        one.x = op.x + shared.starts[e] * op.width;
+        one.y = op.y + shared.starts[e] * op.out_width;
+        own.counter = shared.counters + e * 8;
+        linear(one, its, own);
+    }
+}
+
+// Also makes the counters ready for the second product; no thread is in a product meanwhile.
+void expert_silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
+    if (worker.thread == 0) Deal(op).reset_counters(op);
+    Op one = op;
+    Pass all = pass;
+    all.num_tokens = num_rows(op, pass) * op.num_chosen;
+    one.looked_at = 0;
+    one.x_stride = 2 * op.width;
+    one.y_stride = op.width;
+    silu_mul(one, all, worker);
+}
+
+// x: what route made; z: the experts' rows by seat.
+void mix(const Op& op, const Pass& pass, const Worker& worker) {
+    Deal shared(op);
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* weights = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        for (int64_t t = 0; t < op.num_chosen; t++) {
+            const float* z = op.z + shared.seats[s.begin * op.num_chosen + t] * op.width;
+            if (t == 0)
+                for (int64_t i = 0; i < op.width; i++) y[i] = weights[t] * z[i];
+            else
+                for (int64_t i = 0; i < op.width; i++) y[i] = y[i] + weights[t] * z[i];
+        }
+    }
+}

@@ -1,0 +1,22 @@
+// tanh for vectors, and the soft cap that is made of it.
+#pragma once
+#include "vec.h"
+
+// To within two units of the last place. Near 0, where 1 - 2 / (exp(2x) + 1) would lose what it subtracts, an odd
+// polynomial (a Chebyshev fit of its own); the two are put together by adding an exact 0 to either. A NaN stays one.
+inline Vec tanh(Vec x) {
+    Vec in = smaller(splat(10.0f), larger(splat(-10.0f), x));
+    Vec size = larger(in, splat(0) - in);
+    Vec far = splat(1) - splat(2) / (exp(in + in) + splat(1));
+    Vec z = in * in;
+    Vec q = splat(-0.00663105072f);
+    q = fma(q, z, splat(0.0213208087f));
+    q = fma(q, z, splat(-0.0539113693f));
+    q = fma(q, z, splat(0.133331239f));
+    q = fma(q, z, splat(-0.333333313f));
+    Vec near = fma(in * z, q, in);
+    return (near - zero_where_below(size, 0.5f, near)) + zero_where_below(size, 0.5f, far);
+}
+
+// cap * tanh(x / cap)
+inline Vec capped(Vec x, float cap) { return splat(cap) * tanh(x / splat(cap)); }

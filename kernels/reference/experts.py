@@ -1,0 +1,42 @@
+"""A mixture of experts in fixed tiles: each expert meets its tokens' rows in products of one shape.
+
+`ops.py` is the only caller.
+
+What must always hold: a token's result is a function of its own row; which other tokens met the same expert, and how
+many, does not show. So an expert's rows are padded to whole tiles, and a token's parts are added in its own order.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quipu.kernels.ops import Experts
+from quipu.kernels.reference.rows import multiply, row_by_row, silu_mul
+from quipu.kernels.reference.tiles import ROWS, round_up
+
+
+def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """See `Ops.experts`."""
+    weight_NT, chosen_NT = _choose(router_NX, experts)
+    parts_NTD = x_ND.new_empty((*chosen_NT.shape, x_ND.shape[1]))
+    for expert in chosen_NT.unique().tolist():
+        token_n, place_n = torch.where(chosen_NT == expert)
+        tile_MD = x_ND.new_zeros((round_up(len(token_n), ROWS), x_ND.shape[1]))
+        tile_MD[: len(token_n)] = x_ND[token_n]
+        hidden_MF = silu_mul(multiply(tile_MD, experts.gate_up_OD[expert]))
+        parts_NTD[token_n, place_n] = multiply(hidden_MF, experts.down_DF[expert])[: len(token_n)]
+    y_ND = parts_NTD[:, 0] * weight_NT[:, :1]
+    for place in range(1, experts.num_chosen):
+        y_ND = y_ND + parts_NTD[:, place] * weight_NT[:, place : place + 1]
+    return y_ND
+
+
+def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and numbers of each token's experts, highest weight first."""
+    power_NX = row_by_row(torch.exp, router_NX - router_NX.amax(-1, keepdim=True))
+    # chosen by score, not by weight: two scores may have the same exponential
+    order_NX = torch.sort(router_NX, dim=-1, descending=True, stable=True).indices
+    chosen_NT = order_NX[:, : experts.num_chosen]
+    power_NT = power_NX.gather(1, chosen_NT)
+    total_N1 = (power_NT if experts.normalise else power_NX).sum(-1, keepdim=True)
+    return power_NT / total_N1, chosen_NT
