@@ -139,7 +139,8 @@ async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options
     sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut)
     writer = reply.writer(sink, visit.tally, visit.log)
     mailbox.attach(writer.consume)
-    body = sse.body(sink, options.heartbeat_s, reply.heartbeat)
+    open_line = visit.connection.open_line if options.direct_streams and visit.connection is not None else None
+    body = sse.body(sink, options.heartbeat_s, reply.heartbeat, open_line)
     response = Response(body, content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
     response.timeout = None
     return response

@@ -26,6 +26,7 @@ from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from quipu.web.http11 import AppTasks, Protocol
+from quipu.web.line import ChunkLine
 
 RECEIVE_BYTES = 64 * 1024
 WRITE_BYTES = 64 * 1024
@@ -66,8 +67,9 @@ class Connection:
         self.context = context
         self.state = {**state, "connection": self}
         self.stream = stream
-        self.send_lock = trio.Lock()
-        """Held while bytes of a response are written."""
+        self.is_writing = False
+        """Bytes of a response are under way."""
+        self._send_lock = trio.Lock()
         self._protocol: Protocol | None = None
         self._receiving = trio.CancelScope()
         self._deadline = inf
@@ -112,6 +114,12 @@ class Connection:
         if self._is_idle or self._is_lingering:
             self._set_deadline(-inf)
 
+    def open_line(self) -> ChunkLine | None:
+        """The direct way for the body of the response whose head has been sent; None where it is not of chunks."""
+        if self._protocol is None or not self._protocol.is_chunked:
+            return None
+        return ChunkLine(self, self._protocol, self.stream.socket.fileno)
+
     def abort(self) -> None:
         """Reset the connection at once; its request is cancelled as if the client had left."""
         with suppress(OSError):
@@ -120,7 +128,7 @@ class Connection:
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):
-            await self._write(event.data)
+            await self.write(event.data)
         elif isinstance(event, Updated):
             self._set_idle(event.idle)
         elif isinstance(event, Closed):
@@ -150,13 +158,15 @@ class Connection:
                 protocol.feed(data)
             await protocol.advance()
 
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
+        """Write all of it; a connection where that fails or takes too long ends."""
         # The shield: after half a write nothing could follow, and the end of a response that h11 believes sent must
         # be sent. The deadline: stock has none, and a client that has stopped reading holds its request, and the
         # shutdown of the server, for ever. It is renewed with each piece: a slow client may take its time.
         with trio.CancelScope(shield=True) as scope:
             try:
-                async with self.send_lock:
+                async with self._send_lock:
+                    self.is_writing = True
                     view = memoryview(data)
                     for start in range(0, len(view), WRITE_BYTES):
                         scope.deadline = trio.current_time() + self.limits.write_timeout_s
@@ -164,6 +174,8 @@ class Connection:
                     return
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
+            finally:
+                self.is_writing = False
         self.abort()
         assert self._protocol is not None
         await self._protocol.handle(Closed())

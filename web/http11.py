@@ -133,6 +133,8 @@ class Protocol(H11Protocol):
         super().__init__(app, config, context, tasks, state, False, client, server, send)
         self.max_pipelined_bytes = max_pipelined_bytes
         self.closed = False
+        self.is_chunked = False
+        """The response under way has a body of chunks, and its head is out."""
         self._num_body_bytes_left: int | None = None
         """Of the response's declared length; None where none was declared."""
         self._last_bytes = b""
@@ -222,6 +224,11 @@ class Protocol(H11Protocol):
             return
         data, self._last_bytes = self._last_bytes + data, b""
         await self.send(RawData(data))
+        if isinstance(event, h11.Response):
+            # What h11 has written is asked, not what it may have meant to write.
+            self.is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
+        elif isinstance(event, h11.EndOfMessage):
+            self.is_chunked = False
 
     async def _open_stream(self, request: h11.Request, target: bytes) -> None:
         # Stock opens a WebSocket here where it is asked to (a byte behind such a request kills the whole server) or

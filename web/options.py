@@ -25,5 +25,7 @@ class AppOptions:
     """From receipt to the end of the answer; None is for ever."""
     heartbeat_s: float = 15.0
     """Silence after which a stream sends a comment."""
+    direct_streams: bool = True
+    """Chunks of a stream go to its client's socket past the response body, where the connection allows it."""
     sink_limit_bytes: int = 4 << 20
     """What may wait for one client that does not read, before its request is ended."""

@@ -1,11 +1,16 @@
 """Server-sent events: the sink that a stream's chunks are pushed into, and the body that drains it.
 
-The writing side (a renderer attached to a request's mailbox) pushes from the task that produced the token; the body's
-generator wakes once for everything that is there. What lies between them is bounded in bytes: a client that does not
-read is cut off, and stops nobody else.
+The writing side (a renderer attached to a request's mailbox) pushes from the task that produced the token. While the
+body waits, and where the server has given it a direct line to the client (`web/line.py`), a chunk goes to the socket
+within the push, and nobody is woken. Otherwise it joins a backlog that is bounded in bytes, and the body's generator
+wakes once for everything that is there: a client that does not read is cut off, and stops nobody else.
 
-What must always hold: the generator owns nothing, since a client that leaves before its first step never runs its
-`finally`; ends and errors come to it as bytes and a flag, so it returns normally unless the client was cut off.
+    push ──▶ line ──▶ socket                            the body waits, the kernel has room
+      └────▶ backlog ──▶ body ──▶ Quart, h11 ──▶ socket    it does not, or there is no line
+
+What must always hold: a chunk never overtakes another; the generator owns nothing, since a client that leaves before
+its first step never runs its `finally`; ends and errors come to it as bytes and a flag, so it returns normally unless
+the client was cut off.
 """
 
 from __future__ import annotations
@@ -15,11 +20,15 @@ from collections.abc import AsyncGenerator, Callable
 import orjson
 import trio
 
+from quipu.web.line import ChunkLine
+
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Caches must not keep a stream, and nginx must not gather it."""
+_LOOKS = 4
+"""How often, in the time of a heartbeat, a body looks whether anything went out past it."""
 
 
 class SinkOverflow(Exception):
@@ -32,14 +41,27 @@ class Sink:
     `push` and `finish` are synchronous and may come from any task. After an overflow or `finish` pushes are dropped.
     """
 
-    __slots__ = ("_backlog", "_limit_bytes", "_num_bytes", "_on_overflow", "_wakeup", "finished", "overflowed")
+    __slots__ = (
+        "_backlog",
+        "_limit_bytes",
+        "_line",
+        "_num_bytes",
+        "_on_overflow",
+        "_wakeup",
+        "_went_past",
+        "finished",
+        "overflowed",
+    )
 
     def __init__(self, limit_bytes: int, on_overflow: Callable[[], None]) -> None:
         self._limit_bytes = limit_bytes
         self._on_overflow = on_overflow
         self._backlog: list[bytes] = []
         self._num_bytes = 0
+        self._line: ChunkLine | None = None
+        self._went_past = False
         self._wakeup: trio.Event | None = None
+        """Of a body that waits: all that came before is out. None from the moment in which it has something to do."""
         self.finished = False
         self.overflowed = False
 
@@ -53,6 +75,16 @@ class Sink:
             # The generator is most likely stuck in a write, where no flag reaches it: the request itself has to end.
             self._on_overflow()
             return
+        if self._wakeup is not None and self._line is not None:
+            try:
+                self._line.send_nowait(data)
+            except trio.WouldBlock:
+                pass
+            else:
+                self._went_past = True
+                if self._line.has_rest:
+                    self._wake()
+                return
         self._backlog.append(data)
         self._num_bytes += len(data)
         self._wake()
@@ -67,17 +99,34 @@ class Sink:
             self._wakeup.set()
             self._wakeup = None
 
+    def use(self, line: ChunkLine | None) -> None:
+        """Chunks may take this line from now on, whenever the body waits. Called by the body."""
+        self._line = line
+
     @property
     def is_idle(self) -> bool:
         """Nothing to deliver, but something may come."""
-        return not (self._backlog or self.finished or self.overflowed)
+        has_rest = self._line is not None and self._line.has_rest
+        return not (self._backlog or has_rest or self.finished or self.overflowed)
 
     async def wait_not_idle(self) -> None:
-        """Wait for chunks or the end. One waiter at a time."""
+        """Wait for something that is the body's to do. One waiter at a time."""
         if self.is_idle:
-            if self._wakeup is None:
-                self._wakeup = trio.Event()
-            await self._wakeup.wait()
+            self._wakeup = trio.Event()
+            try:
+                await self._wakeup.wait()
+            finally:
+                self._wakeup = None
+
+    def take_went_past(self) -> bool:
+        """Whether chunks went out past the body since this was last asked."""
+        went_past, self._went_past = self._went_past, False
+        return went_past
+
+    async def flush(self) -> None:
+        """Let a chunk that the line has begun be whole."""
+        if self._line is not None:
+            await self._line.flush()
 
     def take_nowait(self) -> bytes:
         """Everything that is there, as one write; empty at the end of the stream.
@@ -92,23 +141,41 @@ class Sink:
         return data
 
 
-async def body(sink: Sink, heartbeat_s: float, heartbeat: bytes = PING) -> AsyncGenerator[bytes, None]:
-    """Drain `sink`, one write a wake-up, with a `heartbeat` after every `heartbeat_s` of silence."""
+async def body(
+    sink: Sink,
+    heartbeat_s: float,
+    heartbeat: bytes = PING,
+    open_line: Callable[[], ChunkLine | None] | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Drain `sink`, one write a wake-up, with a `heartbeat` after every `heartbeat_s` of silence.
+
+    Where chunks take a line past this body the silence may last a quarter longer. `open_line` is called once the
+    response's head is out.
+    """
+    if open_line is not None:
+        sink.use(open_line())
+    num_silent_looks = 0
     while True:
         if sink.is_idle:
             # The scope is closed again before every yield: trio allows no other way.
-            with trio.move_on_after(heartbeat_s):
+            with trio.move_on_after(heartbeat_s / _LOOKS):
                 await sink.wait_not_idle()
             if sink.is_idle:
-                yield heartbeat
+                num_silent_looks = 0 if sink.take_went_past() else num_silent_looks + 1
+                if num_silent_looks == _LOOKS:
+                    num_silent_looks = 0
+                    yield heartbeat
                 continue
+        num_silent_looks = 0
         if sink.overflowed:
             # Whoever was told of the overflow has most likely cancelled this request: then nothing needs to be raised.
             await trio.lowlevel.checkpoint()
+        await sink.flush()
         data = sink.take_nowait()
-        if not data:
+        if data:
+            yield data
+        elif sink.finished:
             return
-        yield data
 
 
 _LINE_BREAKS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029"}
