@@ -85,6 +85,8 @@ class HouseConfig:
     """Part of every block key."""
     submit_slots: int = 256
     """Submits that may wait for the engine."""
+    token_cache_bytes: int = 64 << 20
+    """What may be kept of chats' texts and ids, so that only new turns are tokenised; 0 is nothing."""
     encode_slots: int = 256
     """Requests that may wait for the tokenizer."""
     report_slots: int = 16

@@ -3,7 +3,8 @@
 Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the registry's lane; tells the
 accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Answers
 `CountTokens` by itself. Long texts are encoded in a worker thread (the library releases the interpreter lock). A prompt
-that makes the tokenizer raise fails its own request only.
+that makes the tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent before are
+not tokenised again (`core/segments.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from quipu.actors.channel import Poster, Receiver
 from quipu.actors.config import HouseConfig
 from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
+from quipu.actors.core.segments import SegmentCache
 from quipu.actors.messages import (
     Breakpoint,
     ChatPrompt,
@@ -62,6 +64,7 @@ class TokenizerActor:
         self._vocabulary = vocabulary
         self._registry = registry
         self._accountant = accountant
+        self._segments = SegmentCache(config.token_cache_bytes)
 
     async def run(self, inbox: Receiver[TokenizerMessage]) -> None:
         """Encode until cancelled."""
@@ -119,8 +122,8 @@ class TokenizerActor:
                 # with tools, or with marks to look for, it is seldom short
                 num_characters = sum(len(str(message.get("content", ""))) for message in prompt.messages)
                 if num_characters <= INLINE_CHARACTERS and not prompt.tools and not prompt.marks:
-                    return self._encode_chat(prompt)
-                return await trio.to_thread.run_sync(self._encode_chat, prompt)
+                    return self._encode_chat(prompt, request)
+                return await trio.to_thread.run_sync(self._encode_chat, prompt, request)
 
     def _encode_text(self, text: str, with_echo: bool) -> EncodedPrompt:
         if not with_echo:
@@ -133,8 +136,13 @@ class TokenizerActor:
             return None
         return self._vocabulary.read_back(prompt.token_ids, skip_special_tokens=request.skip_special_tokens)
 
-    def _encode_chat(self, prompt: ChatPrompt) -> EncodedPrompt:
-        encoded = self._vocabulary.encode_chat(prompt)
+    def _encode_chat(self, prompt: ChatPrompt, request: Encode | None) -> EncodedPrompt:
+        if request is None:
+            encoded = self._vocabulary.encode_chat(prompt)
+        else:
+            # who shares no blocks shares no ids: how long an answer takes would tell them of each other
+            owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
+            encoded = self._vocabulary.encode_chat(prompt, self._segments, owner)
         return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
 
     def _max_tokens(self, request: Encode, num_prompt_tokens: int) -> int | RequestError:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ import tokenizers
 from quipu.actors.chat_template import ChatTemplate, TemplateError
 from quipu.actors.checkpoint import CheckpointError
 from quipu.actors.core.scribe import Spelling
+from quipu.actors.core.segments import SegmentCache
 from quipu.actors.core.text import ByteDecoder, TokenDecoder
 from quipu.actors.messages import Breakpoint, ChatPrompt, PromptText
+from quipu.actors.seams import find_seams
 
 
 @attrs.frozen
@@ -55,6 +60,7 @@ class Vocabulary:
         config_path = path / "tokenizer_config.json"
         self._config: dict[str, Any] = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
         self._template = _load_template(path, self._config)
+        self._seams = find_seams(self.tokenizer)
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._shown_table = _byte_table(self.tokenizer, frozenset())
@@ -65,15 +71,44 @@ class Vocabulary:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
-    def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
-        """Ids of a chat rendered through the chat template. Raises TemplateError."""
+    def encode_chat(self, chat: ChatPrompt, cache: SegmentCache | None = None, owner: str = "") -> EncodedChat:
+        """Ids of a chat rendered through the chat template. Raises TemplateError.
+
+        What `owner` has put into `cache` with the turns before is not tokenised again; the ids are the same.
+        """
         if self._template is None:
             raise TemplateError("this model has no chat template; use /v1/completions")
         rendered = self._template.render(chat)
-        encoding = self.tokenizer.encode(rendered.text, add_special_tokens=False)
-        positions = (_num_tokens_before(encoding, end, len(rendered.text)) for end in rendered.mark_ends)
+        text = rendered.text
+        starts = self._seams.starts(text)
+        token_ids: array[int] = array("I")
+        first_tokens = []
+        for start, end in pairwise([*starts, len(text)]):
+            first_tokens.append(len(token_ids))
+            # the last segment is about to grow: nobody will ask for it as it is now
+            token_ids += self._ids_of(text[start:end], cache if end < len(text) else None, owner)
+
+        def num_tokens_before(end: int) -> int:
+            """Tokens that lie wholly in the first `end` characters."""
+            index = bisect_right(starts, end) - 1
+            start, num_before = starts[index], first_tokens[index]
+            if end == start:
+                return num_before
+            part = text[start : starts[index + 1]] if index + 1 < len(starts) else text[start:]
+            encoding = self.tokenizer.encode(part, add_special_tokens=False)
+            return num_before + _num_tokens_before(encoding, end - start, len(part))
+
+        positions = map(num_tokens_before, rendered.mark_ends)
         breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, chat.marks, strict=True))
-        return EncodedChat(encoding.ids, breakpoints)
+        return EncodedChat(token_ids.tolist(), breakpoints)
+
+    def _ids_of(self, segment: str, cache: SegmentCache | None, owner: str) -> array[int]:
+        ids = None if cache is None else cache.find(owner, segment)
+        if ids is None:
+            ids = array("I", self.tokenizer.encode(segment, add_special_tokens=False).ids)
+            if cache is not None:
+                cache.keep(owner, segment, ids)
+        return ids
 
     def encode_for_echo(self, text: str) -> EncodedText:
         """As `encode`, with what it takes to give the prompt back."""

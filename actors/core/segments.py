@@ -1,0 +1,83 @@
+"""Where a rendered chat may be cut into segments that tokenise by themselves, and the ids of segments seen before.
+
+A chat grows at its end: all segments but the last are those of the turn before, and need not be tokenised again.
+Used by `vocabulary.py`; `seams.py` finds the tokens to cut at; the tokenizer keeps the cache.
+
+What must always hold: the ids of the segments, joined, are the ids of the whole text; nobody finds what another owner
+has put in; the cache never holds more bytes than it was given.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection
+
+MIN_CHARACTERS = 256
+"""A shorter segment joins the next one: to look it up would cost as much as to tokenise it."""
+ENTRY_BYTES = 400
+"""What an entry takes besides its text and ids: the key, the dictionary's place, the headers of four objects."""
+
+
+class Seams:
+    """Finds where a text may be cut: right before certain added tokens, where the tokenizer splits it by itself.
+
+    Of tokens that begin at one place the longest counts, and none begins inside another: as the tokenizer has it.
+    """
+
+    def __init__(
+        self, cut_before: Collection[str], others: Collection[str], min_characters: int = MIN_CHARACTERS
+    ) -> None:
+        """`others`: the added tokens that are matched in the same pass, and not cut at."""
+        self._min_characters = min_characters
+        self._cut_before = frozenset(cut_before)
+        longest_first = sorted({*cut_before, *others}, key=lambda token: (-len(token), token))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if cut_before else None
+
+    def starts(self, text: str) -> list[int]:
+        """First character of each segment; the first is 0. Where a text goes on they stay, but for the last perhaps."""
+        starts = [0]
+        if self._pattern is None or len(text) < self._min_characters:
+            return starts
+        for match in self._pattern.finditer(text):
+            if match.start() - starts[-1] >= self._min_characters and match[0] in self._cut_before:
+                starts.append(match.start())
+        return starts
+
+
+class SegmentCache:
+    """Ids by owner and text, the least recently used forgotten first. Not for two threads at once."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of all owners together; 0 keeps nothing."""
+        self._max_bytes = max_bytes
+        self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def find(self, owner: str, text: str) -> array[int] | None:
+        """The ids of `text`, where this owner has put them in and they are still kept."""
+        key = (owner, text)
+        ids = self._ids.get(key)
+        if ids is not None:
+            self._ids.move_to_end(key)
+        return ids
+
+    def keep(self, owner: str, text: str, token_ids: array[int]) -> None:
+        """Remember `token_ids`, and forget others where there is no room."""
+        size = _num_bytes(text, token_ids)
+        if size > self._max_bytes or (owner, text) in self._ids:
+            return
+        self._ids[owner, text] = token_ids
+        self.num_bytes += size
+        while self.num_bytes > self._max_bytes:
+            (_, oldest), ids = self._ids.popitem(last=False)
+            self.num_bytes -= _num_bytes(oldest, ids)
+
+
+def _num_bytes(text: str, token_ids: array[int]) -> int:
+    return ENTRY_BYTES + sys.getsizeof(text) + len(token_ids) * token_ids.itemsize

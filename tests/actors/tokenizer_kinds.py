@@ -1,0 +1,112 @@
+"""Small tokenizers of the kinds that checkpoints bring, each with added tokens that are hard to cut at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from quipu.actors.checkpoint import DEMO
+
+CORPUS = [
+    "A quipu is a knotted cord; it's how the Inca kept books, and they didn't lose any.",
+    "Ünïcödé ✓ 12345 words  with   spaces\n\nand lines\n",
+] * 4
+START, END = "<|start|>", "<|end|>"
+NESTED = ["<|end|>x<|start|>", "<|start|><|", "|><|", "<|en"]
+"""Added tokens that stand in, around or across those two."""
+
+
+def plain(*contents: str, **flags: bool) -> list[AddedToken]:
+    return [AddedToken(content, normalized=False, special=True, **flags) for content in contents]
+
+
+def demo() -> Tokenizer:
+    """Byte-level BPE with GPT-2's pattern, as it ships."""
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def qwen_like() -> Tokenizer:
+    """Byte-level BPE behind NFC and a pattern of its own."""
+    tokenizer = demo()
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = Regex(r"'s|'t|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return tokenizer
+
+
+def roberta_like() -> Tokenizer:
+    """Byte-level BPE that puts a space before each part, and special tokens around a text."""
+    tokenizer = demo()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.post_processor = processors.RobertaProcessing(("<|im_end|>", 2), ("<|im_start|>", 1))
+    return tokenizer
+
+
+def llama_2_like() -> Tokenizer:
+    """Sentencepiece's BPE as normalizers: a prefix for each part, no pre-tokenizer, bytes for the unknown."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    train = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", *(f"<0x{b:02X}>" for b in range(256))])
+    tokenizer.train_from_iterator(CORPUS, train)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing("<unk> $A", special_tokens=[("<unk>", 0)])
+    return tokenizer
+
+
+def metaspace(prepend_scheme: str) -> Tokenizer:
+    """Unigram behind Metaspace, which treats the beginning of a text differently."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.UnigramTrainer(vocab_size=120, unk_token="<unk>", special_tokens=["<unk>"])
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def bert_like() -> Tokenizer:
+    """WordPiece, lower case, accents off."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"]))
+    return tokenizer
+
+
+BASES: dict[str, Callable[[], Tokenizer]] = {
+    "demo": demo,
+    "qwen": qwen_like,
+    "roberta": roberta_like,
+    "llama 2": llama_2_like,
+    "metaspace first": lambda: metaspace("first"),
+    "metaspace always": lambda: metaspace("always"),
+    "bert": bert_like,
+}
+TOKENS: dict[str, list[AddedToken]] = {
+    "plain": plain(START, END),
+    "nested": plain(START, END, *NESTED),
+    "strips right": plain(START, END, rstrip=True),
+    "strips left": [*plain(START), *plain(END, lstrip=True)],
+    "whitespace": [*plain(START, rstrip=True), *plain(END, "\n", "\n\n", "  ")],
+    "normalized": [*plain(START), AddedToken(END, normalized=True, special=True)],
+}
+
+
+def make(base: str, tokens: str) -> Tokenizer:
+    """A kind of tokenizer with added tokens of a kind."""
+    tokenizer = BASES[base]()
+    tokenizer.add_tokens(TOKENS[tokens])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path, template: str) -> None:
+    """As a checkpoint has it."""
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
