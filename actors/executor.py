@@ -36,8 +36,9 @@ from quipu.actors.messages import (
 )
 from quipu.kernels import batch as kernel_batch
 from quipu.kernels.backend import Backend, BackendConfig, load_backend
-from quipu.kernels.batch import Drawn, Scoring, StepBatch
+from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
 from quipu.kernels.fake import FakeBackend
+from quipu.kernels.processors import LogitProcessor
 
 THREAD_GRACE_S = 1.0
 """How long the end of an engine waits for a pass that still runs."""
@@ -56,6 +57,28 @@ class SequenceState:
     tokens: list[int]
     """Ids at positions 0.. that were fed, or will be."""
     table: list[int] = attrs.field(factory=list)
+    processor: LogitProcessor | None = None
+    """Made when it first draws, where its sampling has rules; from then on told of every token."""
+
+    def processor_for_draw(self) -> LogitProcessor | None:
+        """What changes its logits. Called when all tokens before the next draw are known."""
+        rules = self.sampling.rules
+        if rules is None:
+            return None
+        if self.processor is None:
+            num_prompt_tokens = len(self.tokens) - self.num_outputs
+            kernel_rules = kernel_batch.LogitRules(**attrs.asdict(rules, recurse=False))
+            self.processor = LogitProcessor(
+                kernel_rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:]
+            )
+        return self.processor
+
+    def draw(self, token_id: int) -> None:
+        """Take note of an output."""
+        self.tokens.append(token_id)
+        self.num_outputs += 1
+        if self.processor is not None:
+            self.processor.note(token_id)
 
 
 @attrs.frozen
@@ -77,6 +100,7 @@ class Executor:
         self._sequences: dict[int, SequenceState] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_scoring = 0  # sequences whose drawn tokens are scored
+        self._num_ruled = 0  # sequences whose logits are changed
         self._failed_generation = -1
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -97,6 +121,7 @@ class Executor:
             self._release(sequence_id)
             sampling = plan.admitted_sampling[index]
             self._num_scoring += sampling.logprobs is not None
+            self._num_ruled += sampling.rules is not None
             self._sequences[sequence_id] = SequenceState(
                 slot=self._free_slots.pop(),
                 sampling=sampling,
@@ -126,8 +151,7 @@ class Executor:
         drawn = self.backend.step(batch)
 
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
-            states[row].tokens.append(token_id)
-            states[row].num_outputs += 1
+            states[row].draw(token_id)
         for state, start, end in zip(states, plan.row_starts, ends, strict=True):
             self._tag(state, start, end)
         return StepDone(
@@ -189,6 +213,7 @@ class Executor:
             seed=[s.seed for s in sampling],
             output_position=[state.num_outputs for state in states],
             scoring=self._make_scoring(plan, states, query_start) if self._num_scoring or plan.to_score else None,
+            processing=_make_processing(plan, states) if self._num_ruled or plan.masks else None,
         )
 
     def _make_scoring(self, plan: StepPlan, states: list[SequenceState], query_start: list[int]) -> Scoring | None:
@@ -215,6 +240,25 @@ class Executor:
         if state is not None:
             self._free_slots.append(state.slot)
             self._num_scoring -= state.sampling.logprobs is not None
+            self._num_ruled -= state.sampling.rules is not None
+
+
+def _make_processing(plan: StepPlan, states: list[SequenceState]) -> Processing | None:
+    """What changes the logits of the rows that draw, or None."""
+    processors = [
+        (row, processor)
+        for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
+        if samples and (processor := state.processor_for_draw()) is not None
+    ]
+    masks = plan.masks
+    if not processors and masks is None:
+        return None
+    return Processing(
+        rows=[row for row, _ in processors],
+        processors=[processor for _, processor in processors],
+        masked_rows=[] if masks is None else masks.rows,
+        masks=[] if masks is None else masks.words,
+    )
 
 
 def _scores(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:

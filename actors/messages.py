@@ -60,6 +60,24 @@ class RequestError:
 
 
 @attrs.frozen
+class LogitRules:
+    """How one sequence's logits are changed before a token is drawn; `kernels/processors.py` has the definitions."""
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias: Mapping[int, float] = attrs.field(factory=dict)
+    """By token id."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """As token ids, which the tokenizer puts in: a request has words."""
+    min_tokens: int = 0
+    held_back_token_ids: tuple[int, ...] = ()
+    """Not drawn before there are `min_tokens` outputs. The tokenizer puts in whatever ends the sequence."""
+
+
+@attrs.frozen
 class SamplingParams:
     """How the tokens of one sequence are drawn. Checked by the web layer, never again below it."""
 
@@ -82,6 +100,8 @@ class SamplingParams:
     """How many of the likeliest tokens are told beside each drawn one and its logprob. None: nothing is told."""
     prompt_logprobs: int | None = None
     """The same of every prompt token but the first."""
+    rules: LogitRules | None = None
+    """None, as nearly always: logits are drawn from as they are."""
 
 
 # ---------------------------------------------------------------- to the tokenizer
@@ -403,6 +423,20 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     row_samples: list[bool]
     """Whether the row's last position draws a token."""
     to_score: ToScore | None = None
+    masks: TokenMasks | None = None
+
+
+class TokenMasks(msgspec.Struct, frozen=True, gc=False):
+    """What a grammar allows in this step, by row: the executor applies it, nobody here makes it yet.
+
+    Whoever does must know all of a row's tokens: such a row cannot be planned before the step before it is done.
+    """
+
+    rows: list[int]
+    """Ascending; each draws a token in this step."""
+    words: list[bytes]
+    """Of each: ceil(vocabulary / 32) words of 32 bits, little-endian. A token whose bit (lowest first) is 0 is not
+    drawn; one bit at least is 1, or the step fails."""
 
 
 class ToScore(msgspec.Struct, frozen=True, gc=False):

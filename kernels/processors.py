@@ -103,7 +103,8 @@ class LogitProcessor:
     def __init__(self, rules: LogitRules, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
         """`output_token_ids`: those drawn so far, by this admission and those before."""
         self.rules = rules
-        self._outputs = list(output_token_ids)
+        self.outputs = list(output_token_ids)
+        """All that were drawn before the next one."""
         self._allowed = _ids(rules.allowed_token_ids)
         self._too_early = _ids(rules.held_back_token_ids)
         self._bias = _ids(rules.bias)
@@ -115,16 +116,16 @@ class LogitProcessor:
                 self._bad_after.setdefault(word[-2], []).append(word)
         self._penalises = bool(rules.frequency_penalty or rules.presence_penalty or rules.repetition_penalty != 1)
         # the prompt counts for repetition only
-        self._seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
+        self.seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
         if self._penalises:
             for token_id in output_token_ids:
-                self._seen.count(token_id)
+                self.seen.count(token_id)
 
     def note(self, token_id: int) -> None:
         """The sequence has drawn a token."""
-        self._outputs.append(token_id)
+        self.outputs.append(token_id)
         if self._penalises:
-            self._seen.count(token_id)
+            self.seen.count(token_id)
 
     def apply(self, edit: Edit) -> None:
         """Edit the row from which the next token is drawn."""
@@ -133,23 +134,23 @@ class LogitProcessor:
         bad = self._bad_now()
         if len(bad):
             edit.ban(bad)
-        if len(self._outputs) < self.rules.min_tokens and len(self._too_early):
+        if len(self.outputs) < self.rules.min_tokens and len(self._too_early):
             edit.ban(self._too_early)
         if len(self._bias):
             edit.put(self._bias, edit.logits_V[self._bias] + self._bias_values)
         if self._penalises:
-            edit.put(self._seen.ids, self._penalised(edit.logits_V[self._seen.ids]))
+            edit.put(self.seen.ids, self._penalised(edit.logits_V[self.seen.ids]))
 
     def _bad_now(self) -> Ids:
         """Tokens that would complete a bad word."""
-        last = self._outputs[-1] if self._outputs else None
+        last = self.outputs[-1] if self.outputs else None
         words = self._bad_after.get(last, ()) if last is not None else ()
-        completing = [word[-1] for word in words if tuple(self._outputs[1 - len(word) :]) == word[:-1]]
+        completing = [word[-1] for word in words if tuple(self.outputs[1 - len(word) :]) == word[:-1]]
         return _ids(self._always_bad + completing)
 
     def _penalised(self, logits_S: Row) -> Row:
         """The logits of the tokens seen. Repetition as in CTRL (Keskar et al. 2019), the others as OpenAI has them."""
-        rules, counts_S = self.rules, self._seen.counts
+        rules, counts_S = self.rules, self.seen.counts
         wide_S = logits_S.astype(np.float64)
         with np.errstate(over="ignore"):  # by a penalty of 1e-310, say
             new_S = np.where(wide_S > 0, wide_S / rules.repetition_penalty, wide_S * rules.repetition_penalty)

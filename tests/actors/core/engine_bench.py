@@ -30,6 +30,7 @@ from quipu.actors.messages import (
     ErrorKind,
     FinishReason,
     Granted,
+    LogitRules,
     Reserve,
     SamplingParams,
     Side,
@@ -160,6 +161,7 @@ class EngineBench:
         stop_token_ids: tuple[int, ...] = (),
         priority: int = 0,
         breakpoints: tuple[Breakpoint, ...] = (),
+        rules: LogitRules | None = None,
     ) -> list[Life]:
         """One request of `num_choices` sequences; `seed` None is greedy."""
         account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
@@ -173,6 +175,7 @@ class EngineBench:
                 seed=0 if seed is None else seed + choice,
                 ignore_eos=ignore_eos,
                 stop_token_ids=stop_token_ids,
+                rules=rules,
             )
             life = Life(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1

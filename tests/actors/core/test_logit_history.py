@@ -1,0 +1,127 @@
+"""What an executor's logit processors know of their sequences: every token before the one that is drawn, none after.
+
+The fake's tokens are a function of prompt and position, so what a history must be is known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import pytest
+from engine_bench import EngineBench, Life
+from msgspec.structs import replace
+
+from quipu.actors.core.limits import Limits
+from quipu.actors.messages import LogitRules, StepDropped, StepFailed, TokenMasks
+from quipu.kernels.batch import Drawn, Processing, StepBatch
+from quipu.kernels.fake import FakeBackend, continuation
+
+RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
+LIMITS = Limits(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
+
+
+@attrs.define
+class Spy:
+    """Stands before the backend of a bench and looks at every row with rules."""
+
+    bench: EngineBench
+    backend: FakeBackend
+    seen: list[Processing | None] = attrs.field(factory=list)
+    num_checked: int = 0
+
+    @classmethod
+    def on(cls, bench: EngineBench) -> Spy:
+        spy = cls(bench, bench.executor.backend)
+        bench.executor.backend = spy
+        return spy
+
+    def step(self, batch: StepBatch) -> Drawn:
+        self.seen.append(batch.processing)
+        if batch.processing is not None:
+            by_slot = {state.slot: i for i, state in self.bench.executor._sequences.items()}
+            for row, processor in zip(batch.processing.rows, batch.processing.processors, strict=True):
+                assert batch.samples[row]
+                life = self.bench.lives[by_slot[batch.slots[row]]]
+                self.check(life, batch.output_position[row], processor.outputs, processor.seen)
+        return self.backend.step(batch)
+
+    def check(self, life: Life, position: int, outputs: list[int], seen: object) -> None:
+        seed = life.sampling.seed if life.sampling.temperature else 0
+        expected = continuation(life.prompt, position, self.bench.dials, seed)
+        assert outputs == expected
+        counts = dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))
+        assert counts == {**dict.fromkeys(life.prompt, 0), **Counter(expected)}
+        self.num_checked += 1
+
+
+def test_a_history_is_whole_in_chunks_and_from_the_cache() -> None:
+    """Prompts computed in pieces, then half from the cache; steps overlap all the time."""
+    bench = EngineBench(LIMITS)
+    spy = Spy.on(bench)
+    prompt = [*range(100, 140), 100]
+    for _ in range(2):
+        bench.submit(prompt, 9, rules=RULES, seed=7, num_choices=2)
+        bench.finish()
+    assert bench.lives[3].cached == 40
+    assert spy.num_checked >= 4 * 9
+
+
+def test_a_history_survives_preemption() -> None:
+    """More than the blocks hold: outputs that are known come back as part of the history, void ones do not."""
+    bench = EngineBench(attrs.evolve(LIMITS, num_blocks=16))
+    spy = Spy.on(bench)
+    for index in range(4):
+        bench.submit(list(range(100 + index, 110 + index)), 24, rules=RULES, seed=index)
+    bench.finish()
+    assert any(life.num_preempted for life in bench.lives.values())
+    assert spy.num_checked >= 4 * 24
+
+
+def test_a_history_survives_a_step_that_is_dropped() -> None:
+    """One step fails and takes its own sequence along; that of the next one, which is dropped, begins again."""
+    bench = EngineBench(LIMITS)
+    spy = Spy.on(bench)
+    (first,) = bench.submit([1, 2, 3], 12, rules=RULES)
+    bench.step()
+    (second,) = bench.submit([4, 5, 6, 7, 8], 12, rules=RULES)
+    bench.dials.fail_steps = 1
+    bench.finish()
+    assert [type(result) for result in bench.heard[1:3]] == [StepFailed, StepDropped]
+    assert first.error is not None and second.error is None
+    assert spy.num_checked == 1 + 1 + 12
+
+
+def test_rows_without_rules_cost_nothing() -> None:
+    """No step of a request that asks for nothing carries a processing, also after one that did."""
+    bench = EngineBench(LIMITS)
+    spy = Spy.on(bench)
+    bench.submit([1, 2, 3], 3, rules=RULES)
+    bench.finish()
+    assert all(spy.seen)
+    spy.seen.clear()
+    bench.submit([1, 2, 3, 4], 6)
+    bench.finish()
+    assert spy.seen and not any(spy.seen)
+
+
+def test_masks_of_a_plan_reach_the_batch() -> None:
+    """A producer puts a row's bits into the plan; the backend finds them by row, beside the rules of others."""
+    bench = EngineBench(LIMITS)
+    spy = Spy.on(bench)
+    bench.submit([1, 2, 3], 2)
+    masks = TokenMasks([0], [b"\1\0\0\0"])
+    bench.plans[0] = replace(bench.plans[0], masks=masks)
+    bench.step()
+    assert spy.seen == [Processing([], [], masks.rows, masks.words)]
+
+
+@pytest.mark.parametrize("rules", [None, RULES])
+def test_a_sequence_that_ends_is_forgotten(rules: LogitRules | None) -> None:
+    """Whatever it asked for."""
+    bench = EngineBench(LIMITS)
+    bench.submit([1, 2, 3], 3, rules=rules)
+    bench.finish()
+    bench.submit([9], 1)
+    bench.finish()
+    assert bench.executor._num_ruled == 0
