@@ -744,8 +744,7 @@ class Started:
     created_1h_tokens: int = 0
 
 
-@attrs.frozen
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """More text of one choice, one item a token or held-back run of tokens."""
 
     index: int
@@ -784,8 +783,7 @@ class ScoredToken(msgspec.Struct, frozen=True, gc=False):
     """The likeliest in its place, best first; it is among them or not."""
 
 
-@attrs.frozen
-class ScoredDelta(Delta):
+class ScoredDelta(Delta, frozen=True, gc=False):
     """A delta of a choice whose client asked for logprobs."""
 
     scores: tuple[ScoredToken, ...] = ()

@@ -59,14 +59,14 @@ class ChunkLine:
         """Part of the last chunk waits for `flush`."""
         return bool(self._rest)
 
-    def send_nowait(self, data: bytes) -> None:
-        """Write `data`, which is not empty, as one chunk; what the kernel has no room for becomes the rest.
+    def send_nowait(self, data: bytes) -> bool:
+        """Write `data`, which is not empty, as one chunk. False: it has a rest, for which the kernel had no room.
 
         Raises trio.WouldBlock where nothing of it was written. A connection that fails is reset and the chunk dropped,
         since its request is about to be cancelled.
         """
         if self._gate.closed:
-            return
+            return True
         if self._wire.is_writing or self._rest:
             raise trio.WouldBlock
         frame = b"%x\r\n%b\r\n" % (len(data), data)
@@ -76,9 +76,11 @@ class ChunkLine:
             raise trio.WouldBlock from None
         except OSError:
             self._wire.abort()
-            return
-        if num_written != len(frame):
-            self._rest = frame[num_written:]
+            return True
+        if num_written == len(frame):
+            return True
+        self._rest = frame[num_written:]
+        return False
 
     async def flush(self) -> None:
         """Write the rest of a chunk that was begun, however long the connection allows that to take."""

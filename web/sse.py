@@ -77,14 +77,12 @@ class Sink:
             return
         if self._wakeup is not None and self._line is not None:
             try:
-                self._line.send_nowait(data)
+                if not self._line.send_nowait(data):
+                    self._wake()
+                self._went_past = True
+                return
             except trio.WouldBlock:
                 pass
-            else:
-                self._went_past = True
-                if self._line.has_rest:
-                    self._wake()
-                return
         self._backlog.append(data)
         self._num_bytes += len(data)
         self._wake()

@@ -11,7 +11,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-import attrs
+import msgspec
 
 
 class TokenDecoder(Protocol):
@@ -44,8 +44,7 @@ class ByteDecoder:
         return self._decode(b"", True)
 
 
-@attrs.frozen
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What one token brought."""
 
     text: str
