@@ -1,0 +1,90 @@
+// y = x @ weight.T (+ bias) (+ z) for bfloat16 weights, where the processor multiplies bfloat16 itself (AVX-512 BF16, AMX):
+// x is rounded to bfloat16, sums are float32. linear.cpp sends such matrices here; all else stays with it.
+#include "program.h"
+#include "vec.h"
+
+#ifdef QUIPU_PAIRS
+#include <vector>
+
+#include "pairs.h"
+
+namespace {
+
+constexpr int64_t kRowsAtOnce = 128;  // with the whole depth of x: their share stays in the second-level cache
+constexpr int64_t kDepth = 512;       // a panel of that depth stays in the first-level cache
+constexpr int64_t kFewRows = 16;      // so few that each thread rounds them for itself, sooner than it would wait for others
+constexpr int64_t kGroup = 4;         // panels of a piece of work, at most
+
+static_assert(kDepth % kPairStep == 0);
+
+void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
+    int64_t depth = padded_depth(op.width);
+    for (int64_t row = first; row < last; row++) {
+        const float* x = op.x + row * op.x_stride;
+        bf16* y = to + row * depth;
+        for (int64_t k = 0; k < op.width; k++) narrow(x[k], y + k);
+        std::fill(y + op.width, y + depth, 0);
+    }
+}
+
+// All rows of x, rounded. Every thread of the team calls this, and gets the same or an own copy.
+const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
+    static thread_local std::vector<bf16> kept;
+    size_t size = num_rows * padded_depth(op.width);
+    if (num_rows <= kFewRows) {
+        kept.resize(std::max(kept.size(), size));
+        round_rows(op, 0, num_rows, kept.data());
+        return kept.data();
+    }
+    bf16* shared;
+#pragma omp single copyprivate(shared)
+    {
+        kept.resize(std::max(kept.size(), size));
+        shared = kept.data();
+    }
+    round_rows(op, num_rows * worker.thread / worker.num_threads, num_rows * (worker.thread + 1) / worker.num_threads, shared);
+#pragma omp barrier
+    return shared;
+}
+
+// What is added at the end of a sum, and where it goes.
+void finish(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
+    int64_t n = panel * kPanel;
+    for (int v = 0; v < 2; v++, n += kLanes) {
+        Mask mask = first_lanes(op.out_width - n);
+        if (n >= op.out_width) break;
+        for (int64_t m = 0; m < num_rows; m++) {
+            Vec y = load(sums + m * kPanel + v * kLanes);
+            if (op.bias) y = y + load(op.bias + n, mask);
+            if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
+            store(op.y + (row + m) * op.y_stride + n, mask, y);
+        }
+    }
+}
+
+}  // namespace
+
+void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
+    static thread_local std::vector<float> sums(kRowsAtOnce * kPanel);
+    const bf16* x = rounded(op, num_rows, worker);
+    const bf16* weight = static_cast<const bf16*>(op.weight);
+    int64_t depth = padded_depth(op.width), num_k = op.width + op.width % 2;
+    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
+    int64_t chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+    // pieces of several panels, as long as there are some for every thread
+    int64_t group = std::max<int64_t>(1, std::min(kGroup, num_panels * chunks / (4 * worker.num_threads)));
+    int64_t groups = (num_panels + group - 1) / group;
+    Pairs pairs;
+    for (int64_t item; (item = worker.next()) < groups * chunks;) {
+        // neighbours in time share their weights
+        int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
+        int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
+        for (int64_t panel = first; panel < last; panel++) {
+            const bf16* right = weight + panel * kPanel * num_k;
+            for (int64_t k = 0; k < num_k; k += kDepth)
+                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0, sums.data());
+            finish(op, row, rows, panel, sums.data());
+        }
+    }
+}
+#endif

@@ -1,0 +1,52 @@
+// Sums of bfloat16 products with AVX-512 BF16 (VDPBF16PS): one chain a sum, k ascending, in each pair the odd one first.
+// Denormals count as 0. See pairs.h.
+#pragma once
+
+class Pairs {
+public:
+    // sums[row][kPanel] = (fresh ? 0 : sums) + x[row][0 .. depth) * panel. The panel has `num_k` rows (even), depth or fewer.
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums) {
+        int64_t parts = (num_rows + kRows - 1) / kRows;
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t row = num_rows * part / parts, count = num_rows * (part + 1) / parts - row;
+            const bf16* at = x + row * x_stride;
+            float* to = sums + row * kPanel;
+            switch (count) {
+                case 1: add_rows<1>(at, x_stride, panel, num_k, fresh, to); break;
+                case 2: add_rows<2>(at, x_stride, panel, num_k, fresh, to); break;
+                case 3: add_rows<3>(at, x_stride, panel, num_k, fresh, to); break;
+                case 4: add_rows<4>(at, x_stride, panel, num_k, fresh, to); break;
+                case 5: add_rows<5>(at, x_stride, panel, num_k, fresh, to); break;
+                case 6: add_rows<6>(at, x_stride, panel, num_k, fresh, to); break;
+                case 7: add_rows<7>(at, x_stride, panel, num_k, fresh, to); break;
+                case 8: add_rows<8>(at, x_stride, panel, num_k, fresh, to); break;
+            }
+        }
+    }
+
+private:
+    static constexpr int64_t kRows = 8;     // in registers: 8 x 2 sums, enough that none waits for its last addition
+    static constexpr int64_t kAhead = 4096; // bytes of weights that are asked for before they are needed
+
+    template <int MR>
+    __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_k, bool fresh,
+                                                   float* sums) {
+        Vec sum[MR][2];
+        UNROLL for (int m = 0; m < MR; m++)
+            UNROLL for (int v = 0; v < 2; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * kPanel + v * kLanes);
+        for (int64_t k = 0; k < num_k; k += 2) {
+            const bf16* words = panel + k * kPanel;
+            _mm_prefetch(reinterpret_cast<const char*>(words) + kAhead, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(words) + kAhead + 64, _MM_HINT_T0);
+            __m512i right[2] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 2 * kLanes)};
+            UNROLL for (int m = 0; m < MR; m++) {
+                int32_t pair;
+                memcpy(&pair, x + m * x_stride + k, 4);
+                __m512i left = _mm512_set1_epi32(pair);
+                UNROLL for (int v = 0; v < 2; v++) sum[m][v] = _mm512_dpbf16_ps(sum[m][v], (__m512bh)left, (__m512bh)right[v]);
+            }
+        }
+        UNROLL for (int m = 0; m < MR; m++)
+            UNROLL for (int v = 0; v < 2; v++) store(sums + m * kPanel + v * kLanes, sum[m][v]);
+    }
+};
