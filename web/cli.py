@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     add_serve_flags(commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs"))
-    commands.add_parser("bench", help="measure a server: `quipu bench serve --help`")
+    commands.add_parser("bench", help="measure a server or an engine: `quipu bench --help`")
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
     add_usage_flags(commands.add_parser("usage", help="what was used, by model, key or tenant"))
     add_key_actions(commands.add_parser("keys", help="make API keys for a key file"))

@@ -27,14 +27,20 @@ DATASETS = ("random", "shared-prefix", "multi-turn", "custom", "trace")
 NAMES_ELSEWHERE = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
 """What vLLM and SGLang call a dataset of ours."""
 FROM_FILES = ("custom", "trace")
+OFFLINE = {
+    "latency": "how long one batch takes from its first prompt to its last token, without a server",
+    "throughput": "what an engine does a second, given everything at once, without a server",
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quipu bench", description="measure a server")
+    parser = argparse.ArgumentParser(prog="quipu bench", description="measure a server or an engine")
     commands = parser.add_subparsers(dest="command", required=True)
+    for name, help_text in OFFLINE.items():  # with parsers of their own, see offline_arguments.py
+        commands.add_parser(name, help=help_text)
     serve = commands.add_parser("serve", help="ask an OpenAI-compatible server many things, and report how it answered")
     _add_target(serve.add_argument_group("who is asked"))
-    _add_dataset(serve.add_argument_group("what is asked"))
+    add_dataset(serve.add_argument_group("what is asked"))
     _add_load(serve.add_argument_group("when"))
     _add_sampling(serve.add_argument_group("how the answers are made"))
     _add_output(serve.add_argument_group("what is reported"))
@@ -73,7 +79,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
     add("--request-timeout", type=positive_float, default=3600.0, metavar="S", help="then a request has failed")
 
 
-def _add_dataset(group: argparse._ArgumentGroup) -> None:
+def add_dataset(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--dataset-name", type=_dataset, choices=DATASETS, default="random", help="(default: %(default)s)")
     add("--dataset-path", type=Path, metavar="FILE", help="JSON lines, of `custom` and `trace`")

@@ -7,13 +7,11 @@ completed, 1 when none did or the server could not be asked, 2 for flags and fil
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import os
 import resource
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -23,8 +21,9 @@ import orjson
 from tqdm import tqdm
 
 import quipu
-from quipu.web.bench.arguments import check, make_parser
+from quipu.web.bench.arguments import OFFLINE, check, make_parser
 from quipu.web.bench.client import Client, Target
+from quipu.web.bench.collector import calm_collector
 from quipu.web.bench.datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
 from quipu.web.bench.discovery import DiscoveryError, find_model, find_vocab_size
 from quipu.web.bench.generated import Kind
@@ -56,6 +55,10 @@ class WarmUpError(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """`argv` without `bench`. Returns the exit code."""
+    if argv[:1] and argv[0] in OFFLINE:
+        from quipu.web.bench.offline import main as offline  # loads the actors
+
+        return offline(argv)
     arguments = make_parser().parse_args(argv)
     if (wrong := check(arguments)) is not None:
         return _complain(wrong, EXIT_USAGE)
@@ -186,20 +189,6 @@ def _allow_files(num_connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-@contextmanager
-def calm_collector() -> Iterator[None]:
-    """A collection in mid-run would show as the server's latency."""
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 1000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def _complain(message: str, code: int) -> int:

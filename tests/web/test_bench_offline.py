@@ -1,0 +1,133 @@
+"""`quipu bench latency` and `quipu bench throughput`: flags, numbers, and what a failure says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quipu.web.bench.offline import describe_throughput, summarize_latencies
+from quipu.web.bench.offline_arguments import parse_offline
+from quipu.web.cli import main as quipu
+
+FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
+
+
+def test_flags_of_both_kinds() -> None:
+    """What a bench does not know is a flag of `quipu serve`; datasets are those of `quipu bench serve`."""
+    asked = parse_offline(
+        ["latency", "--model", "demo", "--input-len", "7", "--max-num-seqs", "3", "--dtype", "float32"]
+    )
+    assert (asked.bench.input_len, asked.bench.output_len, asked.bench.batch_size) == (7, 128, 8)
+    assert (asked.serve.model, asked.serve.max_num_seqs, asked.serve.dtype) == ("demo", 3, "float32")
+    asked = parse_offline(["throughput", "--input-len", "9", "--output-len", "4"])
+    assert (asked.bench.random_input_len, asked.bench.random_output_len) == (9, 4)
+    asked = parse_offline(["throughput", "--dataset", "rows.jsonl"])
+    assert (asked.bench.dataset_name, asked.bench.dataset_path) == ("custom", Path("rows.jsonl"))
+    asked = parse_offline(["throughput"])
+    assert (asked.bench.dataset_name, asked.bench.random_input_len, asked.bench.random_output_len) == (
+        "random",
+        1024,
+        128,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["latency", "--input-length", "5"], "--input-length"),
+        (["latency", "--batch-size", "0"], "--batch-size"),
+        (["throughput", "--dtype", "float8"], "--dtype"),
+        (["throughput", "--dataset-name", "trace"], "--dataset-path"),
+    ],
+)
+def test_flags_that_make_no_sense(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and the flag is named."""
+    with pytest.raises(SystemExit, match="2"):
+        parse_offline(flags)
+    assert named in capsys.readouterr().err
+
+
+def test_latency(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One JSON object with vLLM's names; every batch found nothing cached, and all of it was timed."""
+    flags = (
+        "--input-len",
+        "40",
+        "--output-len",
+        "3",
+        "--batch-size",
+        "5",
+        "--num-iters",
+        "4",
+        "--num-iters-warmup",
+        "1",
+    )
+    assert (
+        quipu(
+            [
+                "bench",
+                "latency",
+                *flags,
+                "--num-iters-warmup",
+                "1",
+                *FAKE,
+                "--json",
+                "--output-json",
+                str(tmp_path / "out.json"),
+            ]
+        )
+        == 0
+    )
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert output.err == ""
+    assert report == json.loads((tmp_path / "out.json").read_text())
+    assert len(report["latencies"]) == 4
+    assert report["avg_latency"] == pytest.approx(sum(report["latencies"]) / 4)
+    assert report["output_tokens_per_second"] == pytest.approx(15 / report["avg_latency"])
+    assert report["engine"]["executor"] == "fake"
+
+
+def test_latency_in_numbers() -> None:
+    """Percentiles are interpolated, as numpy and vLLM have them."""
+    report = summarize_latencies([4.0, 1.0, 2.0, 3.0], batch_size=2, output_len=5)
+    assert report["avg_latency"] == 2.5
+    assert report["percentiles"]["50"] == 2.5
+    assert report["percentiles"]["99"] == pytest.approx(3.97)
+    assert list(report["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
+    assert report["output_tokens_per_second"] == 4
+
+
+def test_throughput_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Chats of a file, at once: every request and token is counted, answers have the length asked for."""
+    rows = [{"messages": [{"role": "user", "content": f"chat {i} " * 20}], "max_tokens": 2 + i} for i in range(6)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ("--dataset", str(tmp_path / "rows.jsonl"), "--chat", "--json")
+    assert quipu(["bench", "throughput", *flags, *FAKE]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_requests"], report["failed"]) == (6, 0)
+    assert report["total_output_tokens"] == sum(row["max_tokens"] for row in rows)  # type: ignore[misc] -- ints, all
+    assert report["total_num_tokens"] == report["total_input_tokens"] + report["total_output_tokens"]
+    assert report["tokens_per_second"] == pytest.approx(report["total_num_tokens"] / report["elapsed_time"])
+    assert 0 < report["mean_ttft_ms"] <= report["p99_ttft_ms"] <= report["elapsed_time"] * 1000
+
+
+def test_requests_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts that do not fit are told with their reason, in both commands, and the exit code is 1."""
+    short = ("--max-model-len", "64", "--input-len", "60", "--output-len", "30")
+    assert quipu(["bench", "throughput", "--num-prompts", "3", *short, *FAKE]) == 1
+    assert "failed: 3 x invalid: this model's maximum context length is 64" in capsys.readouterr().out
+    assert quipu(["bench", "latency", *short, *FAKE]) == 1
+    assert "maximum context length is 64" in capsys.readouterr().err
+    assert quipu(["bench", "latency", "--model", "./nowhere"]) == 2
+    assert "./nowhere" in capsys.readouterr().err
+
+
+def test_unknown_is_not_zero() -> None:
+    """Where a sum is unknown so is what is made of it."""
+    summary = {"total_input_tokens": None, "total_output_tokens": 3, "total_token_throughput": None, "duration": 1.0}
+    summary |= {"completed": 1, "failed": 1, "skipped": 1, "errors": [], "request_throughput": 1.0}
+    report = describe_throughput(summary | {"output_throughput": 3.0})
+    assert report["total_num_tokens"] is None
+    assert report["failed"] == 2

@@ -1,0 +1,188 @@
+"""`quipu bench latency` and `quipu bench throughput`: an engine by itself, from flags to report.
+
+Standard output gets the report and nothing else. Exit codes: 0 when every request completed, 1 when one did not or the
+engine could not be started, 2 for flags and files that make no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import numpy as np
+import orjson
+from tqdm import tqdm
+
+import quipu
+from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.supervisor import EngineGivenUp
+from quipu.web import logs
+from quipu.web.bench.answer import Outcome
+from quipu.web.bench.collector import calm_collector
+from quipu.web.bench.datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload
+from quipu.web.bench.engine import Engine, open_engine
+from quipu.web.bench.load import run_load
+from quipu.web.bench.offline_arguments import Offline, parse_offline
+from quipu.web.bench.prompts import TokenRange, draw_ids
+from quipu.web.bench.report import summarize
+from quipu.web.bench.workload import Ask, WorkloadError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+"""Those that `vllm bench latency` reports."""
+
+
+class RequestFailed(Exception):
+    """A request of a batch did not complete, so its time means nothing."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """`argv` without `bench`. Returns the exit code."""
+    asked = parse_offline(argv)
+    logs.configure(asked.serve.log_level)
+    measure = measure_latency if asked.bench.command == "latency" else measure_throughput
+    failure, code = "", 0
+    try:
+        report = anyio.run(measure, asked, backend="trio")
+    except* (CheckpointError, WorkloadError) as group:
+        failure, code = str(_leaf(group)), EXIT_USAGE
+    except* (EngineGivenUp, RequestFailed) as group:
+        failure, code = str(_leaf(group)), EXIT_FAILED
+    if code:
+        print(f"quipu: {failure}", file=sys.stderr)
+        return code
+    if asked.bench.output_json is not None:
+        asked.bench.output_json.write_bytes(
+            orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        )
+    _print(report, as_json=asked.bench.json)
+    return EXIT_FAILED if report.get("failed") else 0
+
+
+async def measure_latency(asked: Offline) -> dict[str, Any]:
+    """Batch after batch, each of prompts that none before had. Raises RequestFailed."""
+    bench = asked.bench
+    async with open_engine(asked.serve, bench.temperature, num_open=bench.batch_size) as engine:
+        tokens = TokenRange.of_vocabulary(engine.house.desk.info.vocab_size)
+        latencies_s = []
+        num_iters = bench.num_iters_warmup + bench.num_iters
+        with calm_collector():
+            for number in tqdm(range(num_iters), unit="batch", file=sys.stderr, disable=bench.disable_tqdm):
+                batch = [
+                    Ask(
+                        {
+                            "prompt": draw_ids(tokens, bench.input_len, bench.seed, number, row),
+                            "max_tokens": bench.output_len,
+                        }
+                    )
+                    for row in range(bench.batch_size)
+                ]
+                took_s = await time_batch(engine, batch)
+                if number >= bench.num_iters_warmup:
+                    latencies_s.append(took_s)
+        return describe(asked, engine) | summarize_latencies(latencies_s, bench.batch_size, bench.output_len)
+
+
+async def time_batch(engine: Engine, batch: Sequence[Ask]) -> float:
+    """Seconds until the last of them has ended. Raises RequestFailed."""
+    outcomes: list[Outcome] = []
+
+    async def ask(one: Ask) -> None:
+        outcomes.append(await engine.ask(one))
+
+    began_s = anyio.current_time()
+    async with anyio.create_task_group() as asking:
+        for one in batch:
+            asking.start_soon(ask, one)
+    took_s = anyio.current_time() - began_s
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            raise RequestFailed(f"a request failed: {outcome.failure.kind}: {outcome.failure.message}")
+    return took_s
+
+
+def summarize_latencies(latencies_s: Sequence[float], batch_size: int, output_len: int) -> dict[str, Any]:
+    """`vllm bench latency`'s names, in seconds, and what they come to."""
+    average = float(np.mean(latencies_s))
+    return {
+        "avg_latency": average,
+        "latencies": list(latencies_s),
+        "percentiles": {str(p): float(np.percentile(latencies_s, p)) for p in PERCENTILES},
+        "output_tokens_per_second": batch_size * output_len / average,
+    }
+
+
+async def measure_throughput(asked: Offline) -> dict[str, Any]:
+    """The whole dataset at once. Raises WorkloadError."""
+    bench = asked.bench
+    num_open = bench.num_prompts or DEFAULT_NUM_PROMPTS
+    async with open_engine(asked.serve, bench.temperature, num_open=num_open) as engine:
+        wording = make_wording(bench, engine.house.desk.info.vocab_size)
+        workload = make_workload(bench, wording)
+        all_at_once = [0.0] * workload.num_conversations
+        with calm_collector(), _bar(workload.num_asks, bench) as bar:
+            result = await run_load(workload, engine.ask, all_at_once, on_ended=bar.update)
+        summary = summarize(result, metrics=("ttft", "tpot"), percentiles=(50.0, 99.0))
+        return describe(asked, engine) | describe_throughput(summary)
+
+
+def describe_throughput(summary: dict[str, Any]) -> dict[str, Any]:
+    """`vllm bench throughput`'s names beside ours."""
+    inputs, outputs = summary["total_input_tokens"], summary["total_output_tokens"]
+    return {
+        "elapsed_time": summary["duration"],
+        "num_requests": summary["completed"],
+        "total_num_tokens": inputs + outputs if inputs is not None and outputs is not None else None,
+        "requests_per_second": summary["request_throughput"],
+        "tokens_per_second": summary["total_token_throughput"],
+        "output_tokens_per_second": summary["output_throughput"],
+        **{name: summary[name] for name in summary if name.startswith(("total_", "mean_", "p50_", "p99_"))},
+        "failed": summary["failed"] + summary["skipped"],
+        "errors": summary["errors"],
+    }
+
+
+def describe(asked: Offline, engine: Engine) -> dict[str, Any]:
+    """What was measured."""
+    flags = {name: value for name, value in vars(asked.bench).items() if isinstance(value, int | float | str)}
+    settings = engine.house.desk.info.settings
+    return {
+        "quipu_version": quipu.__version__,
+        **flags,
+        "engine": {k: v for k, v in settings.items() if k != "data_dir"},
+    }
+
+
+def _bar(total: int, bench: argparse.Namespace) -> tqdm[Any]:
+    return tqdm(total=total, unit="req", file=sys.stderr, mininterval=0.5, disable=bench.disable_tqdm)
+
+
+def _print(report: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        text = orjson.dumps(report, option=orjson.OPT_INDENT_2).decode()
+    elif "avg_latency" in report:
+        spread = ", ".join(f"p{p} {seconds:.4f}" for p, seconds in report["percentiles"].items())
+        text = (
+            f"{report['batch_size']} x ({report['input_len']} in, {report['output_len']} out): "
+            f"{report['avg_latency']:.4f} s on average ({spread}), "
+            f"{report['output_tokens_per_second']:.1f} output tokens a second"
+        )
+    else:
+        text = (
+            f"{report['num_requests']} requests in {report['elapsed_time']:.2f} s: "
+            f"{report['requests_per_second']:.2f} requests, {report['tokens_per_second']:.1f} tokens and "
+            f"{report['output_tokens_per_second']:.1f} output tokens a second"
+        )
+        for error in report["errors"]:
+            text += f"\nfailed: {error['count']} x {error['kind']}: {error['example']}"
+    print(text, flush=True)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

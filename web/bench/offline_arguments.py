@@ -1,0 +1,82 @@
+"""The flags of `quipu bench latency` and `quipu bench throughput`. They have vLLM's names where it has them.
+
+Every flag that these do not know is one of `quipu serve`, so that an engine is measured as it would serve; those that
+concern HTTP change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from quipu.web.bench.arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, add_dataset
+from quipu.web.bench.values import count, positive
+from quipu.web.serve_flags import add_serve_flags
+
+EPILOG = "Besides these, all flags of `quipu serve` that concern the engine."
+
+
+@attrs.frozen
+class Offline:
+    """What was typed."""
+
+    bench: argparse.Namespace
+    serve: argparse.Namespace
+
+
+def parse_offline(argv: Sequence[str]) -> Offline:
+    """`argv` without `bench`. Ends the process for flags that make no sense, as argparse does."""
+    parser = make_offline_parser()
+    bench, rest = parser.parse_known_args(argv)
+    if bench.command == "throughput":
+        bench.endpoint = CHAT if bench.chat else COMPLETIONS
+        if bench.dataset is not None:
+            bench.dataset_name, bench.dataset_path = "custom", bench.dataset
+        if bench.dataset_name in FROM_FILES and bench.dataset_path is None:
+            parser.error(f"--dataset-name {bench.dataset_name} needs --dataset-path")
+    serving = argparse.ArgumentParser(prog=f"quipu bench {bench.command}", add_help=False, allow_abbrev=False)
+    add_serve_flags(serving)
+    serving.set_defaults(log_level="warning")  # a line a request would go with the numbers
+    return Offline(bench, serving.parse_args([bench.model, *rest]))
+
+
+def make_offline_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quipu bench", description="measure an engine, without a server")
+    commands = parser.add_subparsers(dest="command", required=True)
+    latency, throughput = (
+        # an abbreviation of ours might be a flag of `quipu serve`
+        commands.add_parser(name, help=help_text, epilog=EPILOG, allow_abbrev=False)
+        for name, help_text in OFFLINE.items()
+    )
+    for command in (latency, throughput):
+        add = command.add_argument
+        add("--model", default="demo", help="a folder, a hub id, or `demo` (default: %(default)s)")
+        add("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
+        add("--json", action="store_true", help="print one JSON object instead of lines")
+        add("--output-json", type=Path, metavar="FILE", help="write the JSON there, too")
+        add("--disable-tqdm", action="store_true", help="no progress bar")
+    add = latency.add_argument
+    add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt (default: %(default)s)")
+    add("--output-len", type=positive, default=128, metavar="N", help="tokens of each answer (default: %(default)s)")
+    add("--batch-size", type=positive, default=8, metavar="N", help="sequences at once (default: %(default)s)")
+    add("--num-iters-warmup", type=count, default=3, metavar="N", help="not reported (default: %(default)s)")
+    add("--num-iters", type=positive, default=10, metavar="N", help="times (default: %(default)s)")
+    add("--seed", type=count, metavar="N", default=0, help="of prompts (default: %(default)s)")
+    add = throughput.add_argument
+    for name in ("input", "output"):
+        target = f"random_{name}_len"
+        add(
+            f"--{name}-len",
+            type=positive,
+            dest=target,
+            metavar="N",
+            default=argparse.SUPPRESS,
+            help=f"--random-{name}-len",
+        )
+    add("--dataset", type=Path, metavar="FILE", help="--dataset-name custom --dataset-path FILE")
+    add("--chat", action="store_true", help="prompts are text, and go through the chat template")
+    add_dataset(throughput.add_argument_group("what is asked"))
+    return parser
