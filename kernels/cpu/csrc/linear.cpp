@@ -1,23 +1,17 @@
 // y = x @ weight.T (+ bias) (+ z), and how weights are packed for it.
-#include <cstdlib>
+#include <type_traits>
 
 #include "micro.h"
 #include "program.h"
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 96;   // with kDepth: their share of x stays in the second-level cache
-constexpr int64_t kDepth = 512;       // a panel of that depth, and six rows, stay in the first-level cache
-constexpr int64_t kFewRows = 64;      // up to here the way of the weights from memory takes a good part of the time
-constexpr int64_t kStep = 128;        // with few rows: so little is asked for at once that memory keeps up
-constexpr int64_t kGroup = 4;         // panels of a piece of work
+constexpr int64_t kRowsAtOnce = 128;  // their share of x stays in the second-level cache
+constexpr int64_t kGroup = 3;         // panels of a piece of work: 6 Vecs of columns, which 2 and 3 divide
 
 // Six rows or fewer, evenly: 8 are 4 and 4, not 6 and 2.
-int64_t split(int64_t num_rows, int64_t index) {
-    int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows;
-    return num_rows * index / parts;
-}
 int64_t num_parts(int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; }
+int64_t split(int64_t num_rows, int64_t index) { return num_rows * index / num_parts(num_rows); }
 
 PackedF32 right_hand(const Op& op, int64_t panel, const float*) {
     return {static_cast<const float*>(op.weight) + panel * kPanel * op.width, kPanel * op.width};
@@ -38,68 +32,89 @@ Target target(const Op& op, int64_t row, int64_t panel) {
             op.out_width - n};
 }
 
-// Few rows: they lie in the first-level cache, and each weight is widened for all of them on its one way through.
-template <class T>
-void stream(const Op& op, int64_t num_rows, const Worker& worker) {
-    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
-    for (int64_t first; (first = worker.next() * kGroup) < num_panels;) {
-        int64_t count = std::min(kGroup, num_panels - first);
-        if (num_rows < 3) {
-            multiply(num_rows, PlainRows{op.x, op.x_stride}, right_hand(op, first, (T*)nullptr), op.width, count * 2,
-                     target(op, 0, first));
-            continue;
-        }
-        // a panel at a time, in cache for those who meet it after the first; the next one is on its way meanwhile
-        for (int64_t panel = first; panel < first + count; panel++)
-            for (int64_t k = 0; k < op.width; k += kStep) {
-                int64_t depth = std::min(kStep, op.width - k);
-                auto right = right_hand(op, panel, (T*)nullptr).from(k);
-                auto next = right_hand(op, panel + 1, (T*)nullptr).from(k);
-                int64_t lines = depth * kPanel * static_cast<int64_t>(sizeof(T)) / 64;
-                for (int64_t part = 0; part < num_parts(num_rows); part++) {
-                    int64_t m = split(num_rows, part), end = split(num_rows, part + 1);
-                    if (panel + 1 < num_panels)
-                        for (int64_t i = lines * part / num_parts(num_rows); i < lines * (part + 1) / num_parts(num_rows); i++)
-                            _mm_prefetch(reinterpret_cast<const char*>(next.p) + i * 64, _MM_HINT_T1);
-                    Target t = target(op, m, panel);
-                    t.fresh = k == 0;
-                    if (k + depth < op.width) t.bias = t.added = nullptr;
-                    PlainRows a{op.x + m * op.x_stride + k, op.x_stride};
-                    multiply(end - m, a, right, depth, 2, t);
-                }
+// Columns are dealt out by the group, and one panel at a time in the end, so that threads end together.
+struct Pieces {
+    int64_t num_panels, groups, chunks;
+    Pieces(const Op& op, int64_t num_rows, int num_threads) {
+        num_panels = (op.out_width + kPanel - 1) / kPanel;
+        chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+        int64_t singles = chunks == 1 ? kGroup * num_threads : 0;
+        groups = std::max<int64_t>(0, op.out_width / kPanel - singles) / kGroup;
+    }
+    int64_t count() const { return (groups + num_panels - kGroup * groups) * chunks; }
+    // neighbours in time share their weights
+    int64_t chunk(int64_t piece) const { return piece % chunks; }
+    int64_t panel(int64_t piece) const {
+        int64_t i = piece / chunks;
+        return i < groups ? i * kGroup : i + (kGroup - 1) * groups;
+    }
+    int64_t panels(int64_t piece) const { return piece / chunks < groups ? kGroup : 1; }
+};
+
+// Vecs of columns that fill the registers beside so many rows: twelve sums, or nearly, keep the units busy.
+template <int MR>
+constexpr int kWide = MR <= 2 ? 6 : MR <= 4 ? 3 : 2;
+
+// MR rows by a group of panels or by one.
+template <int MR, class B>
+void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target& t, Ahead& ahead) {
+    constexpr int wide = kWide<MR>;
+    if (panels < kGroup) {
+        if (t.num_columns >= kPanel) multiply_in_registers<MR, 2, true, true>(a, b, num_k, t, ahead);
+        else multiply_in_registers<MR, 2, false, true>(a, b, num_k, t, ahead);
+        return;
+    }
+    for (int64_t v = 0; v < 2 * kGroup; v += wide) {
+        if constexpr (wide % 2 == 1)
+            if (v % 2 == 1) {
+                multiply_in_registers<MR, wide, true, true>(a, b.columns(v).second_half(), num_k, t.columns(v), ahead);
+                continue;
             }
+        multiply_in_registers<MR, wide, true, true>(a, b.columns(v), num_k, t.columns(v), ahead);
     }
 }
+int64_t num_calls(int64_t rows, int64_t panels) { return panels < kGroup ? 1 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3; }
 
-// Many rows: a piece of a panel stays in the first-level cache while all rows of a chunk meet it.
 template <class T>
-void blocked(const Op& op, int64_t num_rows, const Worker& worker) {
-    int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
-    int64_t groups = (num_panels + kGroup - 1) / kGroup;
-    int64_t chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-    for (int64_t item; (item = worker.next()) < groups * chunks;) {
-        // neighbours in time share their weights
-        int64_t chunk = item % chunks, first = item / chunks * kGroup, last = std::min(first + kGroup, num_panels);
-        int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
-        for (int64_t k = 0; k < op.width; k += kDepth) {
-            int64_t depth = std::min(kDepth, op.width - k);
-            for (int64_t panel = first; panel < last; panel++)
-                for (int64_t part = 0; part < num_parts(rows); part++) {
-                    int64_t m = row + split(rows, part), count = row + split(rows, part + 1) - m;
-                    Target t = target(op, m, panel);
-                    t.fresh = k == 0;
-                    if (k + depth < op.width) t.bias = t.added = nullptr;
-                    PlainRows a{op.x + m * op.x_stride + k, op.x_stride};
-                    multiply(count, a, right_hand(op, panel, (T*)nullptr).from(k), depth, 2, t);
-                }
+void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, Ahead ahead) {
+    auto right = right_hand(op, panel, (T*)nullptr);
+    int64_t calls = 0;
+    for (int64_t part = 0; part < num_parts(rows); part++) calls += num_calls(split(rows, part + 1) - split(rows, part), panels);
+    int64_t strides = calls * ((op.width + kStride - 1) / kStride);
+    ahead.lines = ((ahead.end - ahead.p + 63) / 64 + strides - 1) / strides;
+    for (int64_t part = 0; part < num_parts(rows); part++) {
+        int64_t m = row + split(rows, part), count = row + split(rows, part + 1) - m;
+        PlainRows a{op.x + m * op.x_stride, op.x_stride};
+        Target t = target(op, m, panel);
+        auto go = [&](auto size) { multiply_part<size.value>(a, right, op.width, panels, t, ahead); };
+        switch (count) {
+            case 1: go(std::integral_constant<int, 1>{}); break;
+            case 2: go(std::integral_constant<int, 2>{}); break;
+            case 3: go(std::integral_constant<int, 3>{}); break;
+            case 4: go(std::integral_constant<int, 4>{}); break;
+            case 5: go(std::integral_constant<int, 5>{}); break;
+            case 6: go(std::integral_constant<int, 6>{}); break;
         }
     }
 }
 
+// A group of panels comes from memory while the one before it is multiplied, and stays in the second-level cache while
+// all rows of a chunk meet it. So a piece is taken one ahead; the first of each thread is its own.
 template <class T>
 void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
-    if (num_rows <= kFewRows) stream<T>(op, num_rows, worker);
-    else blocked<T>(op, num_rows, worker);
+    Pieces pieces(op, num_rows, worker.num_threads);
+    for (int64_t piece = worker.thread, next; piece < pieces.count(); piece = next) {
+        next = worker.num_threads + worker.next();
+        int64_t chunk = pieces.chunk(piece), panel = pieces.panel(piece);
+        int64_t row = num_rows * chunk / pieces.chunks, rows = num_rows * (chunk + 1) / pieces.chunks - row;
+        Ahead ahead{};
+        if (next < pieces.count() && pieces.panel(next) != panel) {
+            int64_t first = pieces.panel(next), last = first + pieces.panels(next);
+            ahead.p = reinterpret_cast<const char*>(right_hand(op, first, (T*)nullptr).p);
+            ahead.end = reinterpret_cast<const char*>(right_hand(op, last, (T*)nullptr).p);
+        }
+        multiply_piece<T>(op, row, rows, panel, pieces.panels(piece), ahead);
+    }
 }
 
 }  // namespace

@@ -11,32 +11,40 @@ constexpr int kPanel = 2 * kLanes;  // columns that lie side by side in a packed
 constexpr int kMaxRows = 6; // rows in registers: 6 x 16 results, with what they are made from, fill AVX2's sixteen
 
 // Loaders give Vec number v (columns v * kLanes and on) of row k of the right-hand matrix; `kPaired` ones want two rows to be
-// asked for together, the even one first.
+// asked for together, the even one first. Of packed ones `kStart` 1 begins in the middle of a panel.
 
 // [panel][k][kPanel] float32
-struct PackedF32 {
+template <int kStart>
+struct PackedF32From {
     const float* p;
     int64_t panel_stride;
     static constexpr bool kPaired = false;
-    Vec even(int64_t k, int v) const { return load(p + (v / 2) * panel_stride + k * kPanel + v % 2 * kLanes); }
+    Vec even(int64_t k, int v) const {
+        return load(p + (v + kStart) / 2 * panel_stride + k * kPanel + (v + kStart) % 2 * kLanes);
+    }
     Vec odd(int64_t k, int v) const { return even(k, v); }
-    PackedF32 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
-    PackedF32 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
+    PackedF32From columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
+    PackedF32From from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
+    PackedF32From<1> second_half() const { return {p, panel_stride}; }
 };
+typedef PackedF32From<0> PackedF32;
 
 // [panel][k / 2][kPanel][2] bfloat16: a 32-bit word holds k (low half) and k + 1, which a shift and a mask widen
-struct PackedBf16 {
+template <int kStart>
+struct PackedBf16From {
     const bf16* p;
     int64_t panel_stride;
     static constexpr bool kPaired = true;
     const bf16* words(int64_t even_k, int v) const {
-        return p + (v / 2) * panel_stride + even_k * kPanel + v % 2 * 2 * kLanes;
+        return p + (v + kStart) / 2 * panel_stride + even_k * kPanel + (v + kStart) % 2 * 2 * kLanes;
     }
     Vec even(int64_t k, int v) const { return low_halves(words(k, v)); }
     Vec odd(int64_t k, int v) const { return high_halves(words(k - 1, v)); }
-    PackedBf16 columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
-    PackedBf16 from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
+    PackedBf16From columns(int64_t v) const { return {p + v / 2 * panel_stride, panel_stride}; }
+    PackedBf16From from(int64_t k) const { return {p + k * kPanel, panel_stride}; }
+    PackedBf16From<1> second_half() const { return {p, panel_stride}; }
 };
+typedef PackedBf16From<0> PackedBf16;
 
 // Rows that lie anywhere: values of a paged cache
 template <class T>
@@ -49,15 +57,11 @@ struct Rows {
     Rows columns(int64_t v) const { return {rows, column + v * kLanes}; }
 };
 
-// The left-hand matrix: rows as they are, or six (or fewer) interleaved so that they are read in one stream.
+// The left-hand matrix
 struct PlainRows {
     const float* p;
     int64_t stride;
-    template <int MR> const float* at(int m, int64_t k) const { return p + m * stride + k; }
-};
-struct InterleavedRows {
-    const float* p;
-    template <int MR> const float* at(int m, int64_t k) const { return p + k * MR + m; }
+    const float* at(int m, int64_t k) const { return p + m * stride + k; }
 };
 
 // Where results go, and what is added to them at the end of the chain.
@@ -81,9 +85,29 @@ struct Target {
 // Unrolled before anything else, so that each element of an array becomes a register.
 #define UNROLL _Pragma("GCC unroll 16")
 
+// Memory that will be read next. `lines` cache lines of it are asked for with every kStride values of k: little at a
+// time, so that memory is always busy and never overrun.
+constexpr int64_t kStride = 16;
+struct Ahead {
+    const char* p;
+    const char* end;
+    int64_t lines;
+    void ask() {
+        const char* until = std::min(end, p + lines * 64);
+        for (; p < until; p += 64) __builtin_prefetch(p, 0, 2);  // into the second-level cache: the first has few places to wait in
+    }
+};
+
+// sums[v] += *left * right[v]; an instruction set may have a better one for some number.
+template <int NV>
+inline void accumulate_row(Vec (&sums)[NV], const Vec (&right)[NV], const float* left) {
+    Vec l = splat_from(left);
+    UNROLL for (int v = 0; v < NV; v++) sums[v] = accumulate(sums[v], l, right[v]);
+}
+
 // Never inlined: within a larger function the compiler has other uses for its registers.
-template <int MR, int NV, bool kWhole, class A, class B>
-__attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t) {
+template <int MR, int NV, bool kWhole, bool kAhead, class A, class B>
+__attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t, Ahead& ahead) {
     Vec acc[MR][NV];
     Mask mask[NV];
     UNROLL for (int v = 0; v < NV; v++) mask[v] = first_lanes(t.num_columns - v * kLanes);
@@ -91,20 +115,37 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int v = 0; v < NV; v++) acc[m][v] = t.fresh ? splat(0) : get(t.c + m * t.stride, v);
     auto step = [&](int64_t k, bool odd) __attribute__((always_inline)) {
-        Vec right[NV];
-        UNROLL for (int v = 0; v < NV; v++) right[v] = odd ? b.odd(k, v) : b.even(k, v);
-        UNROLL for (int m = 0; m < MR; m++) {
-            Vec left = splat_from(a.template at<MR>(m, k));
-            UNROLL for (int v = 0; v < NV; v++) acc[m][v] = accumulate(acc[m][v], left, right[v]);
+        if constexpr (NV <= 3) {
+            Vec right[NV];
+            UNROLL for (int v = 0; v < NV; v++) right[v] = odd ? b.odd(k, v) : b.even(k, v);
+            UNROLL for (int m = 0; m < MR; m++) accumulate_row(acc[m], right, a.at(m, k));
+        } else {
+            Vec left[MR];
+            UNROLL for (int m = 0; m < MR; m++) left[m] = splat_from(a.at(m, k));
+            UNROLL for (int v = 0; v < NV; v++) {
+                Vec right = odd ? b.odd(k, v) : b.even(k, v);
+                UNROLL for (int m = 0; m < MR; m++) acc[m][v] = accumulate(acc[m][v], left[m], right);
+            }
         }
     };
-    int64_t k = 0;
-    if (B::kPaired)
-        for (; k + 2 <= num_k; k += 2) {
-            step(k, false);
-            step(k + 1, true);
+    auto steps = [&](int64_t k, int64_t end) __attribute__((always_inline)) {
+        if (B::kPaired)
+            for (; k + 2 <= end; k += 2) {
+                step(k, false);
+                step(k + 1, true);
+            }
+        for (; k < end; k++) step(k, false);
+    };
+    if constexpr (kAhead) {
+        Ahead here = ahead;
+        for (int64_t k = 0; k < num_k; k += kStride) {
+            here.ask();
+            steps(k, std::min(k + kStride, num_k));
         }
-    for (; k < num_k; k++) step(k, false);
+        ahead = here;
+    } else {
+        steps(0, num_k);
+    }
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int v = 0; v < NV; v++) {
             Vec y = acc[m][v];
@@ -113,6 +154,11 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
             if (kWhole) store(t.c + m * t.stride + v * kLanes, y);
             else store(t.c + m * t.stride + v * kLanes, mask[v], y);
         }
+}
+template <int MR, int NV, bool kWhole, class A, class B>
+static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t) {
+    Ahead nothing{};
+    multiply_in_registers<MR, NV, kWhole, false>(a, b, num_k, t, nothing);
 }
 
 // MR rows by `num_vecs` Vecs of columns, as many at once as registers allow.

@@ -29,12 +29,29 @@ inline Vec accumulate(Vec sum, Vec a, Vec b) {
 }
 
 // Of 32-bit words that hold two bfloat16 each: the low ones, and the high ones.
+// Written out, so that each takes one register and the mask none: the sums need the others.
 inline Vec low_halves(const bf16* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+    Vec v;
+    asm("vmovups %1, %0\n\tvpslld $16, %0, %0" : "=x"(v) : "m"(*reinterpret_cast<const __m256_u*>(p)));
+    return v;
 }
 inline Vec high_halves(const bf16* p) {
-    __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    alignas(32) static const uint32_t high[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+    Vec v;
+    asm("vmovaps %1, %0\n\tvandps %2, %0, %0"
+        : "=x"(v)
+        : "m"(*reinterpret_cast<const __m256*>(high)), "m"(*reinterpret_cast<const __m256_u*>(p)));
+    return v;
+}
+
+// See micro.h. At once, so that one register is enough for what is on the left.
+__attribute__((always_inline)) inline void accumulate_row(Vec (&sums)[3], const Vec (&right)[3], const float* left) {
+    Vec l, s0 = sums[0], s1 = sums[1], s2 = sums[2];
+    asm("vbroadcastss %7, %3\n\tvfmadd231ps %3, %4, %0\n\tvfmadd231ps %3, %5, %1\n\tvfmadd231ps %3, %6, %2"
+        : "+x"(s0), "+x"(s1), "+x"(s2), "=&x"(l)
+        : "x"(right[0]), "x"(right[1]), "x"(right[2]), "m"(*left));
+    sums[0] = s0, sums[1] = s1, sums[2] = s2;
 }
 
 // Always in this order, so that a sum has one value.
