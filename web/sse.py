@@ -66,7 +66,7 @@ class Sink:
         self.overflowed = False
 
     def push(self, data: bytes) -> None:
-        if self.finished or self.overflowed:
+        if self.finished or self.overflowed or not data:  # an empty chunk would say that the body ends here
             return
         if self._num_bytes + len(data) > self._limit_bytes:
             self.overflowed = True

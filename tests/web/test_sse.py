@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
 
+import attrs
 import pytest
 import trio
 import trio.testing
 
+from quipu.web.line import ChunkLine
 from quipu.web.sse import PING, Sink, SinkOverflow, body, json_for_line
 
 
@@ -93,6 +98,142 @@ async def test_a_push_at_the_heartbeat_is_not_lost(autojump_clock: trio.testing.
         nursery.start_soon(push)
         seen.extend([data async for data in body(sink, 15.0)])
     assert [data for data in seen if data != PING] == [b"a"]
+
+
+class FakeLine(ChunkLine):
+    """Keeps what is sent. With `is_full` it takes nothing; with `is_partial` it takes a part, once."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_full = False
+        self.is_partial = False
+
+    @property
+    def has_rest(self) -> bool:
+        return self.is_partial
+
+    def send_nowait(self, data: bytes) -> bool:
+        if self.is_full:
+            raise trio.WouldBlock
+        self.sent.append(data)
+        return not self.is_partial
+
+    async def flush(self) -> None:
+        if self.is_partial:
+            self.sent.append(b"|")
+            self.is_partial = False
+
+
+@attrs.define(eq=False)
+class Reading:
+    """A body that is being read, and the clock's time of each of its writes."""
+
+    sink: Sink
+    line: FakeLine
+    seen: list[bytes] = attrs.field(factory=list)
+    times: list[float] = attrs.field(factory=list)
+
+    async def read(self) -> None:
+        async for data in body(self.sink, 16.0, open_line=lambda: self.line):
+            self.seen.append(data)
+            self.times.append(trio.current_time())
+
+
+@asynccontextmanager
+async def reading(limit_bytes: int = 100) -> AsyncIterator[Reading]:
+    """A body that waits, with a line."""
+    one = Reading(Sink(limit_bytes, Cut()), FakeLine())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.read)
+        await trio.testing.wait_all_tasks_blocked()
+        yield one
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_waiting_body_is_passed_by() -> None:
+    """While it has nothing to do chunks take the line, and it is not woken."""
+    async with reading() as one:
+        for data in (b"a", b"b", b"c"):
+            one.sink.push(data)
+        assert one.line.sent == [b"a", b"b", b"c"]
+        one.sink.finish()
+    assert one.seen == []
+
+
+async def test_before_its_first_step_a_body_is_not_passed_by() -> None:
+    """The head of the response may not be out."""
+    sink, line = Sink(100, Cut()), FakeLine()
+    sink.push(b"a")
+    sink.finish()
+    assert [data async for data in body(sink, 15.0, open_line=lambda: line)] == [b"a"]
+    assert line.sent == []
+
+
+async def test_full_line_falls_back_to_the_body() -> None:
+    """From the first chunk that does not go out until the body waits again, all take the body's way, in order."""
+    async with reading() as one:
+        one.sink.push(b"a")
+        one.line.is_full = True
+        one.sink.push(b"b")
+        one.line.is_full = False
+        one.sink.push(b"c")
+        assert one.line.sent == [b"a"]
+        await trio.testing.wait_all_tasks_blocked()
+        assert one.seen == [b"bc"]
+        one.sink.push(b"d")
+        assert one.line.sent == [b"a", b"d"]
+
+
+async def test_rest_of_a_chunk_goes_before_what_follows() -> None:
+    """Where a part was taken, the body has the rest written and then takes over what has come meanwhile."""
+    async with reading() as one:
+        one.line.is_partial = True
+        one.sink.push(b"a")
+        one.sink.push(b"b")
+        assert one.line.sent == [b"a"]
+        await trio.testing.wait_all_tasks_blocked()
+        assert one.line.sent == [b"a", b"|"] and one.seen == [b"b"]
+        one.line.is_partial = True
+        one.sink.push(b"c")
+        one.sink.finish()
+        await trio.testing.wait_all_tasks_blocked()
+        assert one.line.sent == [b"a", b"|", b"c", b"|"] and one.seen == [b"b"]
+
+
+async def test_cancelled_body_is_not_passed_by() -> None:
+    """Nothing goes out past a body that has ended: the connection may be another request's by then."""
+    async with reading() as one:
+        pass
+    one.sink.push(b"a")
+    assert one.line.sent == []
+
+
+async def test_limit_holds_behind_a_full_line() -> None:
+    """What a full line leaves behind counts; one chunk beyond the limit is cut whichever way it would take."""
+    async with reading(limit_bytes=10) as one:
+        one.sink.push(b"12345678901")
+        assert one.sink.overflowed and one.line.sent == []
+
+
+async def test_heartbeat_after_silence_only(autojump_clock: trio.testing.MockClock) -> None:
+    """What passes a body by is no silence; after the last of it the heartbeat comes within a quarter of its time."""
+    async with reading() as one:
+        for _ in range(10):
+            await trio.sleep(10.0)
+            one.sink.push(b"a")
+        last = trio.current_time()
+        assert one.seen == []
+        await trio.sleep(50.0)
+        silences = [later - earlier for earlier, later in pairwise([last, *one.times])]
+        assert one.seen == [PING] * 3 and all(16.0 <= silence <= 20.0 for silence in silences)
+
+
+async def test_heartbeat_of_a_silent_stream_is_on_time(autojump_clock: trio.testing.MockClock) -> None:
+    """Without anything that passes it by, a body sends it at its very time."""
+    async with reading() as one:
+        began = trio.current_time()
+        await trio.sleep(33.0)
+        assert [time - began for time in one.times] == [16.0, 32.0]
 
 
 @pytest.mark.parametrize(

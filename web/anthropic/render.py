@@ -90,11 +90,12 @@ class MessageWriter(StreamWriter):
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
             case Delta():
-                if not self._begun:
-                    self._begin()
+                opening = b"" if self._begun else self._opening()
                 self._tally.add(event)
                 if event.text:
-                    self._sink.push(_TEXT + json_for_line(event.text) + _TEXT_END)
+                    self._sink.push(opening + _TEXT + json_for_line(event.text) + _TEXT_END)
+                else:
+                    self._sink.push(opening)
                 if event.finish_reason is not None:
                     self._reason, self._stop_match = event.finish_reason, event.stop_match
             case Started():
@@ -102,18 +103,18 @@ class MessageWriter(StreamWriter):
             case Closed():
                 self._close(event)
 
-    def _begin(self) -> None:
+    def _opening(self) -> bytes:
+        """The first events."""
         self._begun = True
         message = {**_message(self._message_id, self._model), "usage": messages_usage(self._tally, 0)}
-        self._sink.push(_event("message_start", message=message) + _BLOCK_START)
+        return _event("message_start", message=message) + _BLOCK_START
 
     def _close(self, closed: Closed) -> None:
         error = error_of(closed)
         if error is not None:
             self._end(self._failure(error))
             return
-        if not self._begun:
-            self._begin()
+        opening = b"" if self._begun else self._opening()
         record = closed.record
         delta = {
             "stop_reason": _stop_reason(self._reason, self._stop_match),
@@ -122,7 +123,7 @@ class MessageWriter(StreamWriter):
             "container": None,
         }
         usage = delta_usage(record, record.completion_tokens, record.reasoning_tokens)
-        self._end(_BLOCK_STOP + _event("message_delta", delta=delta, usage=usage) + _STOP)
+        self._end(opening + _BLOCK_STOP + _event("message_delta", delta=delta, usage=usage) + _STOP)
 
     def _failure(self, error: APIError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n"

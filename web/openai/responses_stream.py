@@ -38,8 +38,10 @@ class ResponseWriter(StreamWriter):
         super().__init__(sink, tally, log)
         self._draft = draft
         self._num_events = 0
-        self._texts: list[str] | None = None
-        """What was sent of the text; None until its item was begun."""
+        self._has_item = False
+        """The item of the text has been begun."""
+        self._texts: list[str] = []
+        """What was sent of it."""
         self._finish_reason: FinishReason | None = None
         self._record: UsageRecord | None = None
         self._part = {"item_id": draft.item_id, "output_index": 0, "content_index": 0}
@@ -49,13 +51,15 @@ class ResponseWriter(StreamWriter):
         match event:
             case Delta():
                 self._tally.add(event)
-                texts = self._open_item() if self._texts is None else self._texts
+                opening = b"" if self._has_item else self._open_item()
                 if event.text:
                     number = b"%d" % self._num_events
                     text = json_for_line(event.text)
-                    self._sink.push(b"".join((_DELTA_HEAD, number, self._delta_middle, text, _DELTA_TAIL)))
+                    self._sink.push(b"".join((opening, _DELTA_HEAD, number, self._delta_middle, text, _DELTA_TAIL)))
                     self._num_events += 1
-                    texts.append(event.text)
+                    self._texts.append(event.text)
+                else:
+                    self._sink.push(opening)
                 if event.finish_reason is not None:
                     self._finish_reason = event.finish_reason
             case Started():
@@ -80,22 +84,24 @@ class ResponseWriter(StreamWriter):
             "response.in_progress", response=response
         )
 
-    def _open_item(self) -> list[str]:
+    def _open_item(self) -> bytes:
+        """The events before the first text."""
+        self._has_item = True
         item = self._draft.message("in_progress")
-        self._sink.push(
+        return (
             self._opening()
             + self._event("response.output_item.added", output_index=0, item=item)
             + self._event("response.content_part.added", **self._part, part=text_part(""))
         )
-        self._texts = []
-        return self._texts
 
     def _closing(self, record: UsageRecord) -> bytes:
-        text = "".join(self._open_item() if self._texts is None else self._texts)
+        opening = b"" if self._has_item else self._open_item()
+        text = "".join(self._texts)
         response = self._draft.served(text, self._finish_reason, record)
         status = response["status"]
         return b"".join(
             (
+                opening,
                 self._event("response.output_text.done", **self._part, text=text, logprobs=[]),
                 self._event("response.content_part.done", **self._part, part=text_part(text)),
                 self._event("response.output_item.done", output_index=0, item=response["output"][0]),
@@ -105,7 +111,7 @@ class ResponseWriter(StreamWriter):
 
     def _failure(self, error: APIError) -> bytes:
         told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
-        text = None if self._texts is None else "".join(self._texts)
+        text = "".join(self._texts) if self._has_item else None
         known = self._tally if self._record is None else self._record
         # The client's type has the fields of an `error` event side by side; what it raises on is an object of them.
         return b"".join(

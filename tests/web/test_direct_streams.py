@@ -1,0 +1,263 @@
+"""Chunks that go to the socket past the response body: the same bytes, and the same ends, as those that do not."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from tests.web.fakes import STARTED, FakeDesk, hello, record, says
+from tests.web.wires import (
+    SURFACES,
+    Lines,
+    Way,
+    both_ways,
+    fails,
+    lines,
+    put_one_by_one,
+    serving,
+    takes,
+)
+
+from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, OutletEvent, RequestError
+from quipu.web.server import ServerConfig
+
+__all__ = ["lines"]
+
+BROKE = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
+WORDS = [Delta(0, text, 1, None) for text in ("a ", "\u00e9\u2028 ", "", "b" * 300, " c")]
+SCRIPTS: dict[str, list[OutletEvent]] = {
+    "finished": [*WORDS, Delta(0, "d", 1, FinishReason.LENGTH), Closed(record(), None)],
+    "failed": [*WORDS, BROKE],
+    "cannot be encoded": [*WORDS[:2], Delta(0, "\ud800", 1, None), *WORDS, Closed(record(), None)],
+    "nothing but its end": [Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)],
+    "stopped": [*WORDS, Delta(0, "d", 1, FinishReason.STOP, "stop!"), Closed(record(), None)],
+}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+CASES = [
+    *((path, name, {}) for path in SURFACES for name in SCRIPTS),
+    *((path, "finished", USAGE) for path in list(SURFACES)[:2]),
+]
+
+
+async def exchange(way: Way, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
+    """All bytes of a response whose events came one by one, but for what the time of day makes of them."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, way.options()) as served:
+        peer = await served.connect()
+        await peer.ask(path, **fields)
+        await peer.read_until(b"HTTP/1.1 200")
+        await put_one_by_one(desk, script)
+        data = await peer.read_until(b"\r\n0\r\n\r\n")
+        await peer.stream.aclose()
+    data = re.sub(rb"\r\ndate: [^\r]*", b"", data)
+    return re.sub(rb'("created(?:_at)?"):\d+', rb"\1:0", data)
+
+
+@pytest.mark.parametrize(("path", "name", "fields"), CASES, ids=lambda value: str(value)[:40])
+async def test_same_bytes(lines: Lines, path: str, name: str, fields: dict[str, Any]) -> None:
+    """Head, framing, events and end are those of the generic way, byte for byte; and it was the other way."""
+    generic = await exchange(Way.GENERIC, path, SCRIPTS[name], fields)
+    assert lines.num_opened == 0
+    direct = await exchange(Way.DIRECT, path, SCRIPTS[name], fields)
+    assert lines.num_sends > 0
+    assert direct == generic
+    assert direct.endswith(b"\r\n0\r\n\r\n")
+
+
+@both_ways
+async def test_two_choices_with_logprobs(lines: Lines, way: Way) -> None:
+    """What several choices say in one step arrives, each in its order."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, way.options()) as served:
+        peer = await served.connect()
+        await peer.ask("/v1/completions", n=2, logprobs=1)
+        for event in hello(2)[1:]:
+            await trio.testing.wait_all_tasks_blocked()
+            desk.ticket.mailbox.put(event)
+        data = await peer.read_stream()
+        await peer.stream.aclose()
+    for index in (0, 1):
+        chunks = re.findall(rb'"index":%d,"text":"(\w*)"' % index, data)
+        assert chunks == [b"Hel", b"lo", b""]
+    assert (lines.num_sends > 0) == (way is Way.DIRECT)
+
+
+@both_ways
+@pytest.mark.parametrize("path", SURFACES)
+async def test_numbers_that_are_told_twice(lines: Lines, way: Way, path: str) -> None:
+    """What brings no event ends no stream: neither by an empty chunk nor by an empty write."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, way.options()) as served:
+        peer = await served.connect()
+        await peer.ask(path)
+        await put_one_by_one(desk, [STARTED, STARTED, *WORDS, STARTED, Delta(0, "", 1, None), *SCRIPTS["finished"]])
+        data = await peer.read_stream()
+        await peer.stream.aclose()
+    assert data.count(b"b" * 300) >= 2 and b'"d"' in data
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_the_kernel_takes(lines: Lines, seed: int) -> None:
+    """Nothing, a part or all of a chunk: the client reads every event once, whole and in order."""
+    rng = random.Random(seed)
+    lines.kernel = takes(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, Way.DIRECT.options()) as served:
+        peer = await served.connect()
+        await peer.ask("/v1/completions")
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(100):
+            desk.ticket.mailbox.put(Delta(0, f"<{number}>", 1, None))
+            if rng.random() < 0.7:
+                await trio.testing.wait_all_tasks_blocked()
+        desk.ticket.mailbox.put(Closed(record(), None))
+        data = await peer.read_stream()
+        await peer.stream.aclose()
+    assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(100)]
+    assert data.endswith(b"data: [DONE]\n\n")
+    assert lines.num_sends > 20
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+async def test_send_that_fails(lines: Lines, when: str) -> None:
+    """The request is left once, its connection reset, and whoever makes its tokens hears nothing of it."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, Way.DIRECT.options()) as served:
+        peer = await served.connect()
+        await peer.ask("/v1/completions")
+        await put_one_by_one(desk, [] if when == "first" else WORDS)
+        lines.kernel = fails
+        for _ in range(3):
+            desk.ticket.mailbox.put(Delta(0, "x", 1, None))
+        await trio.testing.wait_all_tasks_blocked()
+        assert desk.ticket.num_leaves == 1
+        desk.ticket.mailbox.put(Delta(0, "y", 1, None))
+        assert not (await peer.read_until(b"never")).endswith(b"0\r\n\r\n")
+        other = await served.connect()  # and nobody else has lost anything
+        lines.kernel = takes(None)
+        await other.ask("/v1/completions")
+        await trio.testing.wait_all_tasks_blocked()
+        desk.tickets[1].mailbox.put(Closed(record(), None))
+        assert (await other.read_stream()).endswith(b"[DONE]\n\n")
+        for each in (peer, other):
+            await trio.aclose_forcefully(each.stream)
+
+
+@both_ways
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.mark.parametrize("num_read", [0, 2])
+async def test_client_leaves(lines: Lines, way: Way, how: str, num_read: int) -> None:
+    """Its ticket is left once, at once, though no token comes; those that come later harm nobody."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, way.options()) as served:
+        num_tasks = trio.lowlevel.current_statistics().tasks_living
+        peer = await served.connect()
+        await peer.ask("/v1/completions")
+        await put_one_by_one(desk, WORDS[:num_read])
+        if how == "half":
+            await peer.stream.send_eof()
+        elif how == "reset":
+            linger = (1).to_bytes(4, "little") + bytes(4)
+            peer.stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, linger)
+            peer.stream.socket.close()
+        else:
+            await peer.stream.aclose()
+        with trio.fail_after(5):
+            while desk.ticket.num_leaves == 0 or trio.lowlevel.current_statistics().tasks_living > num_tasks:
+                await trio.sleep(0.001)
+        for _ in range(3):
+            desk.ticket.mailbox.put(Delta(0, "x", 1, None))
+            await trio.testing.wait_all_tasks_blocked()
+        assert desk.ticket.num_leaves == 1
+        await trio.aclose_forcefully(peer.stream)
+
+
+@both_ways
+async def test_slow_reader_gets_everything(lines: Lines, way: Way) -> None:
+    """One that falls behind by less than the limit is waited for; every event comes, in order."""
+    desk = FakeDesk(says(STARTED))
+    text = "x" * 20_000
+    async with serving(desk, way.options()) as served:
+        peer = await served.connect(receive_bytes=4096)
+        await peer.ask("/v1/completions")
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(150):
+            desk.ticket.mailbox.put(Delta(0, f"<{number}>{text}", 1, None))
+            await trio.lowlevel.checkpoint()
+        assert not desk.ticket.num_leaves
+        desk.ticket.mailbox.put(Closed(record(), None))
+        data = await peer.read_stream()
+        await peer.stream.aclose()
+    assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(150)]
+    if way is Way.DIRECT:
+        assert 0 < lines.num_sends < 150, "it fell behind"
+
+
+@both_ways
+async def test_slow_reader_delays_nobody(lines: Lines, way: Way) -> None:
+    """While one of many streams in a step does not read, the others have every token as it is made."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, way.options(sink_limit_bytes=2_000_000)) as served:
+        slow = await served.connect(receive_bytes=4096)
+        peers = [slow, *[await served.connect() for _ in range(7)]]
+        for peer in peers:
+            await peer.ask("/v1/completions")
+            await trio.testing.wait_all_tasks_blocked()
+        num_steps = 0
+        while desk.tickets[0].num_leaves == 0:
+            num_steps += 1
+            for ticket in desk.tickets:  # the slow one is the first of each step
+                ticket.mailbox.put(Delta(0, f"<{num_steps}>" + "x" * 20_000, 1, None))
+            for peer in peers[1:]:
+                assert (await peer.read_until(b"x" * 20_000)).count(b"<") == 1
+                assert peer.received.count(b"<") == 0
+        assert 2_000_000 < num_steps * 20_000 < 40_000_000
+        assert [ticket.num_leaves for ticket in desk.tickets] == [1] + [0] * 7
+        for peer in peers:
+            await trio.aclose_forcefully(peer.stream)
+
+
+@both_ways
+async def test_connection_is_used_again(lines: Lines, way: Way) -> None:
+    """The next answer on a connection begins where the stream before it has ended, also where it was asked early."""
+    desk = FakeDesk()
+    async with serving(desk, way.options()) as served:
+        peer = await served.connect()
+        for path in SURFACES:
+            await peer.ask(path)
+        answers = [await peer.read_stream() for _ in SURFACES]
+        await peer.stream.aclose()
+    assert [b"Hel" in answer for answer in answers] == [True] * len(SURFACES)
+    assert peer.received == b""
+
+
+async def test_http_1_0_goes_the_generic_way(lines: Lines) -> None:
+    """Without chunks there is no line: the answer ends with its connection."""
+    desk = FakeDesk()
+    async with serving(desk, Way.DIRECT.options()) as served:
+        peer = await served.connect()
+        await peer.ask("/v1/completions", version="1.0")
+        data = await peer.read_until(b"never")
+        await peer.stream.aclose()
+    assert data.endswith(b"\n\ndata: [DONE]\n\n") and lines.num_opened == 0
+
+
+async def test_garbage_while_a_stream_runs(lines: Lines) -> None:
+    """Once a connection is closing, not a byte of the stream follows; its request is left."""
+    desk = FakeDesk(says(STARTED))
+    async with serving(desk, Way.DIRECT.options()) as served:
+        peer = await served.connect()
+        await peer.ask("/v1/completions")
+        await put_one_by_one(desk, WORDS)
+        await peer.read_until(b" c")
+        await peer.stream.send_all(b"x" * (ServerConfig().max_pipelined_bytes + 1))
+        await trio.testing.wait_all_tasks_blocked()
+        num_sends = lines.num_sends
+        desk.ticket.mailbox.put(Delta(0, "z", 1, None))
+        rest = await peer.read_until(b"never")
+        assert b"z" not in rest and desk.ticket.num_leaves == 1 and lines.num_sends == num_sends
+        await trio.aclose_forcefully(peer.stream)

@@ -1,0 +1,174 @@
+"""An app on the server that it runs on, over a real socket, on either path of a stream's chunks.
+
+`Lines` stands where connections make their direct lines: it counts what goes through them, and its `kernel` is a dial
+for what a socket may do: take all, a part, nothing, or fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from tests.web.fakes import FakeDesk
+
+from quipu.actors.messages import OutletEvent
+from quipu.web import connection
+from quipu.web.app import make_app
+from quipu.web.line import ChunkLine, Gate, Wire
+from quipu.web.options import AppOptions
+from quipu.web.server import serve
+
+PATIENCE_S = 10.0
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+SURFACES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": CHAT,
+}
+
+
+class Way(Enum):
+    """How chunks go out."""
+
+    DIRECT = "direct"
+    GENERIC = "generic"
+
+    def options(self, **changes: Any) -> AppOptions:
+        return AppOptions(direct_streams=self is Way.DIRECT, **changes)
+
+
+both_ways = pytest.mark.parametrize("way", list(Way), ids=lambda way: way.value)
+
+Kernel = Callable[[int, bytes], int]
+"""As `os.write`."""
+
+
+def takes(*amounts: int | None) -> Kernel:
+    """Takes so many bytes of each write, in turns; None is all of it, 0 a buffer that is full."""
+    turn = iter(())
+
+    def write(fileno: int, data: bytes) -> int:
+        nonlocal turn
+        amount = next(turn, amounts)
+        if amount is amounts:
+            turn = iter(amounts[1:])
+            amount = amounts[0]
+        if amount == 0:
+            raise BlockingIOError(errno.EAGAIN, "full")
+        return os.write(fileno, data if amount is None else data[:amount])
+
+    return write
+
+
+def fails(fileno: int, data: bytes) -> int:
+    """A client that is gone."""
+    raise BrokenPipeError(errno.EPIPE, "gone")
+
+
+@attrs.define(eq=False)
+class Lines:
+    kernel: Kernel = os.write
+    num_opened: int = 0
+    num_sends: int = 0
+    """Chunks that went out directly, or of which a part did."""
+
+    def open(self, wire: Wire, gate: Gate, fileno: Callable[[], int]) -> ChunkLine:
+        self.num_opened += 1
+
+        def write(fileno: int, data: bytes) -> int:
+            num_written = self.kernel(fileno, data)
+            self.num_sends += 1
+            return num_written
+
+        return ChunkLine(wire, gate, fileno, write)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    lines = Lines()
+    monkeypatch.setattr(connection, "ChunkLine", lines.open)
+    return lines
+
+
+class Peer:
+    """A client that says how it reads."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.received = b""
+
+    async def ask(self, path: str, *, version: str = "1.1", **fields: Any) -> None:
+        """A streamed request."""
+        body = json.dumps({"model": "tiny", "stream": True, **SURFACES[path], **fields}).encode()
+        head = f"POST {path} HTTP/{version}\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
+        await self.stream.send_all(head.encode() + body)
+
+    async def read_until(self, needle: bytes) -> bytes:
+        """Everything up to and with `needle`, from where the last such call ended; less where the peer ends first."""
+        while needle not in self.received:
+            data = b""
+            with suppress(trio.BrokenResourceError):
+                data = bytes(await self.stream.receive_some(1 << 20))
+            if not data:
+                rest, self.received = self.received, b""
+                return rest
+            self.received += data
+        end = self.received.index(needle) + len(needle)
+        found, self.received = self.received[:end], self.received[end:]
+        return found
+
+    async def read_stream(self) -> bytes:
+        """The events of one response, without the framing of its chunks; its head is left out."""
+        await self.read_until(b"\r\n\r\n")
+        parts = []
+        while size := int(await self.read_until(b"\r\n"), 16):
+            while len(self.received) < size + 2:
+                self.received += await self.stream.receive_some(1 << 20)
+            part, self.received = self.received[: size + 2], self.received[size + 2 :]
+            assert part.endswith(b"\r\n"), "a chunk has the length that it says"
+            parts.append(part[:-2])
+        assert await self.read_until(b"\r\n") == b"\r\n"
+        return b"".join(parts)
+
+
+@attrs.define(eq=False)
+class Served:
+    host: str
+    port: int
+
+    async def connect(self, receive_bytes: int | None = None) -> Peer:
+        """`receive_bytes`: what the kernel keeps for a peer that does not read, about."""
+        sock = trio.socket.socket()
+        if receive_bytes is not None:
+            sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, receive_bytes)
+        await sock.connect((self.host, self.port))
+        return Peer(trio.SocketStream(sock))
+
+
+@asynccontextmanager
+async def serving(desk: Any, options: AppOptions) -> AsyncIterator[Served]:
+    with trio.fail_after(6 * PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            start = partial(serve, make_app(desk, options), host="127.0.0.1", port=0)
+            (address,) = await nursery.start(start)
+            yield Served(address.host, address.port)
+            nursery.cancel_scope.cancel()
+
+
+async def put_one_by_one(desk: FakeDesk, events: Iterable[OutletEvent]) -> None:
+    """Each event once the server has nothing more to do about those before."""
+    for event in events:
+        await trio.testing.wait_all_tasks_blocked()
+        desk.ticket.mailbox.put(event)
+    await trio.testing.wait_all_tasks_blocked()
