@@ -59,7 +59,6 @@ class Accountant:
         journal: Journal,
         detokenizer: Sender[Tokens],
         *,
-        num_usable_blocks: int,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._daybook = daybook
@@ -67,7 +66,6 @@ class Accountant:
         self._registry = registry
         self._journal = journal
         self._detokenizer = detokenizer
-        self._num_usable_blocks = num_usable_blocks
         self._unix_time = unix_time
         self._reckoning = Reckoning(daybook, metrics, registry, journal)
 
@@ -280,7 +278,7 @@ class Accountant:
         metrics.num_requests_running.set(report.num_running)
         metrics.num_requests_waiting.set(report.num_waiting)
         metrics.set_blocks(
-            total=self._num_usable_blocks,
+            total=self._registry.num_usable_blocks,
             free=report.num_free_blocks,
             cached=report.num_cached_blocks,
             pinned=report.num_pinned_blocks,
@@ -298,7 +296,7 @@ class Accountant:
             self._daybook.num_reports = 0
             for sequence_id in message.held_ids:
                 self._write_terminal(sequence_id, f"the engine died: {message.reason}", ErrorKind.INTERNAL)
-        metrics, total = self._metrics, self._num_usable_blocks
+        metrics, total = self._metrics, self._registry.num_usable_blocks
         metrics.num_requests_running.set(0)
         metrics.num_requests_waiting.set(0)
         metrics.set_blocks(total=total, free=total, cached=0)  # its blocks are gone, and the next one's are all free

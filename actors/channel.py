@@ -24,7 +24,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import trio
 
-from quipu.actors.messages import Abort, EngineReady, ResetPrefixCache, StepReport, Submit
+from quipu.actors.messages import Abort, EngineReady, EngineRefused, ResetPrefixCache, StepReport, Submit
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -127,7 +127,7 @@ class Channel(Generic[T]):
 
 # ---------------------------------------------------------------- over a socket
 
-WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | StepReport
+WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
     1: Submit,
@@ -135,6 +135,7 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     3: EngineReady,
     4: StepReport,
     5: ResetPrefixCache,
+    6: EngineRefused,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 _HEADER = struct.Struct("<IIH")

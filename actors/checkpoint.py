@@ -6,7 +6,6 @@ Used by `web/cli.py` when it resolves the server's sizes. What must always hold:
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import attrs
 DEMO = Path(__file__).resolve().parent.parent / "kernels" / "demo"
 """The checkpoint that ships with the package."""
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_DTYPES = ("bfloat16", "float16", "float32")
 
 
 class CheckpointError(ValueError):
@@ -32,7 +31,6 @@ class CheckpointInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
-    kv_bytes_per_token: int
 
 
 def resolve(model: str) -> Path:
@@ -62,18 +60,14 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
     """Read config.json and generation_config.json of the checkpoint in `path`. Raises CheckpointError."""
     config = _read_json(path / "config.json")
     try:
-        num_heads = int(config["num_attention_heads"])
-        head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // num_heads)
-        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
-        num_layers = int(config["num_hidden_layers"])
         max_model_len = int(config["max_position_embeddings"])
         vocab_size = int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: {type(error).__name__} at {error}") from error
     if dtype == "auto":
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    if dtype not in _BYTES:
-        raise CheckpointError(f"dtype {dtype!r} is not supported: choose {', '.join(sorted(_BYTES))}")
+    if dtype not in _DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is not supported: choose {', '.join(_DTYPES)}")
     generation = path / "generation_config.json"
     eos = _as_ids(config.get("eos_token_id"))
     if generation.exists():
@@ -85,19 +79,7 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
         vocab_size=vocab_size,
         eos_token_ids=tuple(dict.fromkeys(eos)),
         dtype=dtype,
-        kv_bytes_per_token=2 * num_layers * num_kv_heads * head_dim * _BYTES[dtype],
     )
-
-
-def default_num_blocks(info: CheckpointInfo, *, block_size: int, max_model_len: int) -> int:
-    """KV blocks where nobody says how many: sixteen full contexts, within 4 GiB and a quarter of this machine's memory.
-
-    The null block is included.
-    """
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    budget = min(4 << 30, physical // 4)
-    within_budget = budget // (info.kv_bytes_per_token * block_size)
-    return int(max(2, min(within_budget, 16 * -(-max_model_len // block_size) + 1)))
 
 
 def _as_ids(value: object) -> list[int]:

@@ -39,12 +39,22 @@ class EngineConfig:
     dtype: str
     load_format: str
     block_size: int
-    num_blocks: int
-    """Physical blocks of the KV cache, the null block included."""
+    num_blocks: int | None
+    """Physical blocks of the KV cache, the null block included; None: as many as its memory holds."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     eos_token_ids: tuple[int, ...]
+    kv_cache_bytes: int | None = None
+    """Memory of the KV cache; where neither this nor `memory_utilization` is said, the backend chooses."""
+    memory_utilization: float | None = None
+    """Share of the device's memory for weights, passes and KV cache together."""
+    may_shorten: bool = False
+    """Nobody asked for `max_model_len`: it may become what the KV cache has room for."""
+    determinism: str = "auto"
+    """`strict`, `fast`, or `auto`: strict where that is free."""
+    num_threads: int | None = None
+    """That compute; None: as many as this process may use."""
     enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
     scheduling_policy: str = "fcfs"

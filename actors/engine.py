@@ -31,9 +31,9 @@ from quipu.actors.core.limits import Limits
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.core.waiting import Policy
 from quipu.actors.executor import Executor, load_executor, run_executor
-from quipu.actors.messages import EngineReady, Granted, Reserve, StepPlan, StepReport
+from quipu.actors.messages import EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
-from quipu.actors.supervisor import REFUSED_EXIT_CODE, Death, EngineLink
+from quipu.actors.supervisor import Death, EngineLink
 
 if TYPE_CHECKING:
     from quipu.actors.kv_events import EventPublisher
@@ -47,8 +47,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         """Raises KvEventsError where these are configured and their sockets cannot be opened."""
-        self.config = config
         self.executor = executor
+        pool = executor.backend.pool
         self.events: EventPublisher | None = None
         events: EventLog | None = None
         if config.kv_events is not None:
@@ -58,22 +58,22 @@ class Engine:
             self.events = EventPublisher(config.kv_events, events)
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
         self.block_manager = BlockManagerCore(
-            config.num_blocks,
+            pool.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             share_pending_prefixes=config.share_pending_prefixes,
             step_overhead_tokens=config.step_overhead_tokens,
-            watermark_blocks=math.ceil(config.watermark * config.num_blocks),
+            watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
             max_pinned_share=config.max_pinned_share,
             observers=[] if events is None else [events],
         )
         self.batcher = Batcher(
             Limits(
                 block_size=config.block_size,
-                num_blocks=config.num_blocks,
+                num_blocks=pool.num_blocks,
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
+                max_model_len=pool.max_model_len,
                 eos_token_ids=frozenset(config.eos_token_ids),
                 enable_prefix_caching=config.enable_prefix_caching,
                 max_steps_in_flight=config.max_steps_in_flight,
@@ -101,9 +101,21 @@ class Engine:
             self.events.close()
 
     def ready(self, incarnation: int) -> EngineReady:
-        capabilities = self.executor.backend.capabilities
+        """What it serves with."""
+        capabilities, pool = self.executor.backend.capabilities, self.executor.backend.pool
         return EngineReady(
-            incarnation, self.config.num_blocks, self.config.block_size, capabilities.name, capabilities.dtype
+            incarnation=incarnation,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            backend=capabilities.name,
+            dtype=capabilities.dtype,
+            max_model_len=pool.max_model_len,
+            instruction_set=capabilities.instruction_set,
+            determinism=capabilities.determinism,
+            num_threads=capabilities.num_threads,
+            weights_bytes=pool.weights_bytes,
+            kv_cache_bytes=pool.num_blocks * pool.block_bytes,
+            workspace_bytes=pool.workspace_bytes,
         )
 
 
@@ -166,7 +178,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
         try:
             while True:
                 for message in await reader.receive_all():
-                    if isinstance(message, EngineReady | StepReport):
+                    if isinstance(message, EngineReady | EngineRefused | StepReport):
                         raise RuntimeError(f"a {type(message).__name__} came to the engine, which only sends them")
                     await engine.inbox.send(message)
         except PeerGone:
@@ -179,20 +191,19 @@ def main(argv: list[str]) -> int:
     descriptor, incarnation, config_json = argv
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
     _configure_log(config.log_level)
+    connection = socket.socket(fileno=int(descriptor))
     try:
         engine = Engine(config, load_executor(config))
-    except ValueError as error:
-        print(f"quipu: this checkpoint cannot be served: {error}", file=sys.stderr, flush=True)
-        return REFUSED_EXIT_CODE
+    except (ValueError, OSError) as error:
+        return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}")
     except KvEventsError as error:
-        print(f"quipu: KV events: {error}", file=sys.stderr, flush=True)
-        return REFUSED_EXIT_CODE
+        return refuse(connection, int(incarnation), f"KV events: {error}")
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
 
     async def run() -> None:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=int(descriptor))))
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         async with stream:
             await serve_process(stream, int(incarnation), engine)
 
@@ -203,6 +214,20 @@ def main(argv: list[str]) -> int:
     finally:
         engine.close_events()
     return 0
+
+
+def refuse(connection: socket.socket, incarnation: int, reason: str) -> int:
+    """Tell the supervisor why there will be no engine; gives the exit code (EX_CONFIG). It is the one who says it."""
+
+    async def send() -> None:
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
+            await FrameWriter(stream, incarnation).send_all([EngineRefused(reason)])
+
+    try:
+        trio.run(send)
+    except* PeerGone:
+        print(f"quipu: {reason}", file=sys.stderr)  # nobody else can say it any more
+    return os.EX_CONFIG
 
 
 def _configure_log(level: str) -> None:

@@ -35,7 +35,7 @@ from quipu.actors.messages import (
     StepScores,
 )
 from quipu.kernels import batch as kernel_batch
-from quipu.kernels.backend import Backend, BackendConfig, load_backend
+from quipu.kernels.backend import Backend, BackendConfig, KVMemory, load_backend
 from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.processors import LogitProcessor
@@ -93,10 +93,10 @@ class Tag:
 class Executor:
     """Turns plans into passes of one backend. Synchronous; called from one thread."""
 
-    def __init__(self, backend: Backend, *, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
+    def __init__(self, backend: Backend, *, max_num_seqs: int) -> None:
         self.backend = backend
-        self._block_size = block_size
-        self._tags: list[Tag | None] = [None] * num_blocks
+        self._block_size = backend.pool.block_size
+        self._tags: list[Tag | None] = [None] * backend.pool.num_blocks
         self._sequences: dict[int, SequenceState] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_scoring = 0  # sequences whose drawn tokens are scored
@@ -295,14 +295,15 @@ def load_executor(config: EngineConfig) -> Executor:
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_memory=KVMemory(config.kv_cache_bytes, config.memory_utilization),
+        may_shorten=config.may_shorten,
+        determinism=config.determinism,
     )
     backend = load_backend(config.executor, backend_config)
     if isinstance(backend, FakeBackend):
         backend.dials.step_seconds = config.fake_step_seconds
         backend.dials.poison_token_id = config.fake_poison_token_id
-    return Executor(
-        backend, block_size=config.block_size, num_blocks=config.num_blocks, max_num_seqs=config.max_num_seqs
-    )
+    return Executor(backend, max_num_seqs=config.max_num_seqs)
 
 
 async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import attrs
 
 from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Caller, Encode, Prompt, RequestError
+from quipu.actors.messages import Caller, Encode, EngineReady, Prompt, RequestError
 
 
 class DeskClosed(Exception):
@@ -69,11 +69,23 @@ class ServingInfo:
     created: int
     """Unix seconds."""
     max_model_len: int
+    """As configured, until an engine has said what its KV cache has room for."""
     block_size: int
-    num_blocks: int
+    num_blocks: int | None
+    """None until an engine has said it, where nobody else did."""
     vocab_size: int
     settings: dict[str, object]
     """Everything the server was started with, resolved."""
+    engine: EngineReady | None = None
+    """What the last engine that was ready has found out."""
+
+
+def describe_pool(engine: EngineReady) -> dict[str, float]:
+    """What an engine's blocks come to: tokens, and sequences of the longest length that they hold at once."""
+    num_tokens = (engine.num_blocks - 1) * engine.block_size
+    if engine.max_model_len is None:
+        return {"num_tokens": num_tokens}
+    return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
 
 
 class Ticket(Protocol):

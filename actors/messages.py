@@ -200,6 +200,10 @@ class Encode:
     """Subdivides the domain: prompts share only with those of the same salt."""
     echo: bool = False
     """Each choice's text begins with its prompt's. Then `max_tokens` may be 0."""
+    bad_words: tuple[str, ...] = ()
+    """What no output may hold. The tokenizer puts them into the sampling's rules."""
+    system_param: str = ""
+    """The field of a chat's system message, where it has one of its own."""
 
 
 @attrs.frozen
@@ -272,6 +276,23 @@ class EngineReady:
     block_size: int
     backend: str
     dtype: str
+    max_model_len: int | None = None
+    """None: as configured."""
+    instruction_set: str | None = None
+    determinism: str = "strict"
+    """What runs: `strict` (a row's bits do not depend on its batch, chunks and cache) or `fast`."""
+    num_threads: int | None = None
+    weights_bytes: int = 0
+    kv_cache_bytes: int = 0
+    workspace_bytes: int | None = None
+    """What the largest pass took at its highest; None where it was not run."""
+
+
+@attrs.frozen
+class EngineRefused:
+    """Only message of an engine that cannot serve as it is configured, now or later."""
+
+    reason: str
 
 
 @attrs.frozen
@@ -697,6 +718,8 @@ class Track:
     """The prompt, where the choice's text begins with it."""
     prompt_only: bool = False
     """The engine's output is nobody's: it computed one only to have computed the prompt."""
+    min_tokens: int = 0
+    """No stop string ends among so many tokens."""
 
 
 @attrs.frozen

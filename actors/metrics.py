@@ -91,7 +91,7 @@ class Metrics:
         self.kv_blocks_pinned.set(pinned)
         self.kv_blocks_cached.set(cached)
         self.kv_blocks_free.set(free - cached)
-        self.kv_cache_usage_ratio.set(used / total)
+        self.kv_cache_usage_ratio.set(used / total if total else 0)
 
     def count_cached(self, by_tier: Mapping[str, int]) -> None:
         for tier, num_tokens in by_tier.items():

@@ -28,6 +28,7 @@ from quipu.actors.messages import (
     Counted,
     CountTokens,
     Encode,
+    EngineReady,
     ErrorKind,
     Forget,
     Left,
@@ -123,6 +124,7 @@ class Registry:
         detokenizer: Poster[Track | Forget],
         metrics: Callable[[], bytes],
         trouble: Callable[[], str | None] = lambda: None,
+        show_pool: Callable[[int], None] = lambda num_usable_blocks: None,
         max_open_requests: int,
     ) -> None:
         self._info = info
@@ -132,6 +134,7 @@ class Registry:
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._trouble = trouble
+        self._show_pool = show_pool
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
         self._live: dict[int, LiveSequence] = {}
@@ -210,6 +213,11 @@ class Registry:
     @property
     def num_live_sequences(self) -> int:
         return len(self._live)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Of the KV cache, the null block left out; 0 until an engine has said it, where nobody else did."""
+        return 0 if self._info.num_blocks is None else self._info.num_blocks - 1
 
     # ------------------------------------------------------------ for the tokenizer
 
@@ -297,6 +305,12 @@ class Registry:
 
     def set_health(self, health: Health) -> None:
         self._health = health
+
+    def introduce(self, engine: EngineReady) -> None:
+        """An engine is ready: what it has found out is what is served with from now on."""
+        longest = self._info.max_model_len if engine.max_model_len is None else engine.max_model_len
+        self._info = attrs.evolve(self._info, num_blocks=engine.num_blocks, max_model_len=longest, engine=engine)
+        self._show_pool(engine.num_blocks - 1)
 
     async def drain(self, grace_s: float) -> None:
         """Open nothing more; wait `grace_s` seconds for the open requests, then fail those that are left."""

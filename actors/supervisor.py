@@ -25,18 +25,19 @@ import trio
 
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone
 from quipu.actors.config import EngineConfig, HouseConfig
-from quipu.actors.front import Health, State
-from quipu.actors.messages import EngineDied, EngineReady, StepReport
+from quipu.actors.front import Health, State, describe_pool
+from quipu.actors.messages import EngineDied, EngineReady, EngineRefused, StepReport
 from quipu.actors.registry import EngineMessage, Registry
 
 log = structlog.get_logger()
 
-REFUSED_EXIT_CODE = 78
-"""How an engine process says that it cannot serve as it is configured, now or later (EX_CONFIG)."""
-
 
 class EngineGivenUp(Exception):
-    """The engine died too often, or refused its checkpoint. The server must end with an error."""
+    """The engine died too often. The server must end with an error."""
+
+
+class EngineRefusal(EngineGivenUp):
+    """The engine cannot serve as it is configured, and has said why. Another start would end the same way."""
 
 
 @attrs.frozen
@@ -54,6 +55,8 @@ class EngineLink:
         self._registry = registry
         self._accountant = accountant
         self._ready = trio.Event()
+        self.refusal: str | None = None
+        """Why the engine cannot serve, if it has said so."""
 
     async def take(self) -> list[EngineMessage]:
         """What the engine gets next; waits until it is ready and there is something.
@@ -70,9 +73,12 @@ class EngineLink:
                 case StepReport():
                     await self._accountant.send(message)
                 case EngineReady():
-                    log.info("engine.ready", **attrs.asdict(message))
+                    log.info("engine.ready", **attrs.asdict(message), **describe_pool(message))
+                    self._registry.introduce(message)
                     self._registry.set_health(Health(State.READY, self.incarnation, ""))
                     self._ready.set()
+                case EngineRefused(reason):
+                    self.refusal = reason
 
     def lost(self, reason: str) -> None:
         """The engine cannot be reached any more; what became of it is found out next."""
@@ -118,7 +124,7 @@ class Supervisor:
             log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
             self._accountant.post(EngineDied(incarnation, death.reason, held))
             if giving_up:
-                raise EngineGivenUp(death.reason)
+                raise (EngineRefusal if death.hopeless else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** (len(deaths) - 1))
 
 
@@ -159,6 +165,8 @@ class ProcessHost:
             finally:
                 self.process = None
                 await self._stop(process, stream)
+        if link.refusal is not None:
+            return Death(link.refusal, hopeless=True)
         return _explain(process.returncode)
 
     async def _talk(self, link: EngineLink, stream: trio.SocketStream) -> None:
@@ -194,8 +202,6 @@ class ProcessHost:
 
 
 def _explain(returncode: int | None) -> Death:
-    if returncode == REFUSED_EXIT_CODE:
-        return Death("it cannot serve as it is configured; its log says why", hopeless=True)
     if returncode is not None and returncode < 0:
         return Death(f"killed by {signal.Signals(-returncode).name}")
     return Death(f"its process ended with exit code {returncode}")

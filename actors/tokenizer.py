@@ -147,7 +147,7 @@ class TokenizerActor:
 
     def _max_tokens(self, request: Encode, num_prompt_tokens: int) -> int | RequestError:
         """Output tokens that one prompt may have, or why it cannot be served. One is drawn even where 0 are wanted."""
-        longest = self._config.engine.max_model_len
+        longest = self._registry.info.max_model_len
         room = longest - num_prompt_tokens
         code = "context_length_exceeded"
         if num_prompt_tokens == 0:

@@ -90,6 +90,7 @@ async def open_house(
         detokenizer=texts,
         metrics=metrics.render,
         trouble=lambda: journal.trouble,
+        show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
     tokenizer = TokenizerActor(config, vocabulary, registry, accounts)
@@ -97,11 +98,9 @@ async def open_house(
     daybook = Daybook()
 
     async def keep_books() -> None:
-        num_usable_blocks = config.engine.num_blocks - 1
-        accountant = hire_accountant(daybook, metrics, registry, journal, texts, num_usable_blocks=num_usable_blocks)
+        accountant = hire_accountant(daybook, metrics, registry, journal, texts)
         await accountant.run(accounts)
 
-    metrics.set_blocks(total=config.engine.num_blocks - 1, free=config.engine.num_blocks - 1, cached=0)
     accountants = partial(
         keep_running,
         "accountant",
@@ -133,7 +132,8 @@ def split(config: HouseConfig, info: ServingInfo, journal: Journal | None = None
     environment = dict(os.environ)
     # read by libgomp when torch loads: a spinning thread would starve a busy neighbour, and be starved by it
     environment.setdefault("GOMP_SPINCOUNT", "10000")
-    environment.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    if config.engine.num_threads is not None:
+        environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # where nobody says it, the backend does
     return open_house(config, info, ProcessHost(config.engine, environment), journal=journal)
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 import attrs
 
 from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.machine import usable_cpus
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +32,44 @@ class Capabilities:
     dtype: str
     """Of weights and KV: `bfloat16`, `float16`, `float32`."""
     invariant: bool
-    """Rows' results are bit-identical whatever their batch."""
+    """Rows' results are bit-identical whatever their batch, as this backend now runs."""
     instruction_set: str | None = None
     """What the kernels were compiled for, where that is known: `avx2`."""
+    strict_is_free: bool = True
+    """Bit-identical results cost nothing here: then they are the default, and `fast` asks for nothing else."""
+    num_threads: int | None = None
+    """That a pass runs on, where it runs on the machine's own processors."""
+
+    @property
+    def determinism(self) -> str:
+        """What runs: `strict` or `fast`."""
+        return "strict" if self.invariant else "fast"
+
+
+@attrs.frozen
+class KVMemory:
+    """What the operator says of the KV cache's memory; neither is the backend's own choice."""
+
+    num_bytes: int | None = None
+    utilization: float | None = None
+    """Share of the device's memory that this process may hold in all, weights and passes included."""
+
+
+@attrs.frozen
+class Pool:
+    """What became of a device's memory; `pool.py` decides it. Bytes."""
+
+    num_blocks: int
+    """Physical blocks, the null block (number 0, never written by a row) included."""
+    block_size: int
+    block_bytes: int
+    """One block's keys and values in all layers."""
+    max_model_len: int
+    """What was configured, or shorter where that was allowed."""
+    weights_bytes: int
+    """As they are held, packed or widened."""
+    workspace_bytes: int | None
+    """What the largest pass took at its highest; None where it was not run, nothing depending on it."""
 
 
 @attrs.frozen
@@ -47,12 +83,17 @@ class BackendConfig:
     load_format: str
     """`auto` (safetensors), or `dummy`: random weights in the shape of config.json."""
     block_size: int
-    num_blocks: int
-    """Physical blocks, the null block (number 0, never written by a row) included."""
+    num_blocks: int | None
+    """Physical blocks, the null block included; None leaves it to `kv_memory`."""
     max_num_seqs: int
     """Slots run from 0 to this, exclusive."""
     max_model_len: int
     max_num_batched_tokens: int
+    kv_memory: KVMemory = KVMemory()
+    may_shorten: bool = False
+    """A `max_model_len` that the cache has no room for becomes shorter, instead of being refused."""
+    determinism: str = "auto"
+    """`strict`, `fast`, or `auto`: strict where that is free."""
 
 
 class Backend(Protocol):
@@ -61,6 +102,9 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def pool(self) -> Pool: ...
+
     def step(self, batch: StepBatch) -> Drawn:
         """Run one pass: write KV for every token, draw a token for every row with `samples`, score what is asked."""
         ...
@@ -68,6 +112,13 @@ class Backend(Protocol):
     def close(self) -> None:
         """Free what the device holds. Nothing is called after it."""
         ...
+
+
+def wants_strict(determinism: str, *, strict_is_free: bool) -> bool:
+    """Whether a backend that has both ways runs the strict one. Raises ValueError for a mode that does not exist."""
+    if determinism not in ("auto", "strict", "fast"):
+        raise ValueError(f"unknown determinism {determinism!r}: choose 'strict', 'fast' or 'auto'")
+    return determinism == "strict" or (determinism == "auto" and strict_is_free)
 
 
 def load_backend(name: str, config: BackendConfig) -> Backend:
@@ -85,6 +136,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
     # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))  # read then, too
     if name == "reference":
         return _load_reference(config)
     from quipu.kernels.cpu.backend import CpuBackend, NotForTheseKernels

@@ -14,11 +14,12 @@ from bisect import bisect_right
 
 import attrs
 
-from quipu.kernels.backend import BackendConfig, Capabilities
+from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory, Pool
 from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
 
 _MASK = (1 << 61) - 1
 _LOGPROB_STEPS = 1 << 20
+_DEFAULT_CONTEXTS = 16
 
 
 class FakeFault(RuntimeError):
@@ -48,16 +49,35 @@ class FakeBackend:
     """The whole Backend protocol, in plain Python."""
 
     def __init__(self, config: BackendConfig, dials: Dials | None = None) -> None:
+        """Its blocks take no memory to speak of: room for sixteen sequences unless told how many there are.
+
+        Raises ValueError for a pool given in bytes.
+        """
+        if config.num_blocks is None and config.kv_memory != KVMemory():
+            raise ValueError("the fake executor has no memory to size: say --num-blocks")
+        num_blocks = config.num_blocks or 1 + _DEFAULT_CONTEXTS * -(-config.max_model_len // config.block_size)
+        self._pool = Pool(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            block_bytes=0,
+            max_model_len=config.max_model_len,
+            weights_bytes=0,
+            workspace_bytes=None,
+        )
         self.dials = dials or Dials()
         self.num_passes = 0
         self.num_tokens = 0
         self._block_size = config.block_size
-        self._slots: list[list[int | None]] = [[None] * config.block_size for _ in range(config.num_blocks)]
+        self._slots: list[list[int | None]] = [[None] * config.block_size for _ in range(num_blocks)]
         self._last_drawn = [0] * config.max_num_seqs
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(name="fake", dtype="none", invariant=True)
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
 
     def step(self, batch: StepBatch) -> Drawn:
         dials, size = self.dials, self._block_size

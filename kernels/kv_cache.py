@@ -10,19 +10,37 @@ it, NaN included. That is why the memory is not even cleared here.
 
 from __future__ import annotations
 
+import attrs
 import torch
+
+
+@attrs.frozen
+class BlockShape:
+    """What decides how large a block is."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one block's keys and values in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.itemsize
 
 
 class KVCache:
     """Keys and values of every layer; index it by layer for the pair."""
 
-    def __init__(
-        self, *, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, num_blocks: int, block: BlockShape) -> None:
         """Reserve the memory (the operating system commits a page when it is first written)."""
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        self.block_size = block_size
-        self._layers = [(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)) for _ in range(num_layers)]
+        shape = (num_blocks, block.num_kv_heads, block.block_size, block.head_dim)
+        self.block_size = block.block_size
+        self._layers = [
+            (torch.empty(shape, dtype=block.dtype), torch.empty(shape, dtype=block.dtype))
+            for _ in range(block.num_layers)
+        ]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """`(k_BKSE, v_BKSE)` of a layer, writable."""

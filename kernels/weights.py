@@ -1,31 +1,42 @@
 """Where a model's tensors come from: a folder of safetensors files, or random numbers in their shape.
 
 A family's constructor asks for one tensor after another by name and shape; the backend makes the source and calls
-`check_all_used` after it. Tensors are read one by one and copied into memory of their own, so at most one tensor
-exists twice, and every weight lies as torch aligns it rather than wherever its file's header happened to end.
+`check_all_used` after it. Whatever is asked for is read a few rows at a time: from the mapped file, rounded, checked,
+put where it stays (a fused tensor's parts into their places in it), and its pages given back. So a tensor never exists
+twice, and the peak of loading is the weights themselves.
 
 What must always hold: a tensor is returned in the shape asked for, rounded to the source's one dtype and held in
-whichever the backend computes in, or a ValueError names it; and no tensor of a checkpoint is silently left out.
+whichever the backend computes in, all of its numbers finite, or a ValueError names it; and no tensor of a checkpoint is
+silently left out.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+import attrs
 import torch
-from safetensors import SafetensorError, safe_open
+
+from quipu.kernels.checkpoint_files import STORED_DTYPES, MappedFiles, StoredTensor, find_tensors
+from quipu.kernels.dummy_weights import fill_dummy
+from quipu.kernels.progress import LoadProgress
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """What weights and KV may be made of, by the name in configurations."""
 
-_STORED_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_DUMMY_STD = 0.02
-# A prime: no row length is a multiple of it, so tiling the block makes no two rows of a matrix alike.
-_DUMMY_BLOCK = 65_537
+PIECE_BYTES = 4 << 20
+"""Read at a time: small beside any model, and much of it still in cache when it is looked at again."""
+
+# Numbers whose exponent is all ones are infinite or none at all. Looked at as integers: several times faster than
+# torch's own test.
+_EXPONENTS = {
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float16: (torch.int16, 0x7C00),
+    torch.float32: (torch.int32, 0x7F800000),
+}
 
 Shape = tuple[int, ...]
 
@@ -34,11 +45,16 @@ class Weights(Protocol):
     """A source of tensors."""
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        """A fresh tensor. Raises ValueError naming it where it is missing or does not fit."""
+        """A fresh tensor. Raises ValueError naming it where it is missing, does not fit or is not finite."""
         ...
 
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
         """Several tensors, one below the other along the first dimension."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors given out so far, as they are held."""
         ...
 
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
@@ -46,9 +62,23 @@ class Weights(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Numbers by name, which `PieceByPiece` makes tensors of."""
+
+    def check(self, name: str, shape: Shape) -> None:
+        """Raises ValueError naming a tensor that is missing, or not of this shape."""
+        ...
+
+    def copy(self, name: str, first: int, out: torch.Tensor) -> None:
+        """Fill `out`, which is flat, with elements from `first` on. Raises ValueError for one that is not finite."""
+        ...
+
+    def check_all_used(self, ignore: frozenset[str]) -> None: ...
+
+
 def open_weights(
     model_path: Path, config_json: dict[str, Any], *, load_format: str, dtype: str, held_in: torch.dtype | None = None
-) -> tuple[Weights, torch.dtype]:
+) -> tuple[PieceByPiece, torch.dtype]:
     """The source for a checkpoint, and the dtype that all its tensors are rounded to.
 
     `dtype` `auto` is what config.json says (`dtype`, or `torch_dtype` as it used to be called), else what the file's
@@ -58,116 +88,157 @@ def open_weights(
     """
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"unknown load_format {load_format!r}: choose 'auto' or 'dummy'")
-    stored = None if load_format == "dummy" else _find_tensors(model_path)
+    stored = None if load_format == "dummy" else find_tensors(model_path)
     name = dtype if dtype != "auto" else config_json.get("dtype") or config_json.get("torch_dtype")
     if name is None:
-        name = "float32" if stored is None else _stored_dtype(*next(iter(stored.items())))
+        name = "float32" if stored is None else str(_stored_dtype(next(iter(stored.values()))))
     name = str(name).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported: choose {', '.join(DTYPES)}")
     rounded = DTYPES[name]
-    if stored is None:
-        return DummyWeights(rounded, held_in or rounded), rounded
-    return SafetensorsWeights(stored, rounded, held_in or rounded), rounded
+    source = DummySource(rounded) if stored is None else SafetensorsSource(stored, rounded)
+    return PieceByPiece(source, held_in or rounded), rounded
 
 
-class SafetensorsWeights:
+class PieceByPiece:
+    """Implements `Weights`, a few rows at a time."""
+
+    def __init__(self, source: Source, held_in: torch.dtype) -> None:
+        self._source = source
+        self._held_in = held_in
+        self._num_bytes = 0
+
+    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
+        return self.fused([(name, shape)])
+
+    def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
+        rows = self._check(parts)
+        whole = torch.empty((rows, *parts[0][1][1:]), dtype=self._held_in)
+        width = math.prod(whole.shape[1:])
+        step = max(1, PIECE_BYTES // max(1, width * self._held_in.itemsize))
+        for first in range(0, rows, step):
+            self._fill(parts, first, whole[first : first + step].view(-1), width)
+        self._num_bytes += whole.nbytes
+        return whole
+
+    def pieces(self, parts: list[tuple[str, Shape]], *, multiple: int) -> Iterator[torch.Tensor]:
+        """The fused matrix in pieces of its rows: as many as a multiple of `multiple`, but for the last.
+
+        For a backend that puts them into another order. Each piece is overwritten by the next.
+        """
+        rows, width = self._check(parts), parts[0][1][1]
+        step = max(1, PIECE_BYTES // (width * self._held_in.itemsize * multiple)) * multiple
+        piece = torch.empty((min(step, rows), width), dtype=self._held_in)
+        for first in range(0, rows, step):
+            some = piece[: rows - first]
+            self._fill(parts, first, some.view(-1), width)
+            yield some
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
+        self._source.check_all_used(ignore)
+
+    @property
+    def held_in(self) -> torch.dtype:
+        return self._held_in
+
+    def _check(self, parts: list[tuple[str, Shape]]) -> int:
+        """How many rows the parts have in all."""
+        for name, shape in parts:
+            self._source.check(name, shape)
+        return sum(shape[0] for _, shape in parts)
+
+    def _fill(self, parts: list[tuple[str, Shape]], first: int, out: torch.Tensor, width: int) -> None:
+        """Rows of the fused tensor from `first` on, as many as `out` has: from each part what it has of them."""
+        begin, end = first * width, first * width + len(out)
+        at = 0
+        for name, shape in parts:
+            size = shape[0] * width
+            start, stop = max(begin, at), min(end, at + size)
+            if start < stop:
+                self._source.copy(name, start - at, out[start - begin : stop - begin])
+            at += size
+
+
+class SafetensorsSource:
     """Tensors of one checkpoint, from as many files as it has."""
 
-    def __init__(self, files: dict[str, Path], dtype: torch.dtype, held_in: torch.dtype) -> None:
-        """`files` says which file holds each tensor."""
-        self._files = files
+    def __init__(self, stored: dict[str, StoredTensor], dtype: torch.dtype) -> None:
+        self._stored = stored
         self._dtype = dtype
-        self._held_in = held_in
+        self._files = MappedFiles()
         self._used: set[str] = set()
+        self._progress = LoadProgress(sum(tensor.end - tensor.start for tensor in stored.values()))
 
-    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        path = self._files.get(name)
-        if path is None:
-            raise ValueError(f"checkpoint lacks tensor {name}")
-        try:
-            with safe_open(path, framework="pt") as file:
-                stored = file.get_slice(name)
-                if tuple(stored.get_shape()) != shape:
-                    raise ValueError(f"tensor {name} has shape {tuple(stored.get_shape())}, config.json says {shape}")
-                _check_stored_dtype(name, stored.get_dtype())
-                tensor: torch.Tensor = file.get_tensor(name).to(self._dtype).to(self._held_in, copy=True)
-        except SafetensorError as error:
-            raise ValueError(f"tensor {name} cannot be read from {path.name}: {error}") from None
+    def check(self, name: str, shape: Shape) -> None:
+        tensor = self._stored.get(name)
+        if tensor is None:
+            raise self._refused(f"checkpoint lacks tensor {name}")
+        if tensor.shape != shape:
+            raise self._refused(f"tensor {name} has shape {tensor.shape}, config.json says {shape}")
+        if tensor.dtype not in STORED_DTYPES:
+            raise self._refused(_foreign(tensor))
         self._used.add(name)
-        return tensor
 
-    def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
-        return torch.cat([self.tensor(name, shape) for name, shape in parts])
+    def copy(self, name: str, first: int, out: torch.Tensor) -> None:
+        tensor, count = self._stored[name], len(out)
+        read = self._files.view(tensor, first, count)
+        rounded = read.to(self._dtype)
+        if not is_finite(rounded):
+            at = first + int(rounded.isfinite().logical_not().nonzero()[0])
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), tensor.shape))
+            value, rounded_name = float(read[at - first]), str(self._dtype).removeprefix("torch.")
+            raise self._refused(f"tensor {name} is not finite: element {index} is {value} ({rounded_name})")
+        out.copy_(rounded)
+        self._files.drop(tensor, first, count)
+        self._progress.advance(count * read.itemsize)
 
-    def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
+    def check_all_used(self, ignore: frozenset[str]) -> None:
         # Rotary frequencies stand in some older checkpoints; they follow from the config.
-        unused = sorted(n for n in self._files.keys() - self._used - ignore if not n.endswith("rotary_emb.inv_freq"))
+        unused = sorted(n for n in self._stored.keys() - self._used - ignore if not n.endswith("rotary_emb.inv_freq"))
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            raise ValueError(f"checkpoint holds tensors that the model has no place for: {', '.join(unused[:3])}{more}")
+            raise self._refused(
+                f"checkpoint holds tensors that the model has no place for: {', '.join(unused[:3])}{more}"
+            )
+        self._progress.close()
+        self._files.close()
+
+    def _refused(self, message: str) -> ValueError:
+        self._progress.abandon()
+        return ValueError(message)
 
 
-class DummyWeights:
+@attrs.frozen
+class DummySource:
     """Random tensors, the same for the same name on every run: for benchmarks that need shapes, not sense."""
 
-    def __init__(self, dtype: torch.dtype, held_in: torch.dtype) -> None:
-        self._dtype = dtype
-        self._held_in = held_in
+    dtype: torch.dtype
 
-    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._held_in)
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-        block = np.random.default_rng(seed).standard_normal(_DUMMY_BLOCK, dtype=np.float32) * np.float32(_DUMMY_STD)
-        # Tiling one block fills a billion numbers in the time that memory takes; drawing them takes twenty times that.
-        size = int(np.prod(shape))
-        tensor = torch.empty(size, dtype=self._held_in)
-        source = torch.from_numpy(block).to(self._dtype)
-        for start in range(0, size, _DUMMY_BLOCK):
-            tensor[start : start + _DUMMY_BLOCK] = source[: size - start]
-        return tensor.view(shape)
+    def check(self, name: str, shape: Shape) -> None:
+        pass
 
-    def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
-        return torch.cat([self.tensor(name, shape) for name, shape in parts])
+    def copy(self, name: str, first: int, out: torch.Tensor) -> None:
+        fill_dummy(name, first, out, self.dtype)
 
-    def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
+    def check_all_used(self, ignore: frozenset[str]) -> None:
         pass
 
 
-def _find_tensors(model_path: Path) -> dict[str, Path]:
-    """The file of every tensor: by the index of a sharded checkpoint, else from the one file's header."""
-    index = model_path / "model.safetensors.index.json"
-    single = model_path / "model.safetensors"
-    if index.is_file():
-        try:
-            weight_map = json.loads(index.read_bytes())["weight_map"]
-            files = {str(name): model_path / Path(file).name for name, file in weight_map.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{index.name} is no index of a sharded checkpoint") from None
-        missing = sorted({file.name for file in files.values() if not file.is_file()})
-        if missing:
-            raise ValueError(f"checkpoint lacks file {missing[0]}, which {index.name} names")
-    elif single.is_file():
-        try:
-            with safe_open(single, framework="pt") as file:
-                files = dict.fromkeys(file.keys(), single)
-        except SafetensorError as error:
-            raise ValueError(f"{single.name} cannot be read: {error}") from None
-    else:
-        raise ValueError(f"{model_path} holds neither {single.name} nor {index.name}")
-    if not files:
-        raise ValueError(f"{model_path} holds no tensors")
-    return files
+def is_finite(numbers: torch.Tensor) -> bool:
+    """Whether all of them are."""
+    integer, exponent = _EXPONENTS[numbers.dtype]
+    return numbers.numel() == 0 or int(numbers.view(integer).bitwise_and(exponent).max()) < exponent
 
 
-def _stored_dtype(name: str, path: Path) -> str:
-    with safe_open(path, framework="pt") as file:
-        stored = file.get_slice(name).get_dtype()
-    _check_stored_dtype(name, stored)
-    return _STORED_DTYPES[stored]
+def _stored_dtype(tensor: StoredTensor) -> torch.dtype:
+    if tensor.dtype not in STORED_DTYPES:
+        raise ValueError(_foreign(tensor))
+    return STORED_DTYPES[tensor.dtype]
 
 
-def _check_stored_dtype(name: str, stored: str) -> None:
-    if stored not in _STORED_DTYPES:
-        raise ValueError(f"tensor {name} is stored as {stored}: only {', '.join(_STORED_DTYPES)} can be read")
+def _foreign(tensor: StoredTensor) -> str:
+    return f"tensor {tensor.name} is stored as {tensor.dtype}: only {', '.join(STORED_DTYPES)} can be read"

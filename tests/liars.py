@@ -61,8 +61,8 @@ class Lies:
 
 
 class LyingExecutor(Executor):
-    def __init__(self, backend: Backend, block_size: int, num_blocks: int, max_num_seqs: int, lies: Lies) -> None:
-        super().__init__(backend, block_size=block_size, num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+    def __init__(self, backend: Backend, max_num_seqs: int, lies: Lies) -> None:
+        super().__init__(backend, max_num_seqs=max_num_seqs)
         self.lies = lies
 
     def _count_read(self, state: Any, keys: list[bytes]) -> int:
@@ -165,8 +165,7 @@ class LyingLink:
 class LyingHost(LoopHost):
     def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], Executor], *, lies: Lies) -> None:
         def load_liar(config: EngineConfig) -> Executor:
-            sizes = (config.block_size, config.num_blocks, config.max_num_seqs)
-            return LyingExecutor(load(config).backend, *sizes, lies)
+            return LyingExecutor(load(config).backend, config.max_num_seqs, lies)
 
         super().__init__(config, load_liar)
         self.lies = lies

@@ -25,7 +25,7 @@ from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.restarts import ActorGivenUp
-from quipu.actors.supervisor import EngineGivenUp
+from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.admin.usage_source import LedgerUsage
@@ -85,6 +85,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
                 grace_s=arguments.shutdown_timeout,
             )
         )
+    except* EngineRefusal as group:
+        failure = str(_leaf(group))
     except* EngineGivenUp as group:
         failure = f"the engine is given up: {_leaf(group)}"
     except* ActorGivenUp as group:

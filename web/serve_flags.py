@@ -7,6 +7,7 @@ import argparse
 from quipu.web.key_command import add_key_flags
 from quipu.web.kv_events import parse_kv_events
 from quipu.web.ledger_command import add_ledger_flags
+from quipu.web.sizes import parse_size
 
 
 def add_serve_flags(command: argparse.ArgumentParser) -> None:
@@ -20,8 +21,35 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto", help="of weights and KV cache")
     add("--load-format", choices=["auto", "dummy"], default="auto", help="`dummy`: random weights in its shape")
     add("--block-size", type=_positive, default=16, help="tokens a KV block holds (default: %(default)s)")
-    add("--num-blocks", type=_positive, help="KV blocks, the null block included (default: from memory and context)")
+    add(
+        "--kv-cache-memory",
+        "--kv-cache-memory-bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="memory of the KV cache, such as 4GiB (default: room for sixteen of the longest prompts, in 4GiB or less; "
+        "docs/loading.md)",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=_utilization,
+        metavar="SHARE",
+        help="of the memory of the device that computes, a CPU's too: for weights, passes and KV cache together",
+    )
+    add(
+        "--num-blocks",
+        "--num-gpu-blocks-override",
+        type=_positive,
+        help="KV blocks, the null block included, whatever memory they take",
+    )
     add("--max-model-len", type=_positive, help="longest prompt and output together (default: the model's own)")
+    add(
+        "--determinism",
+        choices=["auto", "strict", "fast"],
+        default="auto",
+        help="`strict`: a prompt's results are the same bits whatever its batch, chunks and cache; `auto`: strict "
+        "where that is free; /server_info says what runs",
+    )
+    add("--threads", type=_positive, help="that compute (default: OMP_NUM_THREADS, else as many as the CPUs allowed)")
     add("--max-num-seqs", type=_positive, default=256, help="sequences in one step at most (default: %(default)s)")
     add("--max-num-batched-tokens", type=_positive, default=2048, help="tokens in one step (default: %(default)s)")
     add(
@@ -97,6 +125,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _utilization(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value
 
 

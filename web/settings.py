@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from quipu.actors.checkpoint import CheckpointError, CheckpointInfo, default_num_blocks, read_info, resolve
+from quipu.actors.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 from quipu.actors.config import EngineConfig, HouseConfig
 from quipu.actors.front import ServingInfo
 
@@ -31,6 +31,11 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         load_format=arguments.load_format,
         block_size=arguments.block_size,
         num_blocks=num_blocks,
+        kv_cache_bytes=arguments.kv_cache_memory,
+        memory_utilization=arguments.gpu_memory_utilization,
+        may_shorten=arguments.max_model_len is None,
+        determinism=arguments.determinism,
+        num_threads=arguments.threads,
         max_model_len=max_model_len,
         max_num_seqs=min(arguments.max_num_seqs, arguments.max_num_batched_tokens),
         max_num_batched_tokens=arguments.max_num_batched_tokens,
@@ -62,6 +67,10 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "executor": engine.executor,
             "block_size": engine.block_size,
             "num_blocks": num_blocks,
+            "kv_cache_memory": engine.kv_cache_bytes,
+            "gpu_memory_utilization": engine.memory_utilization,
+            "determinism": engine.determinism,
+            "threads": engine.num_threads,
             "max_model_len": max_model_len,
             "max_num_seqs": engine.max_num_seqs,
             "max_num_batched_tokens": engine.max_num_batched_tokens,
@@ -80,14 +89,16 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
     return config, info
 
 
-def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int]:
-    """(max_model_len, num_blocks) that fit each other."""
+def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:
+    """(max_model_len, num_blocks) that fit each other; blocks that depend on memory are counted by the engine."""
     block_size = arguments.block_size
     asked = arguments.max_model_len
     if asked is not None and asked > checkpoint.max_model_len:
         raise CheckpointError(f"--max-model-len {asked} is more than the model's {checkpoint.max_model_len}")
     wanted = asked or checkpoint.max_model_len
-    num_blocks = arguments.num_blocks or default_num_blocks(checkpoint, block_size=block_size, max_model_len=wanted)
+    num_blocks = arguments.num_blocks
+    if num_blocks is None:
+        return wanted, None
     capacity = (num_blocks - 1) * block_size
     if capacity < 2:
         raise CheckpointError(f"--num-blocks {num_blocks} leaves no room: the null block takes one")

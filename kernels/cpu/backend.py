@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import torch
 
-from quipu.kernels.backend import BackendConfig, Capabilities
+from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
 from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
-from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
+from quipu.kernels.cpu.build import CannotBuild, Kernels, load_kernels
 from quipu.kernels.cpu.packing import PackedWeights
+from quipu.kernels.cpu.profile import each_kernel_once
 from quipu.kernels.cpu.program import STORED, Bounds, Pass, check_layout
-from quipu.kernels.cpu.recorder import record
-from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.cpu.recorder import Program, record
+from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.logprobs import score
+from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import DecoderConfig, check_length, read_config
 from quipu.kernels.models.registry import find_family
+from quipu.kernels.pool import Device, choose_pool
+from quipu.kernels.profile import NUM_BLOCKS, largest_pass
 from quipu.kernels.sampling import draw
 from quipu.kernels.weights import open_weights
 
@@ -40,21 +44,22 @@ class NotForTheseKernels(Exception):
 class CpuBackend:
     """Implements `quipu.kernels.backend.Backend`."""
 
-    def __init__(self, config: BackendConfig) -> None:
-        """Load the model, pack it, and write its program down.
+    def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:
+        """Load the model, pack it, and write its program down; over these kernels, or the best that run here.
 
         Raises NotForTheseKernels where the reference could run instead, and ValueError, saying which, for an
-        architecture, a setting or a tensor that is not supported anywhere.
+        architecture, a setting or a tensor that is not supported anywhere, and for a cache that there is no room for.
         """
+        wants_strict(config.determinism, strict_is_free=True)  # these kernels have one way, whichever is asked for
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
         check_length(model_config, config.max_model_len)
         try:
-            instruction_set = choose_instruction_set(processor_flags())
-            self._library = load(instruction_set)
+            kernels = kernels or load_kernels()
         except CannotBuild as error:
             raise NotForTheseKernels(str(error)) from None
+        self._library = kernels.library
         check_layout(self._library)
         with torch.inference_mode():
             source, dtype = open_weights(
@@ -67,37 +72,74 @@ class CpuBackend:
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
-            self.cache = KVCache(
-                num_layers=model_config.num_layers,
-                num_blocks=config.num_blocks,
-                num_kv_heads=model_config.num_kv_heads,
-                block_size=config.block_size,
-                head_dim=model_config.head_dim,
-                dtype=dtype,
-            )
+        self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
+        self._last_drawn: list[int | None] = [None] * config.max_num_seqs
+        block = BlockShape(
+            num_layers=model_config.num_layers,
+            num_kv_heads=model_config.num_kv_heads,
+            block_size=config.block_size,
+            head_dim=model_config.head_dim,
+            dtype=dtype,
+        )
+        self.cache: KVCache
+        self._bounds: Bounds
+        self._program: Program
+
+        def set_up(num_blocks: int) -> None:
+            """Make a cache of that size, and the program over it."""
+            self.cache = KVCache(num_blocks, block)
             for layer in range(len(self.cache)):
                 for tensor in self.cache[layer]:
                     self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
             self._bounds = Bounds(
                 num_tokens=config.max_num_batched_tokens,
                 num_looked_at=max(config.max_num_seqs, _SCORED_AT_ONCE),
-                num_blocks=config.num_blocks,
+                num_blocks=num_blocks,
                 num_positions=config.max_model_len,
                 vocab_size=model_config.vocab_size,
             )
-            self._program = record(model, weights, self.cache, self._bounds)
+            with torch.inference_mode():
+                self._program = record(model, weights, self.cache, self._bounds)
+
+        def profile() -> int:
+            """What the largest pass takes."""
+
+            def run() -> None:
+                set_up(NUM_BLOCKS)
+                self._program = each_kernel_once(self._program)
+                self.step(largest_pass(config))
+
+            peak = peak_of(run)
+            del self._program, self.cache  # the memory of two need not be there at once
+            self._last_drawn = [None] * config.max_num_seqs
+            return peak
+
+        self._pool = choose_pool(
+            config,
+            Device(
+                block_bytes=block.num_bytes,
+                weights_bytes=weights.num_bytes,
+                held=resident(),
+                profile=profile,
+                memory=memory,
+            ),
+        )
+        set_up(self._pool.num_blocks)
         self._capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
-            instruction_set=instruction_set.name,
+            instruction_set=kernels.instruction_set,
+            num_threads=self.num_threads,
         )
-        self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
-        self._last_drawn: list[int | None] = [None] * config.max_num_seqs
 
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""

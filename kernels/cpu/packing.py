@@ -1,8 +1,8 @@
 """Weights as the kernels want them: matrices packed, vectors in float32.
 
-`PackedWeights` stands between a checkpoint and a model's constructor. A matrix is packed the moment it is read and the
-model gets a stand-in: a tensor of its shape without memory (torch's `meta` device), by which `recorder.py` finds the
-packed one when the model uses it. So no weight exists twice for longer than its packing takes.
+`PackedWeights` stands between a checkpoint and a model's constructor. A matrix is packed a few rows at a time as it is
+read, and the model gets a stand-in: a tensor of its shape without memory (torch's `meta` device), by which
+`recorder.py` finds the packed one when the model uses it. So no matrix ever exists twice.
 
 What must always hold: a model passes a stand-in on as it got it; a tensor made from one has no packed twin, and using
 it is refused.
@@ -16,10 +16,10 @@ import attrs
 import torch
 
 from quipu.kernels.cpu.program import STORED
-from quipu.kernels.weights import Shape, Weights
+from quipu.kernels.weights import PieceByPiece, Shape
 
-PANEL = 16
-"""Columns side by side in a packed matrix, as csrc/micro.h has it."""
+PANEL = 32
+"""Rows are packed so many at a time: as many as lie side by side in csrc/micro.h's panels, or twice as many."""
 
 
 @attrs.frozen(eq=False)
@@ -35,16 +35,35 @@ class PackedMatrix:
 class PackedWeights:
     """Implements `quipu.kernels.weights.Weights` over another source of them."""
 
-    def __init__(self, source: Weights, library: ctypes.CDLL) -> None:
+    def __init__(self, source: PieceByPiece, library: ctypes.CDLL) -> None:
         self._source = source
         self._library = library
+        self._num_bytes = 0
         self._matrices: dict[int, tuple[torch.Tensor, PackedMatrix]] = {}
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        return self._take(self._source.tensor(name, shape))
+        return self.fused([(name, shape)])
 
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
-        return self._take(self._source.fused(parts))
+        if len(parts[0][1]) != 2:
+            vector = self._source.fused(parts).float()
+            self._num_bytes += vector.nbytes
+            return vector
+        rows, width = sum(shape[0] for _, shape in parts), parts[0][1][1]
+        matrix = make_packed(rows, width, self._source.held_in, self._library)
+        first = 0
+        for piece_OI in self._source.pieces(parts, multiple=PANEL):
+            pack_into(matrix, first, piece_OI, self._library)
+            first += len(piece_OI)
+        self._num_bytes += matrix.data.nbytes
+        stand_in = torch.empty((rows, width), dtype=matrix.dtype, device="meta")
+        # the stand-in is kept as well: an id names an object only while it lives
+        self._matrices[id(stand_in)] = (stand_in, matrix)
+        return stand_in
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
 
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore=ignore)
@@ -56,20 +75,29 @@ class PackedWeights:
             raise ValueError("the model uses a matrix in another form than it was read in")
         return found[1]
 
-    def _take(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() != 2:
-            return tensor.float().contiguous()
-        stand_in = torch.empty_like(tensor, device="meta")
-        # the stand-in is kept as well: an id names an object only while it lives
-        self._matrices[id(stand_in)] = (stand_in, pack(tensor.contiguous(), self._library))
-        return stand_in
-
 
 def pack(weight_OI: torch.Tensor, library: ctypes.CDLL) -> PackedMatrix:
     """A bfloat16 or float32 matrix in panels of its rows."""
     rows, width = weight_OI.shape
-    padded = -(-rows // PANEL) * PANEL * (width + width % 2)
-    data = torch.empty(padded, dtype=weight_OI.dtype)
+    matrix = make_packed(rows, width, weight_OI.dtype, library)
+    pack_into(matrix, 0, weight_OI.contiguous(), library)
+    return matrix
+
+
+def make_packed(rows: int, width: int, dtype: torch.dtype, library: ctypes.CDLL) -> PackedMatrix:
+    """Room for a matrix."""
+    data = torch.empty(-(-rows // PANEL) * PANEL * _row_elements(width, dtype), dtype=dtype)
     library.quipu_large_pages(data.data_ptr(), data.nbytes)
-    library.quipu_pack(weight_OI.data_ptr(), data.data_ptr(), rows, width, STORED[weight_OI.dtype])
-    return PackedMatrix(data, rows, width, weight_OI.dtype)
+    return PackedMatrix(data, rows, width, dtype)
+
+
+def pack_into(matrix: PackedMatrix, first: int, rows_OI: torch.Tensor, library: ctypes.CDLL) -> None:
+    """Put some rows into their panels: from row `first` on, a multiple of PANEL, whole panels unless they are the
+    last."""
+    panel = matrix.data[first * _row_elements(matrix.width, matrix.dtype) :]
+    library.quipu_pack(rows_OI.data_ptr(), panel.data_ptr(), len(rows_OI), matrix.width, STORED[matrix.dtype])
+
+
+def _row_elements(width: int, dtype: torch.dtype) -> int:
+    """That a row takes up: bfloat16 go in pairs."""
+    return width + width % 2 if dtype == torch.bfloat16 else width

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import attrs
 import torch
 
-from quipu.kernels.backend import BackendConfig, Capabilities
+from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
 from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
-from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.logprobs import score
+from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.registry import Model, find_family
+from quipu.kernels.pool import Device, choose_pool
+from quipu.kernels.profile import NUM_BLOCKS, largest_pass
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
+from quipu.kernels.reference.profile import EmptyOps
 from quipu.kernels.reference.tiles import ROWS, round_up
 from quipu.kernels.sampling import draw
 from quipu.kernels.weights import open_weights
@@ -38,8 +43,9 @@ class ReferenceBackend:
         """Load the model and reserve the cache.
 
         Raises ValueError, saying which, for an architecture, a setting or a tensor that is not supported, and for a
-        `max_model_len` beyond the model's positions.
+        `max_model_len` beyond the model's positions, and for a cache that there is no room for.
         """
+        wants_strict(config.determinism, strict_is_free=True)  # it has one way, whichever is asked for
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
@@ -57,21 +63,42 @@ class ReferenceBackend:
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
-            self.cache = KVCache(
+            block = BlockShape(
                 num_layers=model_config.num_layers,
-                num_blocks=config.num_blocks,
                 num_kv_heads=model_config.num_kv_heads,
                 block_size=config.block_size,
                 head_dim=model_config.head_dim,
                 dtype=dtype,
             )
-        self._capabilities = Capabilities(name="reference", dtype=str(dtype).removeprefix("torch."), invariant=True)
         self.one_thread = model_config.hidden_size < _ONE_THREAD_BELOW
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
+        self._ops: type[ReferenceOps] = ReferenceOps
+        self.cache = KVCache(NUM_BLOCKS, block)
+        self._pool = choose_pool(
+            config,
+            Device(
+                block_bytes=block.num_bytes,
+                weights_bytes=weights.num_bytes,
+                held=resident(),
+                profile=partial(self._profile, config),
+                memory=memory,
+            ),
+        )
+        self.cache = KVCache(self._pool.num_blocks, block)
+        self._capabilities = Capabilities(
+            name="reference",
+            dtype=str(dtype).removeprefix("torch."),
+            invariant=True,
+            num_threads=1 if self.one_thread else torch.get_num_threads(),
+        )
 
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
@@ -96,8 +123,17 @@ class ReferenceBackend:
         """Run the model up to its head."""
         with torch.inference_mode(), _threads(1 if self.one_thread else torch.get_num_threads()):
             plan = make_plan(batch, self._last_drawn, self.cache.block_size)
-            ops = ReferenceOps(plan, self.cache)
+            ops = self._ops(plan, self.cache)
             yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)
+
+    def _profile(self, config: BackendConfig) -> int:
+        """What the largest pass takes: run with operations that leave out what takes long."""
+        self._ops = EmptyOps
+        try:
+            return peak_of(partial(self.step, largest_pass(config)))
+        finally:
+            self._ops = ReferenceOps
+            self._last_drawn = [None] * config.max_num_seqs
 
     def close(self) -> None:
         """Drop weights and cache; the memory goes with them."""

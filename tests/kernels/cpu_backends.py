@@ -12,12 +12,12 @@ import pytest
 from kernel_checkpoints import backend_config
 
 from quipu.kernels.cpu.backend import CpuBackend
-from quipu.kernels.cpu.build import CannotBuild, build, choose_instruction_set, processor_flags
+from quipu.kernels.cpu.build import CannotBuild, Kernels, load_kernels
 
 
 def _why_not() -> str:
     try:
-        build(choose_instruction_set(processor_flags()))
+        load_kernels()
     except CannotBuild as error:
         return f"no CPU kernels here: {error}"
     return ""
@@ -27,9 +27,11 @@ _missing = _why_not()
 needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2: the reason says which
 
 
-def make_cpu_backend(model_path: Path, *, num_threads: int = 1, **changes: Any) -> CpuBackend:
+def make_cpu_backend(
+    model_path: Path, *, num_threads: int = 1, kernels: Kernels | None = None, **changes: Any
+) -> CpuBackend:
     """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
-    backend = CpuBackend(backend_config(model_path, **changes))
+    backend = CpuBackend(backend_config(model_path, **changes), kernels)
     backend.num_threads = num_threads
     backend.cache.fill(float("nan"))
     return backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import attrs
@@ -12,19 +13,115 @@ from kernel_checkpoints import DEMO, backend_config
 
 from quipu.kernels.backend import load_backend
 from quipu.kernels.cpu import build as building
-from quipu.kernels.cpu.build import CannotBuild, build, choose_instruction_set, find_compiler, processor_flags
+from quipu.kernels.cpu import compiling
+from quipu.kernels.cpu.build import load_kernels, main
+from quipu.kernels.cpu.compiling import build, find_compiler
+from quipu.kernels.cpu.instruction_sets import (
+    FORCED,
+    INSTRUCTION_SETS,
+    CannotBuild,
+    InstructionSet,
+    choose_instruction_set,
+    processor_flags,
+    usable_instruction_sets,
+)
 
 AVX2 = frozenset({"sse2", "avx2", "fma"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+TILES = frozenset({"amx_tile", "amx_bf16"})
 
 
-def test_instruction_set_follows_the_processor(tmp_path: Path) -> None:
-    """Flags are read as the kernel of the system writes them; a processor with too little is told apart."""
+@pytest.fixture(autouse=True)
+def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the one who runs the tests has set."""
+    monkeypatch.delenv(FORCED, raising=False)
+
+
+def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
+    """Flags are read as the kernel of the system writes them."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags\t\t: fpu sse2 fma avx2\nprocessor : 1\nflags\t\t: fpu\n")
     assert choose_instruction_set(processor_flags(cpuinfo)).name == "avx2"
-    with pytest.raises(CannotBuild, match="avx2"):
-        choose_instruction_set(AVX2 - {"fma"})
     assert processor_flags(tmp_path / "missing") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (AVX2, ["avx2"]),
+        (AVX512 - {"avx512dq"}, ["avx2"]),
+        (AVX512, ["avx512", "avx2"]),
+        (AVX512 | {"avx512_bf16"}, ["avx512_bf16", "avx512", "avx2"]),
+        (AVX512 | {"avx512_bf16", "amx_tile"}, ["avx512_bf16", "avx512", "avx2"]),
+        (AVX512 | {"avx512_bf16"} | TILES, ["amx_bf16", "avx512_bf16", "avx512", "avx2"]),
+        (AVX2 | TILES, ["avx2"]),
+    ],
+)
+def test_instruction_sets_follow_the_processor(flags: frozenset[str], names: list[str]) -> None:
+    """The best first; one for which a single flag is missing is none."""
+    assert [found.name for found in usable_instruction_sets(flags, ask_for_tiles=lambda: "")] == names
+
+
+def test_no_instruction_set_at_all() -> None:
+    """A processor with too little is told which sets there are."""
+    with pytest.raises(CannotBuild, match="amx_bf16, avx512_bf16, avx512, avx2"):
+        usable_instruction_sets(AVX2 - {"fma"})
+
+
+def test_tiles_that_the_system_refuses() -> None:
+    """AMX needs the system's leave, whatever the processor says; without it the next best runs."""
+    flags = AVX512 | TILES
+    assert usable_instruction_sets(flags, ask_for_tiles=lambda: "no leave")[0].name == "avx512"
+    assert usable_instruction_sets(flags, ask_for_tiles=lambda: "")[0].name == "amx_bf16"
+
+
+def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lower one that runs here is taken, alone; what does not run here or does not exist is refused by name."""
+    monkeypatch.setenv(FORCED, "avx2")
+    assert [found.name for found in usable_instruction_sets(AVX512)] == ["avx2"]
+    monkeypatch.setenv(FORCED, "avx512_bf16")
+    with pytest.raises(ValueError, match="'avx512_bf16', which cannot run here: the processor lacks avx512_bf16"):
+        usable_instruction_sets(AVX512)
+    monkeypatch.setenv(FORCED, "amx_bf16")
+    with pytest.raises(ValueError, match="'amx_bf16', which cannot run here: no leave"):
+        usable_instruction_sets(AVX512 | TILES, ask_for_tiles=lambda: "no leave")
+    monkeypatch.setenv(FORCED, "sse9")
+    with pytest.raises(ValueError, match="'sse9', which is none of amx_bf16"):
+        usable_instruction_sets(AVX512)
+
+
+def test_a_forced_instruction_set_is_no_reason_to_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forces one that cannot run here gets a refusal at start, under `auto` too: no other runs in its place."""
+    monkeypatch.setenv(FORCED, "sse9")
+    for name in ("auto", "cpu"):
+        with pytest.raises(ValueError, match=f"{FORCED} is 'sse9'"):
+            load_backend(name, backend_config(DEMO))
+
+
+@needs_kernels
+def test_the_next_best_where_the_best_cannot_be_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An old compiler knows fewer instruction sets than the processor: one warning, and the next one runs."""
+    usable = usable_instruction_sets(processor_flags())
+    unknown = InstructionSet("from_the_future", frozenset(), ("-mfrom-the-future",))
+    monkeypatch.setattr(building, "usable_instruction_sets", lambda flags: [unknown, *usable])
+    assert load_kernels().instruction_set == usable[0].name
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "no kernels for from_the_future" in warnings[0]
+
+
+@needs_kernels
+def test_what_was_built_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The set-up command has a line for each instruction set: its file, or why there is none."""
+    monkeypatch.setattr(sys, "argv", ["build"])
+    assert main() == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(lines) == [each.name for each in INSTRUCTION_SETS]
+    chosen = choose_instruction_set(processor_flags())
+    assert str(build(chosen)) in lines.pop(chosen.name)
+    assert all(line.startswith("not built: ") for line in lines.values())
 
 
 def test_compiler_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,7 +143,7 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(CannotBuild, match="no such thing"):
-        build(choose_instruction_set(AVX2))
+        build(INSTRUCTION_SETS[-1])
     assert list((tmp_path / "cache").rglob("*.so*")) == []
 
 
@@ -65,10 +162,10 @@ def test_sources_name_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """A changed source is another library: an old one is never taken for it."""
     changed = tmp_path / "csrc"
     changed.mkdir()
-    for path in building.SOURCES.iterdir():
+    for path in compiling.SOURCES.iterdir():
         (changed / path.name).write_bytes(path.read_bytes())
     (changed / "program.h").write_text("#error changed\n")
-    monkeypatch.setattr(building, "SOURCES", changed)
+    monkeypatch.setattr(compiling, "SOURCES", changed)
     with pytest.raises(CannotBuild, match="changed"):
         build(choose_instruction_set(processor_flags()))
 
@@ -78,7 +175,8 @@ def test_auto_is_cpu_where_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
     """`auto` and `cpu` load the kernels, without a warning; the instruction set is told."""
     for name in ("auto", "cpu"):
         capabilities = load_backend(name, backend_config(DEMO)).capabilities
-        assert (capabilities.name, capabilities.instruction_set, capabilities.invariant) == ("cpu", "avx2", True)
+        best = choose_instruction_set(processor_flags()).name
+        assert (capabilities.name, capabilities.instruction_set, capabilities.invariant) == ("cpu", best, True)
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 

@@ -21,7 +21,7 @@ from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.program import Bounds
 from quipu.kernels.cpu.recorder import Recorder, record
 from quipu.kernels.models.registry import Model
-from quipu.kernels.weights import DummyWeights
+from quipu.kernels.weights import DummySource, PieceByPiece
 
 pytestmark = needs_kernels
 
@@ -145,7 +145,7 @@ class _Tiny:
 def test_a_model_that_leaves_ops_is_refused(checkpoints: dict[str, Path], stray: Any) -> None:
     """What torch computes between two operations would be missing from the program: loading says so."""
     backend = make_cpu_backend(checkpoints["llama"])
-    weights = PackedWeights(DummyWeights(torch.float32, torch.float32), backend._library)
+    weights = PackedWeights(PieceByPiece(DummySource(torch.float32), torch.float32), backend._library)
     tiny = _Tiny(weights)
     record(cast(Model, tiny), weights, backend.cache, BOUNDS)
     with pytest.raises(ValueError, match="other than Ops"):

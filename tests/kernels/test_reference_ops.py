@@ -11,7 +11,7 @@ import pytest
 import torch
 from kernel_checkpoints import scattered_blocks
 
-from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.reference.attention import Scores, attend_span
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import Span, StepPlan
@@ -22,9 +22,8 @@ NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
 def small_cache(block_size: int = 8) -> KVCache:
-    cache = KVCache(
-        num_layers=1, num_blocks=96, num_kv_heads=2, block_size=block_size, head_dim=16, dtype=torch.float32
-    )
+    block = BlockShape(num_layers=1, num_kv_heads=2, block_size=block_size, head_dim=16, dtype=torch.float32)
+    cache = KVCache(96, block)
     cache.fill(float("nan"))
     return cache
 

@@ -13,7 +13,8 @@ from quart import Response
 from quart_trio import QuartTrio
 
 import quipu
-from quipu.actors.front import FrontDesk, Health
+from quipu.actors.front import FrontDesk, Health, describe_pool
+from quipu.actors.messages import EngineReady
 from quipu.web.errors import RETRY_AFTER_S
 from quipu.web.keys import KeyStore
 
@@ -49,7 +50,8 @@ def install_admin(app: QuartTrio, desk: FrontDesk, keys: KeyStore) -> None:
             "state": state.state,
             "detail": state.detail,
             "incarnation": state.incarnation,
-            "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size},
+            "kv_cache": {"num_blocks": info.num_blocks, "block_size": info.block_size, **describe_cache(info.engine)},
+            "engine": describe_engine(info.engine),
             "keys": keys.describe(),
             "settings": info.settings,
         }
@@ -69,6 +71,28 @@ def install_admin(app: QuartTrio, desk: FrontDesk, keys: KeyStore) -> None:
     async def ping() -> Response:
         state = desk.health()
         return _probe(state, state.is_healthy)
+
+
+def describe_cache(engine: EngineReady | None) -> dict[str, Any]:
+    """What the KV cache holds, once an engine has said it."""
+    if engine is None:
+        return {}
+    return {"num_bytes": engine.kv_cache_bytes, **describe_pool(engine)}
+
+
+def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
+    """What computes, and how; None while the first engine loads."""
+    if engine is None:
+        return None
+    return {
+        "backend": engine.backend,
+        "instruction_set": engine.instruction_set,
+        "dtype": engine.dtype,
+        "determinism": engine.determinism,
+        "num_threads": engine.num_threads,
+        "weights_bytes": engine.weights_bytes,
+        "workspace_bytes": engine.workspace_bytes,
+    }
 
 
 def _probe(state: Health, is_fine: bool) -> Response:

@@ -121,12 +121,7 @@ class EngineBench:
             ),
             self.dials,
         )
-        self.executor = Executor(
-            backend,
-            block_size=limits.block_size,
-            num_blocks=limits.num_blocks,
-            max_num_seqs=limits.max_num_seqs,
-        )
+        self.executor = Executor(backend, max_num_seqs=limits.max_num_seqs)
         self.plans: deque[StepPlan] = deque()
         """Sent, not run."""
         self.results: deque[StepResult] = deque()
@@ -420,8 +415,7 @@ class EngineBench:
             "generation": batcher._in_flight.generation,
             "news": [list(batcher._committed), list(batcher._failed), list(batcher._filled), list(batcher._frees)],
             "tables": {i: list(h.table) for i, h in self.manager.holdings.items()},
-            "free": [list(pool._blank), pool.cached_blocks()],
-            "findable": dict(pool._index),
+            "pool": pool.state(),
             "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins._by_key.values()],
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._next_step],
         }

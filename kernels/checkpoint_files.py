@@ -1,0 +1,175 @@
+"""The safetensors files of a checkpoint: which tensors their headers promise, and the files mapped into memory.
+
+`weights.py` reads tensors through this. A header is believed only where it can be true: every lie that the format
+allows to be told (cut off files, sizes that do not fit, overlaps, gaps) is found before anything is read, and refused
+by the tensor's name. The format: https://github.com/huggingface/safetensors.
+
+What must always hold: each tensor's bytes lie within its file, and belong to it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""What a tensor may be stored as, by the name in headers."""
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+@attrs.frozen
+class StoredTensor:
+    """One tensor as a header describes it."""
+
+    name: str
+    path: Path
+    dtype: str
+    """As the header names it."""
+    shape: tuple[int, ...]
+    start: int
+    """Of its bytes in the file."""
+    end: int
+
+
+def find_tensors(model_path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint: by the index of a sharded one, else of the one file.
+
+    Raises ValueError for files that are missing, damaged or not what the index says, naming file and tensor.
+    """
+    index = model_path / "model.safetensors.index.json"
+    single = model_path / "model.safetensors"
+    if index.is_file():
+        found = _find_indexed(model_path, index)
+    elif single.is_file():
+        found = {tensor.name: tensor for tensor in read_header(single)}
+    else:
+        raise ValueError(f"{model_path} holds neither {single.name} nor {index.name}")
+    if not found:
+        raise ValueError(f"{model_path} holds no tensors")
+    return found
+
+
+def _find_indexed(model_path: Path, index: Path) -> dict[str, StoredTensor]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        paths = {str(name): model_path / Path(file).name for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{index.name} is no index of a sharded checkpoint") from None
+    found: dict[str, StoredTensor] = {}
+    for path in sorted(set(paths.values())):
+        if not path.is_file():
+            lost = min(name for name, its in paths.items() if its == path)
+            raise ValueError(f"checkpoint lacks file {path.name}, which holds tensor {lost} as {index.name} says")
+        for tensor in read_header(path):
+            if tensor.name in found:
+                raise ValueError(f"tensor {tensor.name} is in both {found[tensor.name].path.name} and {path.name}")
+            found[tensor.name] = tensor
+    for name, path in paths.items():
+        if name not in found or found[name].path != path:
+            raise ValueError(f"{path.name} lacks tensor {name}, which {index.name} says it holds")
+    return found
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """What a file holds, by place. Raises ValueError, naming the tensor, where that cannot be true."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        begin = _LENGTH_BYTES + length
+        if size < _LENGTH_BYTES or length > _MAX_HEADER_BYTES or begin > size:
+            raise ValueError(f"{path.name} cannot be read: it has {size} bytes, fewer than its header says it needs")
+        header = file.read(length)
+    try:
+        entries = json.loads(header, object_pairs_hook=_unique)
+        if not isinstance(entries, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise ValueError(f"{path.name} cannot be read: its header is damaged ({error})") from None
+    tensors = [_describe(path, name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    at, before = begin, "the header"
+    for tensor in tensors:
+        if tensor.end > size:
+            raise ValueError(
+                f"tensor {tensor.name} ends at byte {tensor.end} of {path.name}, which is cut off at {size}"
+            )
+        if tensor.start != at:
+            fault = "overlaps" if tensor.start < at else "leaves a gap after"
+            raise ValueError(f"{path.name} cannot be read: tensor {tensor.name} {fault} {before}")
+        at, before = tensor.end, f"tensor {tensor.name}"
+    if at != size:
+        raise ValueError(f"{path.name} cannot be read: {size - at} bytes after {before} belong to no tensor")
+    return tensors
+
+
+def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
+    try:
+        dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+        if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path.name} cannot be read: its header has no sense at tensor {name}") from None
+    itemsize = STORED_DTYPES[dtype].itemsize if dtype in STORED_DTYPES else _BYTES.get(dtype)
+    # of dtypes that are not known here nothing can be said; they are refused when somebody wants them
+    if end < start or (itemsize is not None and end - start != math.prod(shape) * itemsize):
+        raise ValueError(
+            f"tensor {name} takes {end - start} bytes in {path.name}, too few or too many for {dtype} {shape}"
+        )
+    return StoredTensor(name, path, dtype, shape, begin + start, begin + end)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{max(names, key=names.count)} stands in it twice")
+    return dict(pairs)
+
+
+class MappedFiles:
+    """Files mapped into memory, each when it is first read from.
+
+    Pages that were read count as this process's memory for as long as they are mapped; `drop` gives them back to the
+    system, which may keep them cached.
+    """
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def view(self, tensor: StoredTensor, first: int, count: int) -> torch.Tensor:
+        """So many elements of a tensor from element `first` on, flat. Nobody may write to them, or keep them."""
+        dtype = STORED_DTYPES[tensor.dtype]
+        start = tensor.start + first * dtype.itemsize
+        data = self._map(tensor.path)
+        if start % dtype.itemsize:  # nothing in the format forbids it
+            return torch.frombuffer(bytearray(data[start : start + count * dtype.itemsize]), dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=start)
+
+    def drop(self, tensor: StoredTensor, first: int, count: int) -> None:
+        """Be done with these elements."""
+        itemsize = STORED_DTYPES[tensor.dtype].itemsize
+        start = (tensor.start + first * itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
+        data = self._map(tensor.path)
+        data.madvise(mmap.MADV_DONTNEED, start, tensor.start + (first + count) * itemsize - start)
+
+    def close(self) -> None:
+        """Unmap everything; what is read afterwards is mapped again."""
+        self._maps.clear()
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            with path.open("rb") as file:
+                # private and writable only because torch warns of memory that it could not write to
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._maps[path].madvise(mmap.MADV_SEQUENTIAL)
+        return self._maps[path]

@@ -1,0 +1,116 @@
+"""Compiles `csrc/` into one shared library for an instruction set, once for each version of it.
+
+`build.py` asks for the library at start or when the project is set up, `setup.py` when a wheel is made; no torch and no
+attrs here, for the latter's sake. Objects and libraries are kept in the user's cache folder, each under a name made
+from what it was made of: sources, flags and compiler.
+
+What must always hold: a file under its final name is whole; two processes may compile the same at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from quipu.kernels.cpu.instruction_sets import CannotBuild, InstructionSet
+
+SOURCES = Path(__file__).parent / "csrc"
+COMPILERS = ("g++", "c++", "clang++")
+
+_PRODUCT = frozenset({"linear.cpp", "linear_bf16.cpp"})
+
+_COMMON_FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+    # the same expression must round alike wherever it is inlined; what is to be fused is fused by name
+    "-ffp-contract=off",
+)  # fmt: skip
+
+_log = logging.getLogger(__name__)
+
+
+def find_compiler() -> str:
+    """`CXX` from the environment, else the first of the usual ones. Raises CannotBuild."""
+    for name in (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise CannotBuild(f"no C++ compiler found (looked for {os.environ.get('CXX') or ', '.join(COMPILERS)})")
+
+
+def build(instruction_set: InstructionSet) -> Path:
+    """The library's file, compiled now unless that was done before. Raises CannotBuild."""
+    compiler = find_compiler()
+    headers = [*sorted(SOURCES.glob("*.h")), *instruction_set.headers]
+    common = [compiler, _version(compiler), *(part for path in headers for part in (path.name, path.read_text()))]
+    folder = _cache_folder()
+    jobs = []
+    for source in sorted(SOURCES.glob("*.cpp")):
+        flags = [*_COMMON_FLAGS, *instruction_set.flags]
+        if source.name in _PRODUCT:
+            flags += instruction_set.product_flags
+        digest = _digest([*common, *flags, source.name, source.read_text()])
+        jobs.append((source, flags, folder / "objects" / f"{source.stem}-{digest}.o"))
+    # the names of its objects say all that a library is made of
+    library = folder / f"quipu-cpu-{instruction_set.name}-{_digest(path.name for _, _, path in jobs)}.so"
+    if library.is_file():
+        return library
+    started = time.monotonic()
+    (folder / "objects").mkdir(exist_ok=True)
+
+    def compile_one(job: tuple[Path, list[str], Path]) -> None:
+        source, flags, target = job
+        if not target.is_file():
+            _make(target, lambda partial: [compiler, *flags, "-c", str(source), "-o", str(partial)])
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as compilers:
+        list(compilers.map(compile_one, jobs))
+    objects = [str(path) for _, _, path in jobs]
+    _make(library, lambda partial: [compiler, "-shared", "-fopenmp", *objects, "-o", str(partial)])
+    _log.info(
+        "compiled the CPU kernels for %s in %.1f s: %s", instruction_set.name, time.monotonic() - started, library
+    )
+    return library
+
+
+def _make(target: Path, command: Callable[[Path], list[str]]) -> None:
+    """Run a compiler that writes `target`, under another name until it is whole."""
+    descriptor, name = tempfile.mkstemp(prefix=target.stem, dir=target.parent)
+    os.close(descriptor)
+    partial = Path(name)
+    arguments = command(partial)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603 - a compiler by full path
+    if done.returncode != 0:
+        partial.unlink(missing_ok=True)
+        raise CannotBuild(f"{arguments[0]} failed: {done.stderr.strip()[:500]}")
+    partial.chmod(0o755)
+    partial.replace(target)  # in one move: another process may be about to read it
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout
+
+
+def _cache_folder() -> Path:
+    """A folder that only we write to: a library found there is run."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "quipu"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="quipu-"))  # compiled at each start, then

@@ -1,0 +1,38 @@
+"""Random numbers in place of weights, by name: the same on every run, however they are cut into pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+_STD = 0.02
+# A prime: no row length is a multiple of it, so tiling the block makes no two rows of a matrix alike.
+_BLOCK = 65_537
+
+
+def fill_dummy(name: str, first: int, out: torch.Tensor, dtype: torch.dtype) -> None:
+    """Elements of the tensor of that name from `first` on, rounded to `dtype`, into `out`, which is flat.
+
+    A norm's weights are ones.
+    """
+    if name.endswith("norm.weight"):
+        out.fill_(1.0)
+        return
+    # Tiling one block fills a billion numbers in the time that memory takes; drawing them takes twenty times that.
+    block = _block(name, dtype)
+    at = 0
+    while at < len(out):
+        begin = (first + at) % _BLOCK
+        some = block[begin : begin + len(out) - at]
+        out[at : at + len(some)] = some
+        at += len(some)
+
+
+@lru_cache(maxsize=4)
+def _block(name: str, dtype: torch.dtype) -> torch.Tensor:
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    drawn = np.random.default_rng(seed).standard_normal(_BLOCK, dtype=np.float32) * np.float32(_STD)
+    return torch.from_numpy(drawn).to(dtype)

@@ -1,0 +1,39 @@
+"""The largest pass that a server may run, for a backend to measure what it takes.
+
+As many rows as there may be, all of them drawing and asking for logprobs, and as many tokens. Its rows share one block
+and its results mean nothing: it runs before the cache is made, over one of `NUM_BLOCKS`.
+"""
+
+from __future__ import annotations
+
+from quipu.kernels.backend import BackendConfig
+from quipu.kernels.batch import Scoring, StepBatch
+
+NUM_BLOCKS = 2
+_NUM_TOP = 20
+
+
+def largest_pass(config: BackendConfig) -> StepBatch:
+    """Rows as even as they come; shorter than `max_num_batched_tokens` only where no more fit into the rows."""
+    num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
+    num_rows = min(config.max_num_seqs, num_tokens)
+    start = [num_tokens * row // num_rows for row in range(num_rows + 1)]
+    longest = -(-num_tokens // num_rows)
+    table = [NUM_BLOCKS - 1] * -(-longest // config.block_size)
+    rows = list(range(num_rows))
+    return StepBatch(
+        slots=rows,
+        query_start=start,
+        positions=[0] * num_rows,
+        token_ids=[0] * num_tokens,
+        carried=[False] * num_rows,
+        block_tables=[table] * num_rows,
+        samples=[True] * num_rows,
+        temperature=[1.0] * num_rows,
+        top_p=[0.9] * num_rows,
+        top_k=[0] * num_rows,
+        min_p=[0.0] * num_rows,
+        seed=rows,
+        output_position=[0] * num_rows,
+        scoring=Scoring(rows, [_NUM_TOP] * num_rows, [], [], []),
+    )

@@ -1,0 +1,72 @@
+// AVX-512, AVX-512 BF16 and AMX for processors without them: put before the kernels' sources by the compiler's -include,
+// so that the very same sources run. AVX-512 comes from SIMDe, what its packaged version lacks from here; BF16 and AMX are
+// in files beside this one, in plain C, as Intel's Software Developer's Manual describes each.
+#pragma once
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512/add.h>
+#include <simde/x86/avx512/and.h>
+#include <simde/x86/avx512/cast.h>
+#include <simde/x86/avx512/cmp.h>
+#include <simde/x86/avx512/extract.h>
+#include <simde/x86/avx512/fmadd.h>
+#include <simde/x86/avx512/fnmadd.h>
+#include <simde/x86/avx512/loadu.h>
+#include <simde/x86/avx512/max.h>
+#include <simde/x86/avx512/min.h>
+#include <simde/x86/avx512/mov.h>
+#include <simde/x86/avx512/roundscale.h>
+#include <simde/x86/avx512/set1.h>
+#include <simde/x86/avx512/slli.h>
+#include <simde/x86/avx512/storeu.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace emulation {
+
+inline __m512i words_from_halves(__m256i halves) {
+    uint16_t from[16];
+    uint32_t to[16];
+    memcpy(from, &halves, sizeof from);
+    for (int i = 0; i < 16; i++) to[i] = from[i];
+    __m512i result;
+    memcpy(&result, to, sizeof to);
+    return result;
+}
+
+// To the nearest, ties to even: the default rounding mode.
+inline __m512i integers(__m512 v) {
+    float from[16];
+    int32_t to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++) to[i] = static_cast<int32_t>(std::nearbyint(from[i]));
+    __m512i result;
+    memcpy(&result, to, sizeof to);
+    return result;
+}
+
+// Lanes that are masked out are not touched: they may lie outside of the memory.
+__attribute__((noinline)) inline __m512 masked_load(unsigned mask, const float* p) {
+    float to[16];
+    for (int i = 0; i < 16; i++) to[i] = mask >> i & 1 ? p[i] : 0;
+    __m512 result;
+    memcpy(&result, to, sizeof to);
+    return result;
+}
+__attribute__((noinline)) inline void masked_store(float* p, unsigned mask, __m512 v) {
+    float from[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) p[i] = from[i];
+}
+
+}  // namespace emulation
+
+#define _mm512_cvtepu16_epi32(halves) emulation::words_from_halves(halves)
+#define _mm512_cvtps_epi32(v) emulation::integers(v)
+#define _mm512_maskz_loadu_ps(mask, p) emulation::masked_load(mask, p)
+#define _mm512_mask_storeu_ps(p, mask, v) emulation::masked_store(p, mask, v)
+
+#include "bf16.h"
+#include "tiles.h"
