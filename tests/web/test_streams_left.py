@@ -1,0 +1,106 @@
+"""Many clients of a whole house over real sockets, most of whom leave: nothing of them remains."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from tests.web.wires import SURFACES, Lines, Served, Way, both_ways, lines, serving
+
+from houses import Client, small_house
+from quipu.kernels.fake import Dials
+
+__all__ = ["lines"]
+
+NUM_CLIENTS = 200
+NUM_AT_ONCE = 40
+LONG, SHORT = 300, 3
+"""Tokens of an answer that nobody waits for the end of, and of one that is read whole."""
+
+
+async def visit(served: Served, rng: random.Random) -> bool:
+    """One client: whether it stayed to the end."""
+    stays = rng.random() < 0.3
+    path = rng.choice(list(SURFACES))
+    peer = await served.connect(receive_bytes=rng.choice([None, 4096]))
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    await peer.ask(path, model="demo", **{limit: SHORT if stays else LONG})
+    if stays:
+        assert b"data: " in await peer.read_stream()
+        await peer.stream.aclose()
+        return True
+    match rng.randrange(4):
+        case 0:
+            pass
+        case 1:
+            await peer.read_until(b"H")
+        case 2:
+            for _ in range(rng.randrange(12)):
+                await peer.read_until(b"\n\n")
+        case 3:
+            await trio.sleep(rng.random() / 20)
+    match rng.randrange(3):
+        case 0:
+            await peer.stream.aclose()
+        case 1:
+            peer.stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.stream.socket.close()
+        case 2:
+            with suppress(trio.BrokenResourceError):
+                await peer.stream.send_eof()
+            await peer.read_until(b"never")
+            await peer.stream.aclose()
+    return False
+
+
+async def wait_at_rest(house: Client, num_tasks: int) -> None:
+    with trio.fail_after(20):
+        while (
+            house.house.daybook.num_open_accounts
+            or house.house.desk.num_live_sequences
+            or trio.lowlevel.current_statistics().tasks_living > num_tasks
+        ):
+            await trio.sleep(0.01)
+
+
+def num_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@both_ways
+@pytest.mark.parametrize("seed", [1])
+async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
+    """No task, account, sequence, block or descriptor; and each request has ended once, as finished or cancelled."""
+    rng = random.Random(seed)
+    stayed: list[bool] = []
+    async with small_house(Dials(step_seconds=0.001), max_num_seqs=32, num_blocks=1024) as house:
+        async with serving(house.house.desk, way.options()) as served:
+            num_tasks, num_files = trio.lowlevel.current_statistics().tasks_living, num_open_files()
+            places = trio.Semaphore(NUM_AT_ONCE)
+
+            async def come(rng: random.Random) -> None:
+                async with places:
+                    stayed.append(await visit(served, rng))
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(NUM_CLIENTS):
+                    nursery.start_soon(come, random.Random(rng.random()))
+            await wait_at_rest(house, num_tasks)
+            assert num_open_files() == num_files
+            house.assert_at_rest()
+            outcomes = {
+                outcome: house.house.metrics.registry.get_sample_value(
+                    "quipu:requests_total", {"model_name": "demo", "outcome": outcome}
+                )
+                for outcome in ("finished", "failed", "cancelled", "rejected")
+            }
+    assert outcomes["failed"] == outcomes["rejected"] == 0
+    assert outcomes["finished"] >= sum(stayed) > NUM_CLIENTS / 5
+    assert outcomes["cancelled"] > NUM_CLIENTS / 3
+    assert sum(outcomes.values()) <= NUM_CLIENTS, "those that left before they were heard have no account"
+    assert (lines.num_sends > 100) == (way is Way.DIRECT)
