@@ -95,7 +95,10 @@ class Detokenizer:
             request_id=message.request_id,
             sequence_id=message.sequence_id,
             index=message.index,
-            stream=TextStream(make_decoder(), StopMatcher(message.stop, include=message.include_stop)),
+            stream=TextStream(
+                make_decoder(),
+                StopMatcher(message.stop, include=message.include_stop, num_deaf_pieces=message.min_tokens),
+            ),
             include_stop=message.include_stop,
             outlet=message.outlet,
             scribe=scribe,

@@ -9,12 +9,16 @@ not tokenised again (`core/segments.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import attrs
 import structlog
 import trio
 
 from quipu.actors.channel import Poster, Receiver
 from quipu.actors.config import HouseConfig
+from quipu.actors.core.drawing import complete_rules, contradiction, sequence_seed
 from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
 from quipu.actors.core.segments import SegmentCache
@@ -30,6 +34,7 @@ from quipu.actors.messages import (
     PromptText,
     Refused,
     RequestError,
+    SamplingParams,
     Submit,
     TextPrompt,
     TokenPrompt,
@@ -44,6 +49,7 @@ INLINE_CHARACTERS = 4096
 """Shorter texts are encoded in the loop: a round trip to a thread costs more than they do."""
 PROMPT_TAIL = 8
 """Prompt ids that a decoder may want to see before the first output."""
+_CODE_TOO_LONG = "context_length_exceeded"
 
 
 TokenizerMessage = Encode | CountTokens
@@ -101,13 +107,28 @@ class TokenizerActor:
                 self._refuse(request, RequestError(ErrorKind.INVALID, str(error), request.prompt_param))
                 return
         budgets: list[int] = []
-        for prompt in prompts:
+        for asked, prompt in zip(request.prompts, prompts, strict=True):
             budget = self._max_tokens(request, len(prompt.token_ids))
             if isinstance(budget, RequestError):
-                self._refuse(request, budget)
+                self._refuse(request, await self._blame(request, asked, budget))
                 return
             budgets.append(budget)
-        await self._submit(request, prompts, budgets)
+        sampling = await self._complete_sampling(request)
+        if (conflict := contradiction(sampling.rules)) is not None:
+            self._refuse(request, conflict)
+            return
+        await self._submit(request, prompts, budgets, sampling)
+
+    async def _complete_sampling(self, request: Encode) -> SamplingParams:
+        words = request.bad_words
+        is_short = sum(map(len, words)) <= INLINE_CHARACTERS
+        encode = partial(_encode_bad_words, self._vocabulary, words)
+        return complete_rules(
+            request.sampling,
+            encode() if is_short else await trio.to_thread.run_sync(encode),
+            self._config.engine.eos_token_ids,
+            self._config.vocab_size,
+        )
 
     async def _encode(self, prompt: Prompt, request: Encode | None = None) -> EncodedPrompt:
         with_echo = request is not None and request.echo
@@ -149,15 +170,10 @@ class TokenizerActor:
         """Output tokens that one prompt may have, or why it cannot be served. One is drawn even where 0 are wanted."""
         longest = self._registry.info.max_model_len
         room = longest - num_prompt_tokens
-        code = "context_length_exceeded"
         if num_prompt_tokens == 0:
             return RequestError(ErrorKind.INVALID, f"{request.prompt_param} has no tokens", request.prompt_param)
         if room < 1:
-            message = (
-                f"this model's maximum context length is {longest} tokens, but {request.prompt_param} has "
-                f"{num_prompt_tokens} tokens, which leaves no room for an output"
-            )
-            return RequestError(ErrorKind.INVALID, message, request.prompt_param, code)
+            return _too_long(request.prompt_param, num_prompt_tokens, longest)
         if request.max_tokens is None:
             return room
         if request.max_tokens > room:
@@ -167,11 +183,24 @@ class TokenizerActor:
                 f"{num_prompt_tokens} in {request.prompt_param}, {request.max_tokens} in "
                 f"{request.max_tokens_param})"
             )
-            return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, code)
+            return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, _CODE_TOO_LONG)
         return request.max_tokens
 
-    async def _submit(self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int]) -> None:
-        engine, sampling = self._config.engine, request.sampling
+    async def _blame(self, request: Encode, prompt: Prompt, error: RequestError) -> RequestError:
+        """Why a prompt cannot be served: in the name of its system message's field, where that alone is too long."""
+        longest = self._registry.info.max_model_len
+        if not request.system_param or error.param != request.prompt_param or not isinstance(prompt, ChatPrompt):
+            return error
+        first = prompt.messages[0]
+        if first["role"] != "system":
+            return error
+        num_tokens = len(await trio.to_thread.run_sync(self._vocabulary.encode, str(first["content"])))
+        return error if num_tokens < longest else _too_long(request.system_param, num_tokens, longest)
+
+    async def _submit(
+        self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int], sampling: SamplingParams
+    ) -> None:
+        engine = self._config.engine
         root = root_key(
             domain=request.domain,
             salt=request.cache_salt,
@@ -202,8 +231,7 @@ class TokenizerActor:
             token_ids = prompts[prompt].token_ids
             if prompt not in keys_of:
                 keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
-            # a seed names one stream of draws: the choices of a prompt each have their own
-            seed = (sampling.seed + choice) % (1 << 64)
+            seed = sequence_seed(sampling.seed, prompt, choice)
             submit = Submit(
                 sequence_id=sequence_id,
                 prompt_token_ids=token_ids,
@@ -227,9 +255,22 @@ class TokenizerActor:
                 is_scored=sampling.logprobs is not None or sampling.prompt_logprobs is not None,
                 echo=prompts[prompt].echo,
                 prompt_only=budgets[prompt] == 0,
+                min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,
             )
             if not await self._registry.submit(submit, track):
                 return
 
     def _refuse(self, request: Encode, error: RequestError) -> None:
         self._accountant.post(Refused(request.request_id, error))
+
+
+def _too_long(param: str, num_tokens: int, longest: int) -> RequestError:
+    message = (
+        f"this model's maximum context length is {longest} tokens, but {param} has {num_tokens} tokens, which leaves "
+        "no room for an output"
+    )
+    return RequestError(ErrorKind.INVALID, message, param, _CODE_TOO_LONG)
+
+
+def _encode_bad_words(vocabulary: Vocabulary, words: Sequence[str]) -> list[tuple[int, ...]]:
+    return [ids for word in words for ids in vocabulary.encode_bad_word(word)]

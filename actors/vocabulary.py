@@ -110,6 +110,15 @@ class Vocabulary:
                 cache.keep(owner, segment, ids)
         return ids
 
+    def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
+        """Ids of a word as it stands at the beginning of a text, and after a space."""
+        bare = word.lstrip()
+        plain, spaced = (
+            tuple(self.tokenizer.encode(text, add_special_tokens=False).ids) for text in (bare, f" {bare}")
+        )
+        # where the spaced one ends with the other, that one bans both
+        return [ids for ids in (plain, spaced) if ids and (ids is plain or spaced[-len(plain) :] != plain)]
+
     def encode_for_echo(self, text: str) -> EncodedText:
         """As `encode`, with what it takes to give the prompt back."""
         encoding = self.tokenizer.encode(text)

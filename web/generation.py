@@ -60,6 +60,8 @@ class GenerationRequest:
     priority: int
     cache_salt: str
     scores: WantedScores = NO_SCORES
+    bad_words: tuple[str, ...] = ()
+    system_param: str = ""
 
     @property
     def num_sequences(self) -> int:
@@ -82,6 +84,8 @@ class GenerationRequest:
             priority=self.priority,
             cache_salt=self.cache_salt,
             echo=self.scores.echo,
+            bad_words=self.bad_words,
+            system_param=self.system_param,
         )
 
 

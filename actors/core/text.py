@@ -59,19 +59,28 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class StopMatcher:
     """Holds back text while it could be the beginning of a stop string."""
 
-    __slots__ = ("_held", "_include", "_stops")
+    __slots__ = ("_held", "_include", "_num_deaf_chars", "_num_deaf_pieces", "_stops")
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include`: the stop string itself is handed out too. Stop strings are not empty."""
+    def __init__(self, stops: Sequence[str], *, include: bool = False, num_deaf_pieces: int = 0) -> None:
+        """`include`: the stop string itself is handed out too. Stop strings are not empty.
+
+        None of them ends in the first `num_deaf_pieces` that are pushed.
+        """
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
+        self._num_deaf_pieces = num_deaf_pieces
+        self._num_deaf_chars = 0  # of those held: no stop string ends among them
 
     def push(self, text: str) -> Piece:
         if not self._stops:
             return Piece(text)
         buffer = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := buffer.find(stop)) >= 0]
+        if self._num_deaf_pieces:
+            self._num_deaf_pieces -= 1
+            self._num_deaf_chars = len(buffer)
+        deaf = self._num_deaf_chars
+        found = [(at, stop) for stop in self._stops if (at := buffer.find(stop, max(0, deaf + 1 - len(stop)))) >= 0]
         if found:
             # the one that is complete first; of several, the one that begins first
             at, stop = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
@@ -79,6 +88,7 @@ class StopMatcher:
             return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], match=stop)
         keep = max(_overlap(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - keep :]
+        self._num_deaf_chars = max(0, deaf + keep - len(buffer))
         return Piece(buffer[: len(buffer) - keep])
 
     def flush(self) -> str:

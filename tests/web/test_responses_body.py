@@ -233,6 +233,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "not supported"),
     ({"top_logprobs": 2}, "top_logprobs", "not supported"),
     ({"include": "x"}, "include", "a list"),
+    ({"include": [None]}, "include", "a list of strings"),
+    ({"include": [["x"]]}, "include", "a list of strings"),
     ({"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "not supported"),
     ({"moderation": {"model": "m"}}, "moderation", "not supported"),

@@ -57,6 +57,7 @@ def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppO
         skip_special_tokens=True,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        system_param="system",
     )
     return MessagesRequest(wanted, fields.flag("stream"))
 

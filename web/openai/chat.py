@@ -14,7 +14,7 @@ from quipu.actors.messages import ChatPrompt, Delta, ScoredDelta
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, missing, wrong_type
 from quipu.web.generation import GenerationRequest, WantedScores, read_model
-from quipu.web.openai.generation import read_generation
+from quipu.web.openai.generation import read_generation, read_limit
 from quipu.web.openai.logprobs import chat_logprobs, prompt_logprobs, read_chat_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
@@ -36,9 +36,7 @@ def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> Ge
     fields = Fields(body)
     model = read_model(fields, info)
     refuse_unsupported(fields, CHAT)
-    max_tokens_param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-    # Both are checked, so that a bad one is not hidden by the other.
-    older, newer = fields.integer("max_tokens", 1), fields.integer("max_completion_tokens", 1)
+    limit = read_limit(fields)
     prompt = ChatPrompt(
         messages=_read_messages(fields),
         add_generation_prompt=fields.flag("add_generation_prompt", default=True),
@@ -50,8 +48,7 @@ def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> Ge
         model=model,
         prompts=(prompt,),
         prompt_param="messages",
-        max_tokens=older if newer is None else newer,
-        max_tokens_param=max_tokens_param,
+        limit=limit,
         max_sequences=max_sequences,
         scores=read_chat_scores(fields),
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, missing, token_ids, wrong_type
 from quipu.web.generation import GenerationRequest, WantedScores, read_model
-from quipu.web.openai.generation import read_generation
+from quipu.web.openai.generation import read_generation, read_limit
 from quipu.web.openai.logprobs import completion_logprobs, prompt_logprobs, read_completion_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
@@ -34,15 +36,16 @@ def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     refuse_unsupported(fields, COMPLETIONS)
     scores = read_completion_scores(fields)
     # with its prompt echoed, a completion may be empty: its prompt's logprobs are what is wanted of it
-    max_tokens = fields.integer("max_tokens", 0 if scores.echo else 1)
+    limit = read_limit(fields, least=0 if scores.echo else 1)
+    if limit.num_tokens is None:
+        limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
     request = read_generation(
         fields,
         info,
         model=model,
         prompts=_read_prompts(fields, info, max_sequences),
         prompt_param="prompt",
-        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
-        max_tokens_param="max_tokens",
+        limit=limit,
         max_sequences=max_sequences,
         scores=scores,
     )

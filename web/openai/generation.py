@@ -1,4 +1,4 @@
-"""What the bodies of completions and chat have in common: sampling, limits, stops, and how the answer is delivered.
+"""What the bodies of completions and chat have in common: limits, stops, and how the answer is delivered.
 
 `completions.py` and `chat.py` read their prompts and hand the rest of the body to `read_generation`.
 """
@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 
 from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Prompt, SamplingParams
+from quipu.actors.messages import Prompt
 from quipu.web.errors import invalid
-from quipu.web.fields import Fields, token_ids, wrong_type
+from quipu.web.fields import Fields, wrong_type
 from quipu.web.generation import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -21,11 +21,10 @@ from quipu.web.generation import (
     WantedScores,
     read_cache_salt,
     read_priority,
-    read_seed,
 )
+from quipu.web.openai.sampling import read_bad_words, read_sampling
 
 MAX_CHOICES = 16
-MAX_STOP_TOKEN_IDS = 256
 
 
 @attrs.frozen
@@ -41,6 +40,21 @@ class Delivery:
     """Cached tokens are split by tier."""
 
 
+@attrs.frozen
+class TokenLimit:
+    """The most tokens that a choice may have, and the field that says so."""
+
+    num_tokens: int | None
+    param: str
+
+
+def read_limit(fields: Fields, *, least: int = 1) -> TokenLimit:
+    """`max_completion_tokens`, or else `max_tokens`. Raises APIError."""
+    # Both are checked, so that a bad one is not hidden by the other.
+    older, newer = fields.integer("max_tokens", least), fields.integer("max_completion_tokens", least)
+    return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
+
+
 def read_generation(
     fields: Fields,
     info: ServingInfo,
@@ -48,8 +62,7 @@ def read_generation(
     model: str,
     prompts: tuple[Prompt, ...],
     prompt_param: str,
-    max_tokens: int | None,
-    max_tokens_param: str,
+    limit: TokenLimit,
     max_sequences: int,
     scores: WantedScores = NO_SCORES,
 ) -> GenerationRequest:
@@ -63,40 +76,16 @@ def read_generation(
         prompts=prompts,
         prompt_param=prompt_param,
         num_choices=num_choices,
-        max_tokens=max_tokens,
-        max_tokens_param=max_tokens_param,
-        sampling=_read_sampling(fields, info, max_tokens, scores),
+        max_tokens=limit.num_tokens,
+        max_tokens_param=limit.param,
+        sampling=read_sampling(fields, info, max_tokens=limit.num_tokens, max_tokens_param=limit.param, scores=scores),
+        bad_words=read_bad_words(fields),
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
         scores=scores,
-    )
-
-
-def _read_sampling(fields: Fields, info: ServingInfo, max_tokens: int | None, scores: WantedScores) -> SamplingParams:
-    top_p = fields.number("top_p", 0.0, 1.0)
-    if top_p == 0.0:
-        raise invalid("`top_p` must be above 0.", "top_p")
-    top_k = fields.integer("top_k", -1)
-    stop_token_ids = fields.get("stop_token_ids")
-    if stop_token_ids is not None and type(stop_token_ids) is not list:
-        raise wrong_type("stop_token_ids", "a list of integer token ids")
-    if stop_token_ids and len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise invalid(f"`stop_token_ids` may have at most {MAX_STOP_TOKEN_IDS} entries.", "stop_token_ids")
-    temperature = fields.number("temperature", 0.0, 2.0)
-    return SamplingParams(
-        max_tokens=max_tokens if max_tokens is not None else info.max_model_len,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=0 if top_k is None or top_k == -1 else min(top_k, info.vocab_size),
-        min_p=fields.number("min_p", 0.0, 1.0) or 0.0,
-        seed=read_seed(fields),
-        stop_token_ids=token_ids(stop_token_ids or [], "stop_token_ids", info.vocab_size),
-        ignore_eos=fields.flag("ignore_eos"),
-        logprobs=scores.drawn,
-        prompt_logprobs=scores.prompt_in_engine,
     )
 
 

@@ -18,7 +18,7 @@ from quipu.web.errors import invalid
 from quipu.web.fields import Fields, wrong_type
 from quipu.web.generation import GenerationRequest, read_model
 from quipu.web.openai.chat import read_template_kwargs
-from quipu.web.openai.generation import read_delivery, read_generation
+from quipu.web.openai.generation import TokenLimit, read_delivery, read_generation
 from quipu.web.openai.responses_input import read_input
 from quipu.web.openai.unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
@@ -49,7 +49,7 @@ def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -
     fields = Fields(body)
     model = read_model(fields, info)
     _refuse(fields)
-    max_output_tokens = fields.integer("max_output_tokens", 1)
+    limit = TokenLimit(fields.integer("max_output_tokens", 1), "max_output_tokens")
     prompt = ChatPrompt(messages=read_input(fields), template_kwargs=read_template_kwargs(fields))
     wanted = read_generation(
         fields,
@@ -57,10 +57,11 @@ def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -
         model=model,
         prompts=(prompt,),
         prompt_param="input",
-        max_tokens=max_output_tokens,
-        max_tokens_param="max_output_tokens",
+        limit=limit,
         max_sequences=max_sequences,
     )
+    if fields.get("instructions"):
+        wanted = attrs.evolve(wanted, system_param="instructions")
     fields.flag("store")  # checked; nothing is
     delivery = read_delivery(fields)
     return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, _read_echo(fields, wanted))
@@ -76,7 +77,7 @@ def _refuse(fields: Fields) -> None:
     refuse_unsupported(fields.fields("text"), RESPONSES_TEXT)
     refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
     include = fields.get("include")
-    if include is not None and type(include) is not list:
+    if include is not None and (type(include) is not list or any(type(item) is not str for item in include)):
         raise wrong_type("include", "a list of strings")
     if include and _LOGPROBS in include:
         # What else can be included belongs to items that are never made here.

@@ -27,7 +27,7 @@ def _false(value: Any) -> bool:
 
 
 def _one(value: Any) -> bool:
-    return bool(value == 1)
+    return type(value) in (int, float) and value == 1
 
 
 def _true(value: Any) -> bool:
@@ -51,10 +51,7 @@ def _is_text_format(value: Any) -> bool:
 
 
 _EITHER: Mapping[str, Neutral] = {
-    "allowed_token_ids": _empty,
-    "bad_words": _empty,
     "ebnf": _empty,
-    "frequency_penalty": _empty,
     "guided_choice": _empty,
     "guided_grammar": _empty,
     "guided_json": _empty,
@@ -62,12 +59,8 @@ _EITHER: Mapping[str, Neutral] = {
     "json_schema": _empty,
     "kv_transfer_params": _empty,
     "length_penalty": _one,
-    "logit_bias": _empty,
     "logits_processors": _empty,
-    "min_tokens": _empty,
-    "presence_penalty": _empty,
     "regex": _empty,
-    "repetition_penalty": _one,
     "response_format": _is_text_format,
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,

@@ -12,9 +12,12 @@ LETTERS = st.text(alphabet="abé🌍", max_size=24)
 STOPS = st.lists(st.text(alphabet="abé🌍", min_size=1, max_size=4), max_size=4)
 
 
-def cut_at_stop(text: str, stops: list[str], *, include: bool) -> tuple[str, bool]:
-    """The oracle: read on one character at a time until a stop string is complete; of several, the longest."""
-    for end in range(len(text) + 1):
+def cut_at_stop(text: str, stops: list[str], *, include: bool, num_deaf: int = 0) -> tuple[str, bool]:
+    """The oracle: read on one character at a time until a stop string is complete; of several, the longest.
+
+    One that ends among the first `num_deaf` characters is none.
+    """
+    for end in range(num_deaf + 1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
             return (text[:end] if include else text[: end - max(map(len, complete))]), True
@@ -30,9 +33,12 @@ def cut_into(data: bytes, lengths: list[int]) -> list[bytes]:
     return [*pieces, data[at:]]
 
 
-def run(pieces: list[bytes], stops: list[str], *, include: bool = False) -> tuple[list[str], bool]:
+def run(
+    pieces: list[bytes], stops: list[str], *, include: bool = False, num_deaf_pieces: int = 0
+) -> tuple[list[str], bool]:
     """What a client is handed: one text a token, and whether a stop string ended it."""
-    stream = TextStream(ByteDecoder(pieces), StopMatcher(stops, include=include))
+    matcher = StopMatcher(stops, include=include, num_deaf_pieces=num_deaf_pieces)
+    stream = TextStream(ByteDecoder(pieces), matcher)
     texts = []
     for token_id in range(len(pieces)):
         piece = stream.push(token_id)
@@ -50,6 +56,17 @@ def test_pieces_join_to_the_text_before_the_first_stop(
     """However bytes are cut into tokens: nothing of a stop string slips out, nothing else is kept back."""
     texts, stopped = run(cut_into(text.encode(), lengths), stops, include=include)
     assert ("".join(texts), stopped) == cut_at_stop(text, stops, include=include)
+
+
+@given(LETTERS, STOPS, st.lists(st.integers(0, 5), max_size=20), st.booleans(), st.integers(0, 20))
+def test_no_stop_ends_before_the_minimum_of_tokens(
+    text: str, stops: list[str], lengths: list[int], include: bool, minimum: int
+) -> None:
+    """One that begins there and ends later counts; what was handed out stays."""
+    pieces = cut_into(text.encode(), lengths)
+    num_deaf = len(b"".join(pieces[:minimum]).decode(errors="ignore"))
+    texts, stopped = run(pieces, stops, include=include, num_deaf_pieces=minimum)
+    assert ("".join(texts), stopped) == cut_at_stop(text, stops, include=include, num_deaf=num_deaf)
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 5), max_size=20))
