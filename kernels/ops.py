@@ -42,7 +42,7 @@ class Ops(Protocol):
     """One pass's operations."""
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Rows of the table times `scale`: x_ND."""
+        """Rows of the table times `scale`, which is rounded to the model's dtype first, as Gemma was trained: x_ND."""
         ...
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

@@ -89,7 +89,7 @@ class Recorder:
         return self._note(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        width = table_VD.shape[1]
+        width, scale = table_VD.shape[1], float(torch.tensor(scale, dtype=table_VD.dtype))
         return self._note(program.EMBED, shape=(width,), width=width, scale=scale, also=self._matrix(table_VD))
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,7 +1,10 @@
-"""`config.json` as the decoder families read it, and everything in it that we refuse.
+"""`config.json` as the decoder families read it.
 
-`registry.py` reads it once at load; a family's file takes the numbers from here. A checkpoint that asks for something
-we do not compute must never load and answer nonsense: what is not understood is refused by name.
+`registry.py` reads it once at load; a family's file takes the numbers from here, and `refusals.py` refuses what it asks
+for and we do not compute: a checkpoint must never load and answer nonsense.
+
+What must always hold: an absent entry means what it means in the architecture's own configuration class, and where that
+is a guess about the model's size, the entry has to be there.
 """
 
 from __future__ import annotations
@@ -12,20 +15,27 @@ from typing import Any
 
 import attrs
 
-
-@attrs.frozen
-class Llama3Scaling:
-    """Llama 3.1's change to low rotary frequencies, as `rope_type: llama3` names it."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+from quipu.kernels.models.rope_config import Rope, ShortFactors
 
 
 @attrs.frozen
+class MoeConfig:
+    """A mixture of experts."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that a token goes to."""
+    intermediate_size: int
+    """Of each."""
+    normalise: bool
+    """The weights of the chosen come to 1."""
+    dense_layers: frozenset[int]
+    """Those with one MLP for all tokens."""
+
+
+@attrs.frozen(kw_only=True)
 class DecoderConfig:
-    """The numbers of a dense decoder."""
+    """The numbers of a decoder."""
 
     architecture: str
     vocab_size: int
@@ -36,12 +46,20 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Llama3Scaling | None
+    rope: Rope
+    local_rope: Rope
+    """Of layers with a window; the same but for Gemma 3."""
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool
-    """q, k, v and o projections carry a bias."""
+    qkv_bias: bool
+    o_bias: bool
+    windows: tuple[int | None, ...]
+    """How many tokens each layer's attention sees, itself among them; None where it sees all."""
+    attention_scale: float
+    """Of the product of a query and a key."""
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    moe: MoeConfig | None = None
 
 
 def read_config(model_path: Path) -> dict[str, Any]:
@@ -58,37 +76,83 @@ def read_config(model_path: Path) -> dict[str, Any]:
     return data
 
 
-def parse_config(data: dict[str, Any], *, architecture: str, default_head_dim: int | None = None) -> DecoderConfig:
-    """Check and take what a dense decoder needs.
+def read_sizes(
+    data: dict[str, Any],
+    *,
+    default_head_dim: int | None = None,
+    every_head_its_kv: bool = False,
+    rms_norm_eps: float = 1e-6,
+    tied: bool = False,
+) -> dict[str, Any]:
+    """What all decoders have, as arguments of `DecoderConfig`.
 
-    `default_head_dim` stands in for an absent `head_dim`; None means hidden size over heads.
-    Raises ValueError naming the entry that is missing or that asks for what we do not compute.
+    `default_head_dim` stands in for an absent `head_dim`; None means hidden size over heads. `every_head_its_kv` says
+    that an absent `num_key_value_heads` means as many as there are heads. The last two stand in for absent entries.
+    Raises ValueError naming the entry that is missing or wrong.
     """
-    _refuse_what_is_not_computed(data)
-    hidden_size, num_heads = _positive(data, "hidden_size"), _positive(data, "num_attention_heads")
-    num_kv_heads = _positive(data, "num_key_value_heads", default=num_heads)
-    head_dim = _positive(data, "head_dim", default=default_head_dim or hidden_size // num_heads)
+    hidden_size, num_heads = positive(data, "hidden_size"), positive(data, "num_attention_heads")
+    num_kv_heads = positive(data, "num_key_value_heads", default=num_heads if every_head_its_kv else None)
+    head_dim = positive(data, "head_dim", default=default_head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"config.json: {num_heads} attention heads do not divide among {num_kv_heads} key/value heads")
     if head_dim % 2:
         raise ValueError(f"config.json: head_dim {head_dim} is odd, which rotary embedding cannot pair")
-    rope_theta, rope_scaling = _parse_rope(data)
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=_positive(data, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_positive(data, "intermediate_size"),
-        num_layers=_positive(data, "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        max_position_embeddings=_positive(data, "max_position_embeddings"),
-        tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-        attention_bias=bool(data.get("attention_bias", False)),
-    )
+    return {
+        "vocab_size": positive(data, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": positive(data, "intermediate_size"),
+        "num_layers": positive(data, "num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": float(data.get("rms_norm_eps", rms_norm_eps)),
+        "max_position_embeddings": positive(data, "max_position_embeddings"),
+        "tie_word_embeddings": bool(data.get("tie_word_embeddings", tied)),
+    }
+
+
+def read_windows(data: dict[str, Any], default_types: list[str], default_window: int | None) -> tuple[int | None, ...]:
+    """Each layer's window: by `layer_types`, else by `default_types`.
+
+    Raises ValueError for other types of layers, for too few, and where a window is wanted but there is none.
+    """
+    types = data.get("layer_types") or default_types
+    other_types = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if other_types:
+        raise ValueError(
+            f"config.json: layer_types {', '.join(map(str, other_types))} not supported, "
+            "only full_attention and sliding_attention"
+        )
+    if len(types) != data["num_hidden_layers"]:
+        raise ValueError(f"config.json: layer_types names {len(types)} layers of {data['num_hidden_layers']}")
+    if "sliding_attention" not in types:
+        return (None,) * len(types)
+    if data.get("sliding_window", default_window) is None:
+        raise ValueError("config.json: layer_types wants a sliding_window, and there is none")
+    window = positive(data, "sliding_window", default=default_window)
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def read_qwen_windows(data: dict[str, Any]) -> tuple[int | None, ...]:
+    """A window only where `use_sliding_window` asks for one: by `layer_types`, else from `max_window_layers` on."""
+    num_layers = positive(data, "num_hidden_layers")
+    if not data.get("use_sliding_window"):
+        return same_window(data, None)
+    if data.get("sliding_window", 4096) is None:
+        return same_window(data, None)
+    full = data.get("max_window_layers", 28)
+    kinds = ["full_attention" if index < full else "sliding_attention" for index in range(num_layers)]
+    return read_windows(data, kinds, 4096)
+
+
+def same_window(data: dict[str, Any], window: int | None) -> tuple[int | None, ...]:
+    """One window, or none, for all layers. Raises ValueError where `layer_types` says otherwise."""
+    kind = "full_attention" if window is None else "sliding_attention"
+    others = sorted(set(data.get("layer_types") or ()) - {kind})
+    if others:
+        named = ", ".join(map(str, others))
+        raise ValueError(f"config.json: layer_types {named} not supported for this architecture, only {kind}")
+    return read_windows(data, [kind] * positive(data, "num_hidden_layers"), window)
 
 
 def check_length(config: DecoderConfig, max_model_len: int) -> None:
@@ -98,9 +162,17 @@ def check_length(config: DecoderConfig, max_model_len: int) -> None:
             f"max_model_len {max_model_len} exceeds the model's max_position_embeddings "
             f"{config.max_position_embeddings}"
         )
+    scaling = config.rope.scaling
+    if isinstance(scaling, ShortFactors) and max_model_len > scaling.original_max_position_embeddings:
+        raise ValueError(
+            f"max_model_len {max_model_len} exceeds original_max_position_embeddings "
+            f"{scaling.original_max_position_embeddings}: past it rope_type 'longrope' turns earlier tokens otherwise, "
+            "which no cached prefix survives; choose a max_model_len up to it"
+        )
 
 
-def _positive(data: dict[str, Any], key: str, *, default: int | None = None) -> int:
+def positive(data: dict[str, Any], key: str, *, default: int | None = None) -> int:
+    """A positive integer. Raises ValueError naming the entry."""
     value = data.get(key)
     if value is None:
         value = default
@@ -109,41 +181,11 @@ def _positive(data: dict[str, Any], key: str, *, default: int | None = None) -> 
     return value
 
 
-def _refuse_what_is_not_computed(data: dict[str, Any]) -> None:
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method", "unnamed")
-        raise ValueError(f"config.json: quantization_config ({method}) is not supported")
-    if data.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"config.json: hidden_act {data['hidden_act']!r} is not supported, only 'silu'")
-    if data.get("mlp_bias"):
-        raise ValueError("config.json: mlp_bias is not supported")
-    # `use_sliding_window` false beside a window is how Qwen writes "none"; an absent switch means the window counts.
-    if data.get("sliding_window") is not None and data.get("use_sliding_window", True):
-        raise ValueError(f"config.json: sliding_window {data['sliding_window']} is not supported")
-    other_layers = sorted(set(data.get("layer_types") or ()) - {"full_attention"})
-    if other_layers:
-        raise ValueError(f"config.json: layer_types {', '.join(other_layers)} not supported, only full_attention")
-
-
-def _parse_rope(data: dict[str, Any]) -> tuple[float, Llama3Scaling | None]:
-    """Theta and scaling from either spelling: `rope_parameters` (transformers 5), or `rope_theta` + `rope_scaling`."""
-    rope = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
-    theta = float(rope.get("rope_theta") or data.get("rope_theta") or 10_000.0)
-    if rope.get("partial_rotary_factor", data.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ValueError("config.json: partial_rotary_factor is not supported")
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError("config.json: rope parameters that differ among layers are not supported")
-    if rope_type == "default":
-        return theta, None
-    if rope_type != "llama3":
-        raise ValueError(f"config.json: rope_type {rope_type!r} is not supported, only 'default' and 'llama3'")
-    try:
-        return theta, Llama3Scaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
-        )
-    except KeyError as error:
-        raise ValueError(f"config.json: rope_type 'llama3' lacks {error.args[0]}") from None
+def positive_number(data: dict[str, Any], key: str, *, default: float | None) -> float | None:
+    """A positive number, or None where the entry is null. Raises ValueError naming the entry."""
+    value = data.get(key, default)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"config.json: {key} is {value!r}, where a positive number is needed")
+    return float(value)

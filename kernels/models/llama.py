@@ -13,29 +13,43 @@ from typing import Any
 import attrs
 import torch
 
-from quipu.kernels.models.config import DecoderConfig, parse_config
+from quipu.kernels.models.config import DecoderConfig, read_sizes, same_window
+from quipu.kernels.models.parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
+from quipu.kernels.models.refusals import check_entries
 from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.models.rope_config import parse_rope
 from quipu.kernels.ops import Ops
 from quipu.kernels.weights import Weights
+
+READ = "attention_bias"
 
 
 def parse_llama(data: dict[str, Any]) -> DecoderConfig:
     """Raises ValueError for what is missing or not computed."""
-    return parse_config(data, architecture="LlamaForCausalLM")
+    check_entries(data, read=READ)
+    sizes = read_sizes(data, every_head_its_kv=True)
+    rope = parse_rope(data, head_dim=sizes["head_dim"])
+    bias = bool(data.get("attention_bias", False))
+    return DecoderConfig(
+        **sizes,
+        architecture="LlamaForCausalLM",
+        rope=rope,
+        local_rope=rope,
+        qkv_bias=bias,
+        o_bias=bias,
+        windows=same_window(data, None),
+        attention_scale=sizes["head_dim"] ** -0.5,
+    )
 
 
 @attrs.frozen
 class Layer:
-    """One block's weights; q, k and v are fused by rows, and so are gate and up."""
+    """One block's weights."""
 
     attention_norm_D: torch.Tensor
-    qkv_OD: torch.Tensor
-    qkv_bias_O: torch.Tensor | None
-    o_DI: torch.Tensor
-    o_bias_D: torch.Tensor | None
+    attention: Attention
     mlp_norm_D: torch.Tensor
-    gate_up_OD: torch.Tensor
-    down_DF: torch.Tensor
+    mlp: Mlp
 
 
 class Llama:
@@ -45,47 +59,36 @@ class Llama:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c, num_positions)
-        self.embed_VD = weights.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+        self.rope = RopeTable(c.rope, num_positions)
+        self.ends = read_ends(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))
-        self.head_VD = (
-            self.embed_VD if c.tie_word_embeddings else weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size))
-        )
 
     def _read_layer(self, weights: Weights, prefix: str) -> Layer:
-        c = self.config
-        D, F, Q, KV = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = [(attention + "q_proj", Q), (attention + "k_proj", KV), (attention + "v_proj", KV)]
+        D, F = self.config.hidden_size, self.config.intermediate_size
         return Layer(
             attention_norm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
-            qkv_OD=weights.fused([(name + ".weight", (rows, D)) for name, rows in qkv]),
-            qkv_bias_O=weights.fused([(name + ".bias", (rows,)) for name, rows in qkv]) if c.attention_bias else None,
-            o_DI=weights.tensor(attention + "o_proj.weight", (D, Q)),
-            o_bias_D=weights.tensor(attention + "o_proj.bias", (D,)) if c.attention_bias else None,
+            attention=read_attention(weights, prefix + "self_attn.", self.config),
             mlp_norm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
-            gate_up_OD=weights.fused([(mlp + "gate_proj.weight", (F, D)), (mlp + "up_proj.weight", (F, D))]),
-            down_DF=weights.tensor(mlp + "down_proj.weight", (D, F)),
+            mlp=read_mlp(weights, prefix + "mlp.", D, F),
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
         """All layers: x_ND before the final norm."""
         c = self.config
-        x_ND = ops.embed(token_ids_N, self.embed_VD)
+        x_ND = ops.embed(token_ids_N, self.ends.embed_VD)
         for index, layer in enumerate(self.layers):
             h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
-            qkv_NO = ops.linear(h_ND, layer.qkv_OD, layer.qkv_bias_O)
-            heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
-            q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+            qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
+            q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
             q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
             ops.write_kv(index, k_NKE, v_NKE)
-            o_NHE = ops.attend(index, q_NHE, scale=c.head_dim**-0.5)
-            x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.o_DI, layer.o_bias_D))
+            o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale)
+            x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.attention.o_DI, layer.attention.o_bias_D))
             h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
-            x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.gate_up_OD)), layer.down_DF))
+            x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF))
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Final norm and head: logits_NV."""
-        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.head_VD)
+        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)

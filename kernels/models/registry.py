@@ -12,8 +12,14 @@ import attrs
 import torch
 
 from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.models.gemma2 import Gemma2, parse_gemma2
+from quipu.kernels.models.gemma3 import Gemma3, parse_gemma3
 from quipu.kernels.models.llama import Llama, parse_llama
+from quipu.kernels.models.mistral import Mistral, parse_mistral
+from quipu.kernels.models.phi3 import Phi3, parse_phi3
+from quipu.kernels.models.qwen2 import Qwen2, parse_qwen2
 from quipu.kernels.models.qwen3 import Qwen3, parse_qwen3
+from quipu.kernels.models.qwen3_moe import Qwen3Moe, parse_qwen3_moe
 from quipu.kernels.ops import Ops
 from quipu.kernels.weights import Weights
 
@@ -40,8 +46,14 @@ class Family:
 
 
 FAMILIES = {
+    "Gemma2ForCausalLM": Family(parse_gemma2, Gemma2),
+    "Gemma3ForCausalLM": Family(parse_gemma3, Gemma3),
     "LlamaForCausalLM": Family(parse_llama, Llama),
+    "MistralForCausalLM": Family(parse_mistral, Mistral),
+    "Phi3ForCausalLM": Family(parse_phi3, Phi3),
+    "Qwen2ForCausalLM": Family(parse_qwen2, Qwen2),
     "Qwen3ForCausalLM": Family(parse_qwen3, Qwen3),
+    "Qwen3MoeForCausalLM": Family(parse_qwen3_moe, Qwen3Moe),
 }
 
 

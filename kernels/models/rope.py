@@ -10,19 +10,31 @@ import math
 
 import torch
 
-from quipu.kernels.models.config import DecoderConfig, Llama3Scaling
+from quipu.kernels.models.rope_config import LinearScaling, Llama3Scaling, Rope, ShortFactors, YarnScaling
 
 
 class RopeTable:
-    """Cosines and sines for positions 0 to `num_positions`, exclusive, in float32."""
+    """Cosines and sines for positions 0 to `num_positions`, exclusive, in float32.
 
-    def __init__(self, config: DecoderConfig, num_positions: int) -> None:
-        exponent_R = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        frequency_R = 1.0 / config.rope_theta**exponent_R
-        if config.rope_scaling is not None:
-            frequency_R = _scale_llama3(frequency_R, config.rope_scaling)
+    R is half of the elements that are turned, which may be fewer than a head has.
+    """
+
+    def __init__(self, rope: Rope, num_positions: int) -> None:
+        frequency_R = 1.0 / rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width)
+        factor = 1.0
+        match rope.scaling:
+            case LinearScaling():
+                frequency_R = frequency_R / rope.scaling.factor
+            case Llama3Scaling():
+                frequency_R = _scale_llama3(frequency_R, rope.scaling)
+            case YarnScaling():
+                frequency_R = _scale_yarn(frequency_R, rope, rope.scaling)
+                factor = rope.scaling.attention_factor
+            case ShortFactors():
+                frequency_R = frequency_R / torch.tensor(rope.scaling.factors, dtype=torch.float32)
+                factor = rope.scaling.attention_factor
         angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
-        self.cos_PR, self.sin_PR = angle_PR.cos(), angle_PR.sin()
+        self.cos_PR, self.sin_PR = angle_PR.cos() * factor, angle_PR.sin() * factor
 
     def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`(cos_NR, sin_NR)`; raises IndexError past the table."""
@@ -39,3 +51,23 @@ def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Te
     keep_R = (turns_R - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep_R = keep_R.clamp(0.0, 1.0)
     return frequency_R * keep_R + frequency_R / scaling.factor * (1.0 - keep_R)
+
+
+def _scale_yarn(frequency_R: torch.Tensor, rope: Rope, scaling: YarnScaling) -> torch.Tensor:
+    """Slow the low frequencies by `factor`, keep the high ones, blend between ("NTK by parts", arXiv:2309.00071).
+
+    The blend is linear in the frequency's index, from the one that makes `beta_fast` turns within the original context
+    to the one that makes `beta_slow`.
+    """
+
+    def index_of(turns: float) -> float:
+        length = scaling.original_max_position_embeddings
+        return rope.width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = index_of(scaling.beta_fast), index_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.width - 1)
+    index_R = torch.arange(len(frequency_R), dtype=torch.float32)
+    slow_R = ((index_R - first) / (last - first or 0.001)).clamp(0.0, 1.0)
+    return frequency_R / scaling.factor * slow_R + frequency_R * (1.0 - slow_R)

@@ -34,7 +34,8 @@ class ReferenceOps:
         self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the table's identity
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        return table_VD[token_ids_N] * scale
+        # the table is float32 here whatever the model's dtype is; the cache is not
+        return table_VD[token_ids_N] * torch.tensor(scale, dtype=self._cache[0][0].dtype).float()
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         y_NO = multiply(x_NI, weight_OI)

@@ -1,4 +1,4 @@
-"""Small random checkpoints in both families, and short ways to run passes over a backend.
+"""Small random checkpoints of every family, and short ways to run passes over a backend.
 
 Imported by the tests beside it; `conftest.py` makes the checkpoints once a session.
 """
@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import StepBatch
@@ -29,6 +40,26 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     # So small that within the tests' positions some frequencies are slowed, some blended, some kept.
     "original_max_position_embeddings": 64,
+}
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 16.0,
+    "beta_slow": 0.5,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5, 2.5, 4.0],
+    "long_factor": [2.0, 8.0, 20.0, 40.0],
+}
+_GEMMA3 = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -49,6 +80,46 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2, head_dim=16,
         tie_word_embeddings=True, rope_parameters=_LLAMA3,
     ),
+    # a window from the second layer on, tied
+    "qwen2": lambda: Qwen2Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        use_sliding_window=True, sliding_window=50, max_window_layers=1,
+    ),
+    # yarn, every frequency of which is another within the tests' positions; no window
+    "qwen2-yarn": lambda: Qwen2Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, rope_parameters=_YARN,
+    ),
+    # a window in all layers, longer than a chunk of keys; head_dim apart from hidden/heads
+    "mistral": lambda: MistralConfig(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=270,
+        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+    ),
+    # caps so small that they bite; a scale that is not the head's
+    "gemma2": lambda: Gemma2Config(
+        **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=33,
+        query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=5.0,
+    ),
+    # three layers, so that there is one of each kind and two rotary embeddings
+    "gemma3": lambda: Gemma3TextConfig(
+        **{**_SHARED, "num_hidden_layers": 3}, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=32, sliding_window=20, query_pre_attn_scalar=40, final_logit_softcapping=8.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=_GEMMA3,
+    ),
+    # half of each head is turned, with factors of its own
+    "phi3": lambda: Phi3Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, sliding_window=100,
+        original_max_position_embeddings=1024, pad_token_id=None, rope_parameters=_LONGROPE,
+    ),
+    "phi4": lambda: Phi3Config(
+        **_SHARED, intermediate_size=160, num_attention_heads=2, num_key_value_heads=1, pad_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 250_000.0, "partial_rotary_factor": 0.75},
+    ),
+    # a dense layer, and one whose experts' widths no vector length divides
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_experts=11, num_experts_per_tok=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, norm_topk_prob=True, mlp_only_layers=[0],
+        use_sliding_window=False,
+    ),
 }  # fmt: skip
 
 
@@ -59,7 +130,7 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(-0.5, 0.5) if name.startswith("gemma") else parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(std=0.2)
             else:

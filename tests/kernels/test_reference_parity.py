@@ -1,4 +1,4 @@
-"""The reference against transformers: prefill, then decode through the paged cache, on both families.
+"""The reference against transformers: prefill, then decode through the paged cache, on every family.
 
 What is compared is logits, not text. Argmax regret is transformers' logit at its own argmax minus transformers' logit
 at ours: 0 where they agree, small where two candidates are nearly level. Differences are given in units of the
@@ -16,7 +16,7 @@ import torch
 from kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
 from transformers import AutoModelForCausalLM
 
-NUM_DECODES = 32
+NUM_DECODES = 64
 NUM_PREFILL = 300  # a whole chunk of keys and part of the next
 
 
@@ -36,12 +36,19 @@ TOLERANCES = {
     "float32": Tolerance(regret=1e-4, mean=1e-5, p99=5e-5),
     "bfloat16": Tolerance(regret=0.25, mean=0.04, p99=0.15),
 }
+# A token whose last chosen expert and the next are nearly level goes to the other one in transformers' bfloat16.
+_ROUTED = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.15)}
+
+
+def allowed_for(name: str, dtype: str) -> Tolerance:
+    """What a checkpoint may differ by from transformers in the same dtype."""
+    return _ROUTED.get(dtype, TOLERANCES[dtype]) if name == "qwen3-moe" else TOLERANCES[dtype]
 
 
 def run_ours(path: Path, dtype: str, token_ids: list[int]) -> torch.Tensor:
     """Logits of every position: the prefill's at once, the rest from one-token steps."""
     backend = make_backend(path, dtype=dtype)
-    blocks = scattered_blocks(21, seed=1)
+    blocks = scattered_blocks(23, seed=1)
     prefill = make_batch({"token_ids": token_ids[:NUM_PREFILL], "position": 0, "blocks": blocks})
     logits = [backend.logits(prefill, list(range(NUM_PREFILL)))]
     for position in range(NUM_PREFILL, len(token_ids)):
@@ -76,7 +83,7 @@ def test_logits_match_transformers(checkpoints: dict[str, Path], name: str) -> N
     ours = {dtype: run_ours(checkpoints[name], dtype, token_ids) for dtype in TOLERANCES}
     theirs = run_transformers(checkpoints[name], "bfloat16", token_ids)
     for dtype, peer in (("float32", exact), ("bfloat16", theirs)):
-        found, allowed = differences(ours[dtype], peer), TOLERANCES[dtype]
+        found, allowed = differences(ours[dtype], peer), allowed_for(name, dtype)
         print(name, dtype, found)
         assert found.regret <= allowed.regret
         assert found.mean <= allowed.mean

@@ -1,0 +1,141 @@
+"""Gemma 3, text (Gemma Team, arXiv:2503.19786), from config to logits.
+
+A Gemma 2 without soft caps on scores whose query and key heads are normed; five layers of six have a window, and a
+rotary embedding of their own.
+
+Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
+the names here carry; this file knows neither batches nor blocks nor devices.
+
+What must always hold: a token's row meets other tokens only inside `ops.attend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from quipu.kernels.models.config import DecoderConfig, positive, positive_number, read_sizes, read_windows
+from quipu.kernels.models.parts import (
+    Attention,
+    Mlp,
+    read_attention,
+    read_ends,
+    read_gemma_norm,
+    read_mlp,
+    split_heads,
+)
+from quipu.kernels.models.refusals import check_entries
+from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.models.rope_config import Rope, parse_rope, rope_entries
+from quipu.kernels.ops import Ops
+from quipu.kernels.weights import Weights
+
+READ = (
+    "attention_bias query_pre_attn_scalar sliding_window sliding_window_pattern _sliding_window_pattern "
+    "final_logit_softcapping rope_local_base_freq"
+)
+
+
+def parse_gemma3(data: dict[str, Any]) -> DecoderConfig:
+    """Raises ValueError for what is missing or not computed. An absent pattern of windows is one layer of six."""
+    check_entries(data, read=READ, activation="gelu_pytorch_tanh")
+    sizes = read_sizes(data, default_head_dim=256, tied=True)
+    every = positive(data, "sliding_window_pattern", default=6)
+    pattern = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(sizes["num_layers"])]
+    rope, local_rope = parse_ropes(data, sizes["head_dim"])
+    bias = bool(data.get("attention_bias", False))
+    return DecoderConfig(
+        **sizes,
+        architecture="Gemma3ForCausalLM",
+        rope=rope,
+        local_rope=local_rope,
+        qkv_bias=bias,
+        o_bias=bias,
+        windows=read_windows(data, pattern, 4096),
+        attention_scale=positive(data, "query_pre_attn_scalar", default=256) ** -0.5,
+        logits_soft_cap=positive_number(data, "final_logit_softcapping", default=None),
+    )
+
+
+def parse_ropes(data: dict[str, Any], head_dim: int) -> tuple[Rope, Rope]:
+    """Of full and of windowed layers. In the older spelling `rope_scaling` is that of full layers alone."""
+    entries = rope_entries(data)
+    if entries.keys() & {"full_attention", "sliding_attention"}:
+        full, local = entries.get("full_attention") or {}, entries.get("sliding_attention") or {}
+    else:
+        full, local = {"rope_theta": data.get("rope_theta"), **entries}, {}
+    thetas = (1_000_000.0, data.get("rope_local_base_freq") or 10_000.0)
+    both = [
+        parse_rope(data, head_dim=head_dim, entries={**one, "rope_theta": one.get("rope_theta") or theta})
+        for one, theta in zip((full, local), thetas, strict=True)
+    ]
+    return both[0], both[1]
+
+
+@attrs.frozen
+class Layer:
+    """One block's weights; those of norms with their 1 added."""
+
+    attention_norm_D: torch.Tensor
+    attention: Attention
+    q_norm_E: torch.Tensor
+    k_norm_E: torch.Tensor
+    attention_end_norm_D: torch.Tensor
+    mlp_norm_D: torch.Tensor
+    mlp: Mlp
+    mlp_end_norm_D: torch.Tensor
+
+
+class Gemma3:
+    """The network."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
+        c = config
+        self.config = c
+        self.rope = RopeTable(c.rope, num_positions)
+        self.local_rope = RopeTable(c.local_rope, num_positions)
+        self.ends = read_ends(weights, c)
+        self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
+        self.norm_D = read_gemma_norm(weights, "model.norm.weight", c.hidden_size)
+
+    def _read_layer(self, weights: Weights, prefix: str) -> Layer:
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        return Layer(
+            attention_norm_D=read_gemma_norm(weights, prefix + "input_layernorm.weight", D),
+            attention=read_attention(weights, prefix + "self_attn.", self.config),
+            q_norm_E=read_gemma_norm(weights, prefix + "self_attn.q_norm.weight", self.config.head_dim),
+            k_norm_E=read_gemma_norm(weights, prefix + "self_attn.k_norm.weight", self.config.head_dim),
+            attention_end_norm_D=read_gemma_norm(weights, prefix + "post_attention_layernorm.weight", D),
+            mlp_norm_D=read_gemma_norm(weights, prefix + "pre_feedforward_layernorm.weight", D),
+            mlp=read_mlp(weights, prefix + "mlp.", D, F),
+            mlp_end_norm_D=read_gemma_norm(weights, prefix + "post_feedforward_layernorm.weight", D),
+        )
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """All layers: x_ND before the final norm."""
+        c = self.config
+        x_ND = ops.embed(token_ids_N, self.ends.embed_VD, scale=c.hidden_size**0.5)
+        for index, layer in enumerate(self.layers):
+            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
+            q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
+            rope = self.rope if c.windows[index] is None else self.local_rope
+            q_NHE = ops.rope(ops.rms_norm(q_NHE, layer.q_norm_E, c.rms_norm_eps), rope)
+            k_NKE = ops.rope(ops.rms_norm(k_NKE, layer.k_norm_E, c.rms_norm_eps), rope)
+            ops.write_kv(index, k_NKE, v_NKE)
+            o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
+            y_ND = ops.linear(o_NHE.flatten(1), layer.attention.o_DI, layer.attention.o_bias_D)
+            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.attention_end_norm_D, c.rms_norm_eps))
+            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            y_ND = ops.linear(ops.gelu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF)
+            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.mlp_end_norm_D, c.rms_norm_eps))
+        return x_ND
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Final norm, head and soft cap: logits_NV."""
+        logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)
+        cap = self.config.logits_soft_cap
+        return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

@@ -1,0 +1,79 @@
+"""How every family's weights are read: matrices that meet the same input are fused, by rows.
+
+A family's constructor calls these, with the names that its checkpoints use; what is computed with them stands in the
+family's own file.
+
+What must always hold: a tensor that the config says is there is asked for, by the shape that the config gives it.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.weights import Weights
+
+
+@attrs.frozen
+class Attention:
+    """Projections of an attention; q, k and v are fused."""
+
+    qkv_OD: torch.Tensor
+    qkv_bias_O: torch.Tensor | None
+    o_DI: torch.Tensor
+    o_bias_D: torch.Tensor | None
+
+
+@attrs.frozen
+class Mlp:
+    """A gated MLP; gate and up are fused."""
+
+    gate_up_OD: torch.Tensor
+    down_DF: torch.Tensor
+
+
+@attrs.frozen
+class Ends:
+    """What tokens become first, and what they are scored with."""
+
+    embed_VD: torch.Tensor
+    head_VD: torch.Tensor
+    """The embedding itself where the two are tied."""
+
+
+def read_attention(weights: Weights, prefix: str, c: DecoderConfig) -> Attention:
+    D, Q, KV = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    qkv = [(prefix + "q_proj", Q), (prefix + "k_proj", KV), (prefix + "v_proj", KV)]
+    return Attention(
+        qkv_OD=weights.fused([(name + ".weight", (rows, D)) for name, rows in qkv]),
+        qkv_bias_O=weights.fused([(name + ".bias", (rows,)) for name, rows in qkv]) if c.qkv_bias else None,
+        o_DI=weights.tensor(prefix + "o_proj.weight", (D, Q)),
+        o_bias_D=weights.tensor(prefix + "o_proj.bias", (D,)) if c.o_bias else None,
+    )
+
+
+def read_mlp(weights: Weights, prefix: str, D: int, F: int) -> Mlp:
+    return Mlp(
+        gate_up_OD=weights.fused([(prefix + "gate_proj.weight", (F, D)), (prefix + "up_proj.weight", (F, D))]),
+        down_DF=weights.tensor(prefix + "down_proj.weight", (D, F)),
+    )
+
+
+def read_ends(weights: Weights, c: DecoderConfig) -> Ends:
+    embed_VD = weights.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+    if c.tie_word_embeddings:
+        return Ends(embed_VD, embed_VD)
+    return Ends(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)))
+
+
+def split_heads(qkv_NO: torch.Tensor, c: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`(q_NHE, k_NKE, v_NKE)`, views of the fused projection."""
+    heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
+    q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+    return q_NHE, k_NKE, v_NKE
+
+
+def read_gemma_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
+    """Gemma stores w where 1 + w is meant."""
+    return weights.tensor(name, (width,)).float() + 1.0

@@ -1,0 +1,106 @@
+"""Phi-3 and Phi-4 (Microsoft, arXiv:2404.14219 and 2412.08905), from config to logits: a Llama that is stored fused and
+may turn a part of each head only.
+
+Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
+the names here carry; this file knows neither batches nor blocks nor devices.
+
+What must always hold: a token's row meets other tokens only inside `ops.attend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from quipu.kernels.models.config import DecoderConfig, positive, read_sizes, same_window
+from quipu.kernels.models.parts import read_ends, split_heads
+from quipu.kernels.models.refusals import check_entries
+from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.models.rope_config import parse_rope, rope_entries
+from quipu.kernels.ops import Ops
+from quipu.kernels.weights import Weights
+
+READ = "sliding_window"
+
+
+def parse_phi3(data: dict[str, Any]) -> DecoderConfig:
+    """Raises ValueError for what is missing or not computed.
+
+    What earlier configurations call `su` or `yarn` is `longrope`, as transformers reads it.
+    """
+    check_entries(data, read=READ)
+    sizes = read_sizes(data, every_head_its_kv=True, rms_norm_eps=1e-5)
+    entries = rope_entries(data)
+    if (entries.get("rope_type") or entries.get("type")) in ("su", "yarn"):
+        entries["rope_type"] = "longrope"
+    rope = parse_rope(data, head_dim=sizes["head_dim"], entries=entries, partial=True)
+    window = None if data.get("sliding_window") is None else positive(data, "sliding_window")
+    return DecoderConfig(
+        **sizes,
+        architecture="Phi3ForCausalLM",
+        rope=rope,
+        local_rope=rope,
+        qkv_bias=False,
+        o_bias=False,
+        windows=same_window(data, window),
+        attention_scale=sizes["head_dim"] ** -0.5,
+    )
+
+
+@attrs.frozen
+class Layer:
+    """One block's weights."""
+
+    attention_norm_D: torch.Tensor
+    qkv_OD: torch.Tensor
+    o_DI: torch.Tensor
+    mlp_norm_D: torch.Tensor
+    gate_up_OD: torch.Tensor
+    down_DF: torch.Tensor
+
+
+class Phi3:
+    """The network."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
+        c = config
+        self.config = c
+        self.rope = RopeTable(c.rope, num_positions)
+        self.ends = read_ends(weights, c)
+        self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
+        self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))
+
+    def _read_layer(self, weights: Weights, prefix: str) -> Layer:
+        c = self.config
+        D, F, Q, KV = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        return Layer(
+            attention_norm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
+            qkv_OD=weights.tensor(prefix + "self_attn.qkv_proj.weight", (Q + 2 * KV, D)),
+            o_DI=weights.tensor(prefix + "self_attn.o_proj.weight", (D, Q)),
+            mlp_norm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
+            gate_up_OD=weights.tensor(prefix + "mlp.gate_up_proj.weight", (2 * F, D)),
+            down_DF=weights.tensor(prefix + "mlp.down_proj.weight", (D, F)),
+        )
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """All layers: x_ND before the final norm."""
+        c = self.config
+        x_ND = ops.embed(token_ids_N, self.ends.embed_VD)
+        for index, layer in enumerate(self.layers):
+            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            qkv_NO = ops.linear(h_ND, layer.qkv_OD)
+            q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
+            q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
+            ops.write_kv(index, k_NKE, v_NKE)
+            o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
+            x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.o_DI))
+            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.gate_up_OD)), layer.down_DF))
+        return x_ND
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Final norm and head: logits_NV."""
+        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)

@@ -1,0 +1,93 @@
+"""Qwen2 and 2.5 (Qwen Team, arXiv:2407.10671 and 2412.15115), from config to logits: a Llama with biases on q, k, v.
+
+Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
+the names here carry; this file knows neither batches nor blocks nor devices.
+
+What must always hold: a token's row meets other tokens only inside `ops.attend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from quipu.kernels.models.config import DecoderConfig, read_qwen_windows, read_sizes
+from quipu.kernels.models.parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
+from quipu.kernels.models.refusals import check_entries
+from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.models.rope_config import parse_rope
+from quipu.kernels.ops import Ops
+from quipu.kernels.weights import Weights
+
+READ = "sliding_window use_sliding_window max_window_layers"
+
+
+def parse_qwen2(data: dict[str, Any]) -> DecoderConfig:
+    """Raises ValueError for what is missing or not computed."""
+    check_entries(data, read=READ)
+    sizes = read_sizes(data)
+    rope = parse_rope(data, head_dim=sizes["head_dim"])
+    return DecoderConfig(
+        **sizes,
+        architecture="Qwen2ForCausalLM",
+        rope=rope,
+        local_rope=rope,
+        qkv_bias=True,
+        o_bias=False,
+        windows=read_qwen_windows(data),
+        attention_scale=sizes["head_dim"] ** -0.5,
+    )
+
+
+@attrs.frozen
+class Layer:
+    """One block's weights."""
+
+    attention_norm_D: torch.Tensor
+    attention: Attention
+    mlp_norm_D: torch.Tensor
+    mlp: Mlp
+
+
+class Qwen2:
+    """The network."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
+        c = config
+        self.config = c
+        self.rope = RopeTable(c.rope, num_positions)
+        self.ends = read_ends(weights, c)
+        self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
+        self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))
+
+    def _read_layer(self, weights: Weights, prefix: str) -> Layer:
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        return Layer(
+            attention_norm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
+            attention=read_attention(weights, prefix + "self_attn.", self.config),
+            mlp_norm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
+            mlp=read_mlp(weights, prefix + "mlp.", D, F),
+        )
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """All layers: x_ND before the final norm."""
+        c = self.config
+        x_ND = ops.embed(token_ids_N, self.ends.embed_VD)
+        for index, layer in enumerate(self.layers):
+            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
+            q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
+            q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
+            ops.write_kv(index, k_NKE, v_NKE)
+            o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
+            x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.attention.o_DI))
+            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF))
+        return x_ND
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Final norm and head: logits_NV."""
+        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)

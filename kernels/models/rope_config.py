@@ -1,0 +1,215 @@
+"""Rotary embedding as `config.json` asks for it, in either spelling, and everything of it that we refuse.
+
+`config.py` reads it; `rope.py` makes tables of what it read.
+
+What must always hold: each entry is either part of the result or refused by name; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class LinearScaling:
+    """All frequencies slowed alike (Chen et al., arXiv:2306.15595): `rope_type: linear`."""
+
+    factor: float
+
+
+@attrs.frozen
+class Llama3Scaling:
+    """Llama 3.1's change to low rotary frequencies, as `rope_type: llama3` names it."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@attrs.frozen
+class YarnScaling:
+    """YaRN (Peng et al., arXiv:2309.00071): `rope_type: yarn`."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    """The borders between slowed and kept frequencies are moved out to whole numbers."""
+    attention_factor: float
+    """Multiplies cosines and sines."""
+
+
+@attrs.frozen
+class ShortFactors:
+    """The part of `rope_type: longrope` (Ding et al., arXiv:2402.13753) that holds up to the original length.
+
+    Past it the long factors turn every token of a sequence otherwise, those already in the cache too. A cached prefix
+    would then depend on how long its sequence became, so lengths past it are refused (`config.check_length`).
+    """
+
+    factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | ShortFactors
+
+
+@attrs.frozen
+class Rope:
+    """How heads are turned."""
+
+    theta: float
+    width: int
+    """Elements of a head that are turned: its first ones, an even number."""
+    scaling: Scaling | None
+
+
+def parse_rope(
+    data: dict[str, Any], *, head_dim: int, entries: dict[str, Any] | None = None, partial: bool = False
+) -> Rope:
+    """Rotary embedding from `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling`.
+
+    `entries` stands in for the first and the last, for families that have several or names of their own; only where
+    `partial` may a part of a head be turned. Raises ValueError naming the entry that is missing or that asks for what
+    we do not compute.
+    """
+    rope = rope_entries(data) if entries is None else dict(entries)
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError("config.json: rope parameters that differ among layers are not supported here")
+    rope_type = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    rope.pop("type", None)
+    theta = rope.pop("rope_theta", None) or data.get("rope_theta") or 10_000.0
+    share = rope.pop("partial_rotary_factor", None) or data.get("partial_rotary_factor") or 1.0
+    width = int(head_dim * _number("partial_rotary_factor", share))
+    if share != 1.0 and not partial:
+        raise ValueError(f"config.json: partial_rotary_factor {share} is not supported for this architecture")
+    if not 0 < width <= head_dim or width % 2:
+        raise ValueError(
+            f"config.json: partial_rotary_factor {share} turns {width} of a head's {head_dim} elements, "
+            "where an even number is needed"
+        )
+    if rope_type not in _PARSERS:
+        known = ", ".join(map(repr, _PARSERS))
+        raise ValueError(f"config.json: rope_type {rope_type!r} is not supported, only {known}")
+    entries_of_type = _Entries(rope_type, rope, data)
+    scaling = _PARSERS[rope_type](entries_of_type, width)
+    entries_of_type.check_all_read()
+    return Rope(theta=_number("rope_theta", theta), width=width, scaling=scaling)
+
+
+def rope_entries(data: dict[str, Any]) -> dict[str, Any]:
+    """The entries in either spelling, in one dictionary."""
+    return {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
+
+
+class _Entries:
+    """The entries of one rope_type. What nobody has asked for at the end is refused."""
+
+    def __init__(self, rope_type: str, rope: dict[str, Any], data: dict[str, Any]) -> None:
+        self._rope_type = rope_type
+        self._rope = rope
+        self.data = data
+        self._read: set[str] = set()
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.take(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise ValueError(f"config.json: rope_type {self._rope_type!r} lacks {name}")
+        return _number(name, value)
+
+    def original_length(self) -> int:
+        """Phi writes it beside the rope parameters, and it counts more there."""
+        within = self.take("original_max_position_embeddings")
+        value = self.data.get("original_max_position_embeddings") or within
+        if value is None:
+            raise ValueError(f"config.json: rope_type {self._rope_type!r} lacks original_max_position_embeddings")
+        return int(_number("original_max_position_embeddings", value))
+
+    def take(self, name: str) -> Any:
+        self._read.add(name)
+        return self._rope.get(name)
+
+    def check_all_read(self) -> None:
+        for name in sorted(self._rope.keys() - self._read):
+            if self._rope[name] is not None:
+                raise ValueError(f"config.json: {name} is not supported for rope_type {self._rope_type!r}")
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"config.json: {name} is {value!r}, where a positive number is needed")
+    return float(value)
+
+
+def _parse_default(entries: _Entries, width: int) -> None:
+    return None
+
+
+def _parse_linear(entries: _Entries, width: int) -> LinearScaling:
+    return LinearScaling(entries.number("factor"))
+
+
+def _parse_llama3(entries: _Entries, width: int) -> Llama3Scaling:
+    return Llama3Scaling(
+        factor=entries.number("factor"),
+        low_freq_factor=entries.number("low_freq_factor"),
+        high_freq_factor=entries.number("high_freq_factor"),
+        original_max_position_embeddings=entries.original_length(),
+    )
+
+
+def _parse_yarn(entries: _Entries, width: int) -> YarnScaling:
+    factor = entries.number("factor")
+    over, under = entries.take("mscale"), entries.take("mscale_all_dim")
+    if over and under:
+        usual = _yarn_attention(factor, _number("mscale", over)) / _yarn_attention(
+            factor, _number("mscale_all_dim", under)
+        )
+    else:
+        usual = _yarn_attention(factor, 1.0)
+    truncate = entries.take("truncate")
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=entries.original_length(),
+        beta_fast=entries.number("beta_fast", 32.0),
+        beta_slow=entries.number("beta_slow", 1.0),
+        truncate=True if truncate is None else bool(truncate),
+        attention_factor=entries.number("attention_factor", usual),
+    )
+
+
+def _yarn_attention(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _parse_longrope(entries: _Entries, width: int) -> ShortFactors:
+    original = entries.original_length()
+    factor = entries.number("factor", float(entries.data["max_position_embeddings"]) / original)
+    usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    factors = entries.take("short_factor")
+    entries.take("long_factor")
+    if not isinstance(factors, list) or len(factors) != width // 2:
+        raise ValueError(f"config.json: short_factor is no list of {width // 2} numbers")
+    return ShortFactors(
+        factors=tuple(_number("short_factor", value) for value in factors),
+        original_max_position_embeddings=original,
+        attention_factor=entries.number("attention_factor", usual),
+    )
+
+
+_PARSERS: dict[str, Callable[[_Entries, int], Scaling | None]] = {
+    "default": _parse_default,
+    "linear": _parse_linear,
+    "llama3": _parse_llama3,
+    "yarn": _parse_yarn,
+    "longrope": _parse_longrope,
+}
