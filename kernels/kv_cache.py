@@ -33,12 +33,12 @@ class BlockShape:
 class KVCache:
     """Keys and values of every layer; index it by layer for the pair."""
 
-    def __init__(self, num_blocks: int, block: BlockShape) -> None:
-        """Reserve the memory (the operating system commits a page when it is first written)."""
+    def __init__(self, num_blocks: int, block: BlockShape, device: torch.device | None = None) -> None:
+        """Reserve the memory: of the machine (which commits a page when it is first written), or of a device."""
         shape = (num_blocks, block.num_kv_heads, block.block_size, block.head_dim)
         self.block_size = block.block_size
         self._layers = [
-            (torch.empty(shape, dtype=block.dtype), torch.empty(shape, dtype=block.dtype))
+            (torch.empty(shape, dtype=block.dtype, device=device), torch.empty(shape, dtype=block.dtype, device=device))
             for _ in range(block.num_layers)
         ]
 
