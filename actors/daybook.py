@@ -142,10 +142,15 @@ class Page:
             return False
         return all(i in self.completed and any(type(entry) in _ENDS for entry in self.entries[i]) for i in awaited)
 
+    def _open_account(self) -> Account:
+        opened = self.opened
+        return Account(
+            opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s, opened.seed
+        )
+
     def account(self) -> Account:
         """The account that these entries make."""
-        opened = self.opened
-        account = Account(opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s)
+        account = self._open_account()
         if (prompted := self.prompted) is not None:
             for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
                 prompted.sequence_ids,
@@ -168,8 +173,8 @@ class Page:
 
     def bare_record(self, now: float) -> UsageRecord:
         """The record of a request whose entries cannot be booked: disputed, with what was counted and told."""
-        opened, effects = self.opened, self.effects
-        account = Account(opened.request_id, opened.endpoint, opened.received_at, opened.caller, self.opened_unix_s)
+        effects = self.effects
+        account = self._open_account()
         account.error = self.error
         record = account.record(now)
         counted = effects.counted_prompts.values()

@@ -634,6 +634,8 @@ class OpenAccount:
     """Clock of the process (`trio.current_time`)."""
     outlet: Outlet
     caller: Caller = Caller()
+    seed: int | None = None
+    """Of its draws, as its record will have it."""
 
 
 @attrs.frozen
@@ -862,6 +864,9 @@ class UsageRecord:
     """Why the cached prefix of each admitted prompt ended where it did."""
     incarnation: int | None = None
     """Of the engine that admitted it first."""
+    seed: int | None = None
+    """What its draws were keyed with, its own or one that it was given: 64 bits, signed as in OpenAI's API. None: an
+    older server did not say."""
 
     @property
     def prompt_tokens(self) -> int | None:

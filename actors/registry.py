@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from quipu.actors.channel import Channel, Poster, Sender
+from quipu.actors.core.drawing import recorded_seed
 from quipu.actors.front import DeskClosed, Health, PromptRefused, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import (
@@ -163,7 +164,8 @@ class Registry:
         mailbox = Mailbox()
         self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
-        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller))
+        seed = recorded_seed(request.sampling.seed)
+        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller, seed))
         return RequestTicket(self, request, mailbox)
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:

@@ -173,12 +173,19 @@ class Account:
     """Everything booked for one request, from its opening to its record."""
 
     def __init__(
-        self, request_id: str, endpoint: str, received_at: float, caller: Caller, received_unix_s: float
+        self,
+        request_id: str,
+        endpoint: str,
+        received_at: float,
+        caller: Caller,
+        received_unix_s: float,
+        seed: int | None = None,
     ) -> None:
         """`received_at` is on the process's clock, as all times given to this object; `received_unix_s` is the same."""
         self.request_id = request_id
         self.endpoint = endpoint
         self.caller = caller
+        self.seed = seed
         self.received_at = received_at
         self._unix_offset_s = received_unix_s - received_at
         self.admitted_at: float | None = None
@@ -372,4 +379,5 @@ class Account:
             disputed=bool(self.problems()),
             cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
             incarnation=self.incarnation,
+            seed=self.seed,
         )

@@ -27,6 +27,11 @@ def sequence_seed(seed: int, prompt: int, choice: int) -> int:
     return int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "little")
 
 
+def recorded_seed(seed: int) -> int:
+    """A request's 64 bits as records have them, and as OpenAI's API takes them back: signed."""
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
 def complete_rules(
     sampling: SamplingParams, bad_words: Sequence[TokenIds], eos_token_ids: Iterable[int], vocab_size: int
 ) -> SamplingParams:

@@ -60,6 +60,7 @@ FIELD_NAMES: Final = (
     "miss_token",
     "cache_misses",
     "engine_incarnation",
+    "seed",
 )
 
 
@@ -101,6 +102,7 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
         "miss_token": None if first_miss is None else first_miss.token,
         "cache_misses": " ".join(f"{m.reason.value}@{m.token}" for m in record.cache_misses[:MAX_MISSES]),
         "engine_incarnation": record.incarnation,
+        "seed": record.seed,
     }
     values.update(_tiers(record.cached_by_tier))
     return values
@@ -140,7 +142,8 @@ def restore(values: Mapping[str, object]) -> UsageRecord:
         recomputed_tokens=_int(values["recomputed_tokens"]),
         disputed=bool(values["disputed"]),
         cache_misses=tuple(_miss(word) for word in _str(values["cache_misses"]).split()),
-        incarnation=None if values["engine_incarnation"] is None else _int(values["engine_incarnation"]),
+        incarnation=_opt_int(values["engine_incarnation"]),
+        seed=_opt_int(values["seed"]),
     )
 
 
@@ -200,6 +203,10 @@ def _float(value: object) -> float:
 
 def _opt_str(value: object) -> str | None:
     return None if value is None else _str(value)
+
+
+def _opt_int(value: object) -> int | None:
+    return None if value is None else _int(value)
 
 
 def _opt_float(value: object) -> float | None:

@@ -60,6 +60,7 @@ anything = st.builds(
     disputed=st.booleans(),
     cache_misses=misses,
     incarnation=st.none() | numbers,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
 )
 
 
