@@ -22,7 +22,7 @@ install: $(VENV)/installed ## make the virtual environment and install quipu in 
 install-test: $(VENV)/installed-test
 
 # torch first and pinned: left to itself, pip takes a build with gigabytes of CUDA
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/core/csrc/*)
 	@echo "installing quipu into $(VENV) (torch is the large one)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools torch==2.13.0

@@ -91,7 +91,8 @@ def run_traps(copy: Path, slugs: list[str]) -> tuple[int, str]:
     """Run the traps of `slugs` in a copy: pytest's exit code and its output."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_guard", f"--timeout={TEST_TIMEOUT_S}"]
     command += ["--tb=line", "--show-capture=no", *(f"tests/traps/test_{slug}.py" for slug in slugs)]
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    # in Python, all of it: that is where the faults are planted
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1", "QUIPU_COMPILED": "0"}
     result = subprocess.run(
         command,
         cwd=copy,

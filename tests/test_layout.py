@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -31,6 +33,23 @@ def test_versions_agree() -> None:
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert metadata["project"]["version"] == quipu.__version__
     assert quipu.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here: the core runs in Python")
+def test_what_can_be_compiled_is() -> None:
+    """Where there is a compiler, the installation has built the core's part in C, and the engine uses it."""
+    code = """
+        import sys
+        from quipu.actors.core.prefix import chain_keys, chain_keys_in_python
+        from quipu.actors.core.pools import make_pool
+        from quipu.actors.core.block_pool import BlockPool
+        pool = make_pool(2)
+        sys.exit(chain_keys is chain_keys_in_python or isinstance(pool, BlockPool))
+    """
+    for setting, expected in (("1", 0), ("0", 1)):
+        environment = {**os.environ, "QUIPU_COMPILED": setting}
+        command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
+        assert subprocess.run(command, env=environment, check=False).returncode == expected
 
 
 def test_web_side_never_loads_torch() -> None:

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 import attrs
 
-from quipu.actors.core.block_pool import BlockPool
+from quipu.actors.core.pools import Pool
 from quipu.actors.messages import Breakpoint, CacheTtl, Pin
 
 TTL_S = {CacheTtl.FIVE_MINUTES: 300, CacheTtl.ONE_HOUR: 3600}
@@ -89,7 +89,7 @@ NOTHING_PINNED = Pinned()
 class Pins:
     """All pins on the blocks of one pool, and the marks that may become pins."""
 
-    def __init__(self, pool: BlockPool, block_size: int, max_blocks: int) -> None:
+    def __init__(self, pool: Pool, block_size: int, max_blocks: int) -> None:
         """`max_blocks` of the pool at most are pinned; 0: nothing ever is."""
         self.is_in_use = False
         """Somebody has marked something, and not all of it has expired since. If not, there is nothing to do."""

@@ -22,14 +22,16 @@ only pins keep.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from quipu.actors.core.block_pool import COMMITTED, BlockObserver, BlockPool
+from quipu.actors.core.block_pool import BlockObserver
 from quipu.actors.core.misses import MissTracker
 from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from quipu.actors.core.pins import NOTHING_PINNED, Pins
+from quipu.actors.core.pool_checks import COMMITTED
+from quipu.actors.core.pools import Pool, make_pool
 from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
 
 
@@ -77,6 +79,7 @@ class BlockManagerCore:
         max_pinned_share: float = 0.5,
         explain_misses: bool = True,
         observers: Sequence[BlockObserver] = (),
+        make_pool: Callable[[int], Pool] = make_pool,
     ) -> None:
         """`watermark_blocks` stay free at an admission while others run, so that those can grow a while.
 
@@ -85,7 +88,7 @@ class BlockManagerCore:
         over where that pays, a step costing as much as `step_overhead_tokens` positions (see `pending.py`).
         `observers` follow what is committed, evicted and reset.
         """
-        self.pool = BlockPool(num_blocks)
+        self.pool = make_pool(num_blocks)
         max_pinned = math.floor(max_pinned_share * (num_blocks - 1)) if enable_prefix_caching else 0
         self.pins = Pins(self.pool, block_size, max_pinned)
         self.block_size = block_size

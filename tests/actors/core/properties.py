@@ -8,10 +8,10 @@ from quipu.actors.messages import Granted
 
 def never_write_a_shared_or_committed_block(manager: BlockManagerCore, granted: Granted) -> None:
     """What a step's rows write to nobody else holds; whoever can find it finds it by this step's own announcement."""
-    pool, size = manager.pool, manager.block_size
+    state, size = manager.pool.state(), manager.block_size
     tables = {sequence_id: holding.table for sequence_id, holding in manager.holdings.items()}
     for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
         for block in tables[sequence_id][start // size : -(-(start + count) // size)]:
             assert [i for i, table in tables.items() if block in table] == [sequence_id], "a shared block is written"
-            if pool._key_of[block] is not None:
-                assert pool.pending_step(block) == granted.step, "a block is written that could be found before"
+            if state.keys[block] is not None:
+                assert state.pending.get(block) == granted.step, "a block is written that could be found before"

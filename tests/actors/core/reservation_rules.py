@@ -7,12 +7,17 @@ at any moment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 from block_oracle import Content
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from pool_kinds import POOLS
 from proposals import Candidate, keys_of, reserve
 
+from quipu.actors.core.block_pool import BlockPool
+from quipu.actors.core.pools import Pool
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.messages import Granted, Pin, Reserve
 
@@ -67,7 +72,11 @@ class Row:
 class ReservationRules(RuleBasedStateMachine):
     """One block manager, and the sequences that it serves."""
 
+    is_copied = False
+    """Whether the machine copies its manager, which it cannot where that has a pool in C."""
+
     @initialize(
+        make_pool=st.sampled_from(POOLS),
         size=st.integers(1, 4),
         usable=st.integers(2, 12),
         caching=st.sampled_from([True] * 5 + [False]),
@@ -77,6 +86,7 @@ class ReservationRules(RuleBasedStateMachine):
     )
     def start(
         self,
+        make_pool: Callable[[int], Pool],
         size: int,
         usable: int,
         caching: bool,
@@ -92,6 +102,7 @@ class ReservationRules(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             watermark_blocks=watermark,
             max_pinned_share=pinned_share,
+            make_pool=BlockPool if self.is_copied else make_pool,
         )
         self.now = 0.0
         self.sequences: dict[int, Sequence] = {}

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from pool_kinds import POOLS
 
-from quipu.actors.core.block_pool import COMMITTED, MAX_PLACES, BlockPool
+from quipu.actors.core.block_pool import MAX_PLACES
+from quipu.actors.core.pool_checks import COMMITTED
+from quipu.actors.core.pools import Pool
+from quipu.actors.core.prefix import KEY_BYTES
+
+Make = Callable[[int], Pool]
 
 
-def pool_with_cached(num_blocks: int, *keys: bytes) -> BlockPool:
+@pytest.fixture(params=POOLS)
+def make(request: pytest.FixtureRequest) -> Make:
+    """Both pools, the one in Python and the one in C."""
+    return request.param
+
+
+def k(name: str) -> bytes:
+    """A key."""
+    return name.encode().ljust(KEY_BYTES)
+
+
+def pool_with_cached(make: Make, num_blocks: int, *keys: bytes) -> Pool:
     """A pool in which one sequence has written `keys`, in order, and let go."""
-    pool = BlockPool(num_blocks)
+    pool = make(num_blocks)
     table = pool.take(len(keys))
     for block, key in zip(table, keys, strict=True):
         assert pool.publish([block], [key], COMMITTED)
@@ -17,75 +36,75 @@ def pool_with_cached(num_blocks: int, *keys: bytes) -> BlockPool:
     return pool
 
 
-def test_the_null_block_is_never_granted() -> None:
+def test_the_null_block_is_never_granted(make: Make) -> None:
     """A pool of n blocks grants n-1, and none of them is block 0."""
-    pool = BlockPool(5)
+    pool = make(5)
     assert pool.num_free == 4
     assert sorted(pool.take(4)) == [1, 2, 3, 4]
     assert pool.num_free == 0
     assert not pool.is_free(0)
 
 
-def test_a_pool_needs_two_blocks() -> None:
+def test_a_pool_needs_two_blocks(make: Make) -> None:
     """With the null block alone nothing can be held."""
     with pytest.raises(ValueError, match="num_blocks=1"):
-        BlockPool(1)
+        make(1)
 
 
-def test_taking_more_than_is_free_takes_nothing() -> None:
+def test_taking_more_than_is_free_takes_nothing(make: Make) -> None:
     """A refused `take` leaves the pool as it was."""
-    pool = pool_with_cached(4, b"k")
+    pool = pool_with_cached(make, 4, k("k"))
     with pytest.raises(ValueError, match="4 blocks asked for, 3 are free"):
         pool.take(4)
     assert (pool.num_free, pool.num_cached) == (3, 1)
 
 
-def test_blank_blocks_go_before_cached_ones() -> None:
+def test_blank_blocks_go_before_cached_ones(make: Make) -> None:
     """Nothing that could be hit is evicted while a block without contents is free."""
-    pool = pool_with_cached(5, b"a", b"b")
+    pool = pool_with_cached(make, 5, k("a"), k("b"))
     assert not {1, 2} & set(pool.take(2))
     assert pool.num_evicted == 0
-    assert pool.match([b"a", b"b"], 2) == [1, 2]
+    assert pool.match([k("a"), k("b")], 2) == [1, 2]
 
 
-def test_the_blank_block_freed_last_is_taken_first() -> None:
+def test_the_blank_block_freed_last_is_taken_first(make: Make) -> None:
     """Of blocks without contents the warmest is reused."""
-    pool = BlockPool(5)
+    pool = make(5)
     table = pool.take(3)
     pool.release([table[0]])
     pool.release([table[2]])
     assert pool.take(2) == [table[2], table[0]]
 
 
-def test_a_chain_is_evicted_from_its_tail() -> None:
+def test_a_chain_is_evicted_from_its_tail(make: Make) -> None:
     """A root without its tail is still of use, a tail without its root is not."""
-    pool = pool_with_cached(4, b"1", b"12", b"123")
+    pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.take(1)
-    assert pool.match([b"1", b"12", b"123"], 3) == [1, 2]
+    assert pool.match([k("1"), k("12"), k("123")], 3) == [1, 2]
     pool.take(1)
-    assert pool.match([b"1", b"12", b"123"], 3) == [1]
+    assert pool.match([k("1"), k("12"), k("123")], 3) == [1]
     assert pool.num_evicted == 2
 
 
-def test_the_least_recently_released_is_evicted_first() -> None:
+def test_the_least_recently_released_is_evicted_first(make: Make) -> None:
     """Holding a cached block again makes it the youngest."""
-    pool = pool_with_cached(4, b"old")
+    pool = pool_with_cached(make, 4, k("old"))
     others = pool.take(2)
-    for block, key in zip(others, [b"mid", b"new"], strict=True):
+    for block, key in zip(others, [k("mid"), k("new")], strict=True):
         pool.publish([block], [key], COMMITTED)
         pool.release([block])
-    again = pool.match([b"old"], 1)
+    again = pool.match([k("old")], 1)
     pool.share(again)
     pool.release(again)
     pool.take(1)
-    assert pool.match([b"mid"], 1) == []
-    assert pool.match([b"old"], 1) == again
+    assert pool.match([k("mid")], 1) == []
+    assert pool.match([k("old")], 1) == again
 
 
-def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
+def test_a_shared_block_is_free_when_its_last_holder_lets_go(make: Make) -> None:
     """Each holder counts."""
-    pool = pool_with_cached(3, b"k")
-    (block,) = pool.match([b"k"], 1)
+    pool = pool_with_cached(make, 3, k("k"))
+    (block,) = pool.match([k("k")], 1)
     assert pool.num_free == 2
     pool.share([block])
     assert pool.num_free == 1
@@ -97,9 +116,9 @@ def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
     assert pool.is_free(block)
 
 
-def test_sharing_can_be_taken_back() -> None:
+def test_sharing_can_be_taken_back(make: Make) -> None:
     """As if the blocks had never been held: they are evicted in the same order."""
-    pool = pool_with_cached(4, b"1", b"12", b"123")
+    pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.share([1, 2])
     pool.unshare([1, 2])
     assert (pool.num_free, pool.num_cached) == (3, 3)
@@ -108,9 +127,9 @@ def test_sharing_can_be_taken_back() -> None:
     assert pool.take(2) == [3, 2]
 
 
-def test_a_held_block_is_passed_over_by_eviction() -> None:
+def test_a_held_block_is_passed_over_by_eviction(make: Make) -> None:
     """Where it lay among the cached ones it stays until it is freed again: then it is the youngest."""
-    pool = pool_with_cached(4, b"1", b"12", b"123")
+    pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.share([3])
     assert pool.cached_blocks() == [2, 1]
     assert pool.take(1) == [2]
@@ -119,96 +138,96 @@ def test_a_held_block_is_passed_over_by_eviction() -> None:
     pool.check([[2]])
 
 
-def test_the_queue_of_cached_blocks_stays_short() -> None:
+def test_the_queue_of_cached_blocks_stays_short(make: Make) -> None:
     """However often blocks are hit and freed: order and count are as if they stood in it once."""
-    pool = pool_with_cached(5, b"1", b"12", b"123")
+    pool = pool_with_cached(make, 5, k("1"), k("12"), k("123"))
     for _ in range(100):
         pool.share([1, 2])
         pool.release([1, 2])
-    assert len(pool._queue) <= MAX_PLACES * pool.num_blocks + 2
+    assert len(pool.state().queue) <= MAX_PLACES * pool.num_blocks + 2
     assert pool.cached_blocks() == [3, 2, 1]
     pool.check([])
     assert pool.take(3) == [4, 3, 2]
 
 
-def test_a_run_is_published_as_far_as_it_is_new() -> None:
+def test_a_run_is_published_as_far_as_it_is_new(make: Make) -> None:
     """Keys that lead elsewhere are left out, and so are their blocks when the run is committed."""
-    pool = pool_with_cached(6, b"12")
+    pool = pool_with_cached(make, 6, k("12"))
     table = pool.take(4)
-    assert not pool.publish(table, [b"1", b"12", b"123", b"1234"], 7)
+    assert not pool.publish(table, [k("1"), k("12"), k("123"), k("1234")], 7)
     assert pool.pending_step(table[0]) == 7
     assert pool.pending_step(table[1]) == COMMITTED
     assert pool.commit(table, 7) == [range(1), range(2, 4)]
-    assert pool.committed_keys() == {b"1", b"12", b"123", b"1234"}
+    assert pool.committed_keys() == {k("1"), k("12"), k("123"), k("1234")}
     pool.check([table])
 
 
-def test_a_match_is_a_prefix_within_the_limit() -> None:
+def test_a_match_is_a_prefix_within_the_limit(make: Make) -> None:
     """It ends at the first key that is not known, and at the limit."""
-    pool = pool_with_cached(5, b"1", b"12", b"123")
-    assert pool.match([b"1", b"12", b"123", b"1234"], 4) == [1, 2, 3]
-    assert pool.match([b"1", b"12", b"123"], 2) == [1, 2]
-    assert pool.match([b"1", b"x", b"123"], 3) == [1]
-    assert pool.match([b"12"], 0) == []
+    pool = pool_with_cached(make, 5, k("1"), k("12"), k("123"))
+    assert pool.match([k("1"), k("12"), k("123"), k("1234")], 4) == [1, 2, 3]
+    assert pool.match([k("1"), k("12"), k("123")], 2) == [1, 2]
+    assert pool.match([k("1"), k("x"), k("123")], 3) == [1]
+    assert pool.match([k("12")], 0) == []
 
 
-def test_the_first_to_publish_a_key_keeps_it() -> None:
+def test_the_first_to_publish_a_key_keeps_it(make: Make) -> None:
     """A second block with the same contents stays its holder's own, and goes blank."""
-    pool = BlockPool(4)
+    pool = make(4)
     first, second = pool.take(2)
-    assert pool.publish([first], [b"k"], 1)
-    assert not pool.publish([second], [b"k"], 1)
+    assert pool.publish([first], [k("k")], 1)
+    assert not pool.publish([second], [k("k")], 1)
     assert pool.commit([second], 1) == []
     assert pool.commit([first], 1) == [range(1)]
     pool.release([second])
     assert pool.num_cached == 0
-    assert pool.match([b"k"], 1) == [first]
+    assert pool.match([k("k")], 1) == [first]
 
 
-def test_a_key_is_committed_once() -> None:
+def test_a_key_is_committed_once(make: Make) -> None:
     """And only by the step that wrote it."""
-    pool = BlockPool(3)
+    pool = make(3)
     (block,) = pool.take(1)
-    pool.publish([block], [b"k"], 7)
+    pool.publish([block], [k("k")], 7)
     assert pool.commit([block], 6) == []
     assert pool.commit([block], 7) == [range(1)]
     assert pool.commit([block], 7) == []
 
 
-def test_an_unpublished_key_leads_nowhere() -> None:
+def test_an_unpublished_key_leads_nowhere(make: Make) -> None:
     """Whether its block is held or free; free, it counts as blank."""
-    pool = BlockPool(4)
+    pool = make(4)
     held, released = pool.take(2)
-    pool.publish([held], [b"h"], 3)
-    pool.publish([released], [b"r"], 3)
+    pool.publish([held], [k("h")], 3)
+    pool.publish([released], [k("r")], 3)
     pool.release([released])
     assert pool.num_cached == 1
     pool.unpublish(released, 3)
     pool.unpublish(held, 3)
-    assert pool.match([b"h"], 1) == pool.match([b"r"], 1) == []
+    assert pool.match([k("h")], 1) == pool.match([k("r")], 1) == []
     assert (pool.num_cached, pool.num_free) == (0, 2)
     pool.check([[held]])
 
 
-def test_unpublishing_spares_what_is_not_the_steps_own() -> None:
+def test_unpublishing_spares_what_is_not_the_steps_own(make: Make) -> None:
     """Neither a committed key, nor one that another step has published since on the same block."""
-    pool = BlockPool(2)
+    pool = make(2)
     (block,) = pool.take(1)
-    pool.publish([block], [b"k"], 3)
+    pool.publish([block], [k("k")], 3)
     pool.commit([block], 3)
     pool.unpublish(block, 3)
-    assert pool.match([b"k"], 1) == [block]
+    assert pool.match([k("k")], 1) == [block]
     pool.release([block])
     assert pool.take(1) == [block]  # evicted
-    pool.publish([block], [b"k"], 5)
+    pool.publish([block], [k("k")], 5)
     pool.unpublish(block, 4)
-    assert pool.match([b"k"], 1) == [block]
+    assert pool.match([k("k")], 1) == [block]
     assert pool.commit([block], 3) == []
 
 
-def test_check_finds_a_block_in_two_places() -> None:
+def test_check_finds_a_block_in_two_places(make: Make) -> None:
     """The idle check is not vacuous: it fails for a table that nobody counted, and for one with a block twice."""
-    pool = BlockPool(4)
+    pool = make(4)
     table = pool.take(2)
     pool.check([table])
     with pytest.raises(AssertionError, match="differ"):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quipu.actors.core.prefix import KEY_BYTES, chain_keys, root_key
+from quipu.actors.core.prefix import KEY_BYTES, chain_keys, chain_keys_in_python, root_key
+
+Chain = Callable[[bytes, Sequence[int], int], list[bytes]]
+CHAINS = [chain_keys_in_python, chain_keys]
+"""In Python, and in C where that is there."""
 
 FIELDS = {"domain": "tenant", "model": "demo", "kv_dtype": "bfloat16", "kv_layout": "paged", "block_size": 16}
 NAMES = ("domain", "model", "kv_dtype", "kv_layout")
@@ -31,7 +37,8 @@ def test_a_root_key_is_the_digest_of_its_tagged_fields() -> None:
     assert root_key(**FIELDS).hex() == "db7858534816020bba93527db62cb38ef36a5ffa3d7290a4db5db4e52486a4ab"
 
 
-def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids() -> None:
+@pytest.mark.parametrize("chain_keys", CHAINS)
+def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids(chain_keys: Chain) -> None:
     """Four bytes an id, lowest first; each key is the next one's parent; a partial block has none."""
     root = root_key(**FIELDS)
     first = hashlib.sha256(root + bytes([1, 0, 0, 0, 0, 1, 0, 0])).digest()
@@ -40,10 +47,28 @@ def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids() -> None
     assert len(first) == KEY_BYTES
 
 
-def test_too_few_tokens_make_no_key() -> None:
+@pytest.mark.parametrize("chain_keys", CHAINS)
+def test_too_few_tokens_make_no_key(chain_keys: Chain) -> None:
     """Full blocks only."""
     assert chain_keys(b"root", [], 4) == []
     assert chain_keys(b"root", [1, 2, 3], 4) == []
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 2**32 - 1), max_size=120), st.integers(1, 40))
+def test_both_chains_are_the_same(parent: bytes, tokens: list[int], size: int) -> None:
+    """Whatever the lengths, so that every way of padding the hash's last chunk is met."""
+    assert chain_keys(parent, tokens, size) == chain_keys_in_python(parent, tokens, size)
+    assert chain_keys(parent, tuple(tokens), size) == chain_keys_in_python(parent, tokens, size)
+
+
+@pytest.mark.parametrize("chain_keys", CHAINS)
+@pytest.mark.parametrize(
+    ("token_ids", "error"), [([1, -1], OverflowError), ([2**32], OverflowError), ([0.5, 1], TypeError)]
+)
+def test_what_is_no_token_id_is_refused(chain_keys: Chain, token_ids: list[int], error: type[Exception]) -> None:
+    """Nothing is cut to fit, also in a block that is not full."""
+    with pytest.raises(error):
+        chain_keys(b"root", token_ids, 4)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 7), st.integers(0, 6))

@@ -48,12 +48,12 @@ class FreeList(ReservationRules):
     def reference_0_means_in_the_free_list(self) -> None:
         """And in it once; references are the tables in which a block stands, and one more where it is pinned."""
         pool = self.manager.pool
-        free = [*pool._blank, *pool.cached_blocks()]
+        state, free = pool.state(), [*pool.blank_blocks(), *pool.cached_blocks()]
         tables = [holding.table for holding in self.manager.holdings.values()]
         pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
         for block in range(1, pool.num_blocks):
             num_holders = sum(block in table for table in tables) + (block in pinned)
-            assert pool._references[block] == num_holders
+            assert state.references[block] == num_holders
             assert free.count(block) == (num_holders == 0)
             assert pool.is_free(block) == (num_holders == 0)
         assert 0 not in free, "the null block is free"
@@ -117,6 +117,8 @@ class CachedLength(ReservationRules):
 
 
 class Extension(ReservationRules):
+    is_copied = True
+
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def cached_grows_when_a_prompt_is_extended(self, data: st.DataObject, more: list[int]) -> None:
         """In the same state of the cache, a prompt finds no less than what it begins with does."""
@@ -138,6 +140,8 @@ def cached_of(machine: ReservationRules, tokens: list[int], domain: str) -> int:
 
 
 class Domains(ReservationRules):
+    is_copied = True
+
     """Follows whose tokens each block holds."""
 
     def begin(self) -> None:
@@ -182,10 +186,10 @@ class FailedSteps(ReservationRules):
 
     def a_failed_step_leaves_no_pending_key_reachable(self) -> None:
         """What can be found was written by a step that has not failed; no more was granted as cached, either."""
-        pool = self.manager.pool
-        for block in pool._index.values():
+        state = self.manager.pool.state()
+        for block in (block for block, key in enumerate(state.keys) if key is not None):
             assert self.last_step[block] not in self.failed_steps, "a block can be found that a failed step wrote"
-            assert pool.pending_step(block) not in self.failed_steps
+            assert state.pending.get(block) not in self.failed_steps
 
 
 class Oracle(ReservationRules):

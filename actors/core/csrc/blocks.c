@@ -1,0 +1,530 @@
+/* `BlockPool` of block_pool.py, compiled: the same blocks in the same order for the same calls.
+ *
+ * That file says what each of these does and why; this one keeps its names. Where a method there is seldom called, it is
+ * there alone and works on this one's `parts`. The state is a handful of arrays by block number, so that a block costs a
+ * few lines of the cache and no object.
+ *
+ * What must always hold: whatever is asked, the answer and the state are those of the Python class. Arguments are read
+ * whole before anything is changed. */
+#include "native.h"
+
+#include "index.h"
+
+#define MAX_PLACES 4 /* as there */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *observers;
+    uint32_t num_blocks;
+    int32_t *references;
+    int64_t *pending;  /* the step that writes a block; 0 (COMMITTED) where none has yet to */
+    int32_t *owners;   /* pins that a block is part of */
+    uint32_t *places;  /* how often it stands in the queue */
+    uint8_t *has_key;
+    Index index;
+    uint32_t *blank;   /* a stack */
+    uint32_t *queue;   /* a ring of queue_room places, a power of two */
+    uint32_t *scratch; /* the blocks of an argument */
+    uint32_t queue_room, queue_first, queue_length;
+    uint32_t num_blank, num_cached, num_owned, num_pinned_only;
+    uint64_t num_evicted;
+} Pool;
+
+/* ---------------------------------------------------------------- arguments and results */
+
+/* The blocks of a sequence, into the scratch: how many, or -1 with an exception. */
+static Py_ssize_t read_blocks(Pool *pool, PyObject *sequence) {
+    PyObject *list = PyList_Check(sequence) ? Py_NewRef(sequence) : PySequence_List(sequence);
+    if (!list) return -1;
+    Py_ssize_t count = PyList_Size(list);
+    if (count >= (Py_ssize_t)pool->num_blocks) {
+        PyErr_SetString(PyExc_ValueError, "more blocks than the pool has");
+        count = -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long block = PyLong_AsLong(PyList_GetItem(list, i));
+        if (block < 1 || block >= (long)pool->num_blocks) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_IndexError, "no block %ld", block);
+            count = -1;
+        } else pool->scratch[i] = (uint32_t)block;
+    }
+    Py_DECREF(list);
+    return count;
+}
+
+static PyObject *block_list(const uint32_t *blocks, Py_ssize_t count) {
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list && i < count; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(blocks[i]);
+        if (number) PyList_SetItem(list, i, number);
+        else Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *key_object(const Pool *pool, uint32_t block) {
+    return PyBytes_FromStringAndSize((const char *)pool->index.keys[block], KEY_BYTES);
+}
+
+/* ---------------------------------------------------------------- the queue of cached blocks */
+
+static uint32_t *queue_at(const Pool *pool, uint32_t i) {
+    return pool->queue + ((pool->queue_first + i) & (pool->queue_room - 1));
+}
+
+static uint32_t queue_pop(Pool *pool) {
+    uint32_t block = *queue_at(pool, 0);
+    pool->queue_first++;
+    pool->queue_length--;
+    pool->places[block]--;
+    return block;
+}
+
+static void queue_push(Pool *pool, uint32_t block) {
+    *queue_at(pool, pool->queue_length++) = block;
+    pool->places[block]++;
+}
+
+/* Whether a block that was just popped can be evicted. */
+static int is_at_last_place(const Pool *pool, uint32_t block) {
+    return !pool->places[block] && !pool->references[block] && pool->has_key[block];
+}
+
+static void tidy_queue(Pool *pool) {
+    for (uint32_t left = pool->queue_length; left; left--) {
+        uint32_t block = queue_pop(pool);
+        if (is_at_last_place(pool, block)) queue_push(pool, block);
+    }
+}
+
+/* ---------------------------------------------------------------- keys */
+
+static void forget_key(Pool *pool, uint32_t block) {
+    index_remove(&pool->index, block);
+    pool->has_key[block] = 0;
+}
+
+/* ---------------------------------------------------------------- taking and releasing */
+
+static PyObject *match(Pool *pool, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2) return PyErr_Format(PyExc_TypeError, "match takes 2 arguments, got %zd", num_args);
+    Py_ssize_t limit = PyLong_AsSsize_t(args[1]), count = 0;
+    if (limit == -1 && PyErr_Occurred()) return NULL;
+    PyObject *keys = PyList_Check(args[0]) ? Py_NewRef(args[0]) : PySequence_List(args[0]);
+    if (!keys) return NULL;
+    Py_ssize_t num_keys = PyList_Size(keys);
+    if (limit > num_keys) limit = num_keys;
+    if (limit >= (Py_ssize_t)pool->num_blocks) limit = pool->num_blocks - 1;
+    for (; count < limit; count++) {
+        const uint8_t *key = key_bytes(PyList_GetItem(keys, count));
+        if (!key) {
+            Py_DECREF(keys);
+            return NULL;
+        }
+        uint32_t block = index_find(&pool->index, key, index_tag(&pool->index, key))->block;
+        if (!block) break;
+        pool->scratch[count] = block;
+    }
+    Py_DECREF(keys);
+    return block_list(pool->scratch, count);
+}
+
+static PyObject *share(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks);
+    if (count < 0) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t block = pool->scratch[i];
+        int32_t held = pool->references[block]++;
+        if (!held) pool->num_cached--;
+        else if (held == 1 && pool->owners[block]) pool->num_pinned_only--;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *unshare(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks);
+    if (count < 0) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t block = pool->scratch[i];
+        int32_t held = --pool->references[block];
+        if (!held) pool->num_cached++;
+        else if (held == 1 && pool->owners[block]) pool->num_pinned_only++;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Tell the observers, if there is something to tell. Takes the keys. */
+static int tell_removed(const Pool *pool, PyObject *keys) {
+    int failed = !keys;
+    Py_ssize_t num_observers = failed || !PyList_Size(keys) ? 0 : PyList_Size(pool->observers);
+    for (Py_ssize_t i = 0; i < num_observers && !failed; i++) {
+        PyObject *answer = PyObject_CallMethod(PyList_GetItem(pool->observers, i), "on_removed", "O", keys);
+        failed = !answer;
+        Py_XDECREF(answer);
+    }
+    Py_XDECREF(keys);
+    return failed ? -1 : 0;
+}
+
+/* Free the `count` cached blocks that were freed first, into `blocks`. There are as many. Gives what observers want to
+ * know. */
+static PyObject *evict(Pool *pool, uint32_t *blocks, Py_ssize_t count) {
+    PyObject *keys = PyList_New(0);
+    int is_watched = PyList_Size(pool->observers) > 0;
+    for (Py_ssize_t i = 0; i < count;) {
+        uint32_t block = queue_pop(pool);
+        if (!is_at_last_place(pool, block)) continue;
+        blocks[i++] = block;
+        if (keys && is_watched && !pool->pending[block]) {
+            PyObject *key = key_object(pool, block);
+            if (!key || PyList_Append(keys, key)) Py_CLEAR(keys);
+            Py_XDECREF(key);
+        }
+        pool->pending[block] = 0;
+        forget_key(pool, block);
+    }
+    pool->num_cached -= (uint32_t)count;
+    pool->num_evicted += (uint64_t)count;
+    return keys;
+}
+
+static PyObject *take(Pool *pool, PyObject *argument) {
+    Py_ssize_t count = PyLong_AsSsize_t(argument), num_free = (Py_ssize_t)pool->num_blank + pool->num_cached;
+    if (count == -1 && PyErr_Occurred()) return NULL;
+    if (count < 0 || count > num_free)
+        return PyErr_Format(PyExc_ValueError, "%zd blocks asked for, %zd are free", count, num_free);
+    Py_ssize_t num_blank = count < (Py_ssize_t)pool->num_blank ? count : (Py_ssize_t)pool->num_blank;
+    for (Py_ssize_t i = 0; i < num_blank; i++) pool->scratch[i] = pool->blank[--pool->num_blank];
+    PyObject *removed = NULL;
+    if (count > num_blank) removed = evict(pool, pool->scratch + num_blank, count - num_blank);
+    for (Py_ssize_t i = 0; i < count; i++) pool->references[pool->scratch[i]] = 1;
+    PyObject *blocks = block_list(pool->scratch, count); /* observers may ask, which needs the scratch */
+    if (count > num_blank && tell_removed(pool, removed)) Py_CLEAR(blocks);
+    return blocks;
+}
+
+static void release_one(Pool *pool, uint32_t block) {
+    int32_t held = --pool->references[block];
+    if (held == 1 && pool->owners[block]) pool->num_pinned_only++;
+    if (held) return;
+    if (pool->has_key[block]) {
+        queue_push(pool, block);
+        pool->num_cached++;
+    } else pool->blank[pool->num_blank++] = block;
+}
+
+static void release_all(Pool *pool, Py_ssize_t count) {
+    while (count--) release_one(pool, pool->scratch[count]);
+    if (pool->queue_length > MAX_PLACES * pool->num_blocks) tidy_queue(pool);
+}
+
+static PyObject *release(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks);
+    if (count < 0) return NULL;
+    release_all(pool, count);
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- pins */
+
+static PyObject *pin(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks);
+    if (count < 0) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t block = pool->scratch[i];
+        if (pool->owners[block]++) continue;
+        pool->num_owned++;
+        if (!pool->references[block]++) {
+            pool->num_cached--;
+            pool->num_pinned_only++;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *unpin(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks), num_gone = 0;
+    if (count < 0) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t block = pool->scratch[i];
+        if (--pool->owners[block]) continue;
+        pool->num_owned--;
+        if (pool->references[block] == 1) pool->num_pinned_only--;
+        pool->scratch[num_gone++] = block;
+    }
+    release_all(pool, num_gone);
+    Py_RETURN_NONE;
+}
+
+static PyObject *num_unpinned(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks), num = 0;
+    if (count < 0) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) num += !pool->owners[pool->scratch[i]];
+    return PyLong_FromSsize_t(num);
+}
+
+static PyObject *is_freed_by(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks);
+    if (count < 0) return NULL;
+    while (count--) {
+        if (pool->owners[pool->scratch[count]] > 1) Py_RETURN_FALSE;
+        if (pool->references[pool->scratch[count]] == 1) Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
+}
+
+static PyObject *is_written(Pool *pool, PyObject *blocks) {
+    Py_ssize_t count = read_blocks(pool, blocks);
+    if (count < 0) return NULL;
+    while (count--)
+        if (pool->pending[pool->scratch[count]]) Py_RETURN_FALSE;
+    Py_RETURN_TRUE;
+}
+
+/* ---------------------------------------------------------------- publication */
+
+static PyObject *publish(Pool *pool, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 3) return PyErr_Format(PyExc_TypeError, "publish takes 3 arguments, got %zd", num_args);
+    Py_ssize_t count = read_blocks(pool, args[0]);
+    long long step = PyLong_AsLongLong(args[2]);
+    if (count < 0 || PyErr_Occurred()) return NULL;
+    PyObject *keys = PyList_Check(args[1]) ? Py_NewRef(args[1]) : PySequence_List(args[1]);
+    if (!keys) return NULL;
+    if (PyList_Size(keys) != count) {
+        PyErr_Format(PyExc_ValueError, "%zd blocks and %zd keys", count, PyList_Size(keys));
+        goto failed;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!key_bytes(PyList_GetItem(keys, i))) goto failed;
+    int is_all = 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t block = pool->scratch[i];
+        const uint8_t *key = key_bytes(PyList_GetItem(keys, i));
+        uint32_t tag = index_tag(&pool->index, key);
+        Entry *entry = pool->has_key[block] ? NULL : index_find(&pool->index, key, tag);
+        if (!entry || entry->block) {
+            is_all = 0;
+            continue;
+        }
+        index_put(&pool->index, entry, key, tag, block);
+        pool->has_key[block] = 1;
+        pool->pending[block] = step;
+    }
+    Py_DECREF(keys);
+    return PyBool_FromLong(is_all);
+failed:
+    Py_DECREF(keys);
+    return NULL;
+}
+
+static PyObject *commit(Pool *pool, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2) return PyErr_Format(PyExc_TypeError, "commit takes 2 arguments, got %zd", num_args);
+    Py_ssize_t count = read_blocks(pool, args[0]);
+    long long step = PyLong_AsLongLong(args[1]);
+    PyObject *runs = count < 0 || PyErr_Occurred() ? NULL : PyList_New(0);
+    if (!step) count = 0; /* nobody waits for COMMITTED */
+    for (Py_ssize_t begin = 0, end; runs && begin < count; begin = end + 1) {
+        for (end = begin; end < count && pool->pending[pool->scratch[end]] == step; end++)
+            pool->pending[pool->scratch[end]] = 0;
+        if (begin == end) continue;
+        PyObject *run = PyObject_CallFunction((PyObject *)&PyRange_Type, "nn", begin, end);
+        if (!run || PyList_Append(runs, run)) Py_CLEAR(runs);
+        Py_XDECREF(run);
+    }
+    return runs;
+}
+
+static PyObject *unpublish(Pool *pool, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2) return PyErr_Format(PyExc_TypeError, "unpublish takes 2 arguments, got %zd", num_args);
+    long block = PyLong_AsLong(args[0]);
+    long long step = PyLong_AsLongLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (block < 1 || block >= (long)pool->num_blocks) return PyErr_Format(PyExc_IndexError, "no block %ld", block);
+    if (!pool->has_key[block] || !step || pool->pending[block] != step) Py_RETURN_NONE;
+    pool->pending[block] = 0;
+    forget_key(pool, (uint32_t)block);
+    if (!pool->references[block]) {
+        pool->num_cached--;
+        pool->blank[pool->num_blank++] = (uint32_t)block;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *holds(Pool *pool, PyObject *argument) {
+    const uint8_t *key = key_bytes(argument);
+    if (!key) return NULL;
+    return PyBool_FromLong(index_find(&pool->index, key, index_tag(&pool->index, key))->block != 0);
+}
+
+static PyObject *reset(Pool *pool, PyObject *nothing) {
+    (void)nothing;
+    tidy_queue(pool);
+    while (pool->queue_length) pool->blank[pool->num_blank++] = queue_pop(pool);
+    pool->num_cached = 0;
+    index_clear(&pool->index);
+    memset(pool->has_key, 0, pool->num_blocks);
+    memset(pool->pending, 0, pool->num_blocks * sizeof *pool->pending);
+    for (Py_ssize_t i = 0; i < PyList_Size(pool->observers); i++) {
+        PyObject *answer = PyObject_CallMethod(PyList_GetItem(pool->observers, i), "on_cleared", NULL);
+        if (!answer) return NULL;
+        Py_DECREF(answer);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- what it is made of, for checks */
+
+static int put_number(PyObject *dict, long long key, PyObject *value) {
+    PyObject *number = PyLong_FromLongLong(key);
+    int failed = !number || !value || PyDict_SetItem(dict, number, value);
+    Py_XDECREF(number);
+    Py_XDECREF(value);
+    return failed;
+}
+
+/* (references, keys, pending, owners, blank, queue, places), as the Python class has them. */
+static PyObject *parts(Pool *pool, PyObject *nothing) {
+    (void)nothing;
+    PyObject *references = PyList_New(0), *keys = PyList_New(0), *places = PyList_New(0), *queue = PyList_New(0);
+    PyObject *pending = PyDict_New(), *owners = PyDict_New(), *blank = block_list(pool->blank, pool->num_blank);
+    if (!references || !keys || !places || !queue || !pending || !owners || !blank) goto failed;
+    for (uint32_t block = 0; block < pool->num_blocks; block++) {
+        PyObject *held = PyLong_FromLong(pool->references[block]), *place = PyLong_FromUnsignedLong(pool->places[block]);
+        PyObject *key = pool->has_key[block] ? key_object(pool, block) : Py_NewRef(Py_None);
+        int bad = !held || !place || !key || PyList_Append(references, held) || PyList_Append(places, place) ||
+                  PyList_Append(keys, key);
+        Py_XDECREF(held), Py_XDECREF(place), Py_XDECREF(key);
+        if (bad || (pool->pending[block] && put_number(pending, block, PyLong_FromLongLong(pool->pending[block]))) ||
+            (pool->owners[block] && put_number(owners, block, PyLong_FromLong(pool->owners[block]))))
+            goto failed;
+    }
+    for (uint32_t i = 0; i < pool->queue_length; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(*queue_at(pool, i));
+        int bad = !number || PyList_Append(queue, number);
+        Py_XDECREF(number);
+        if (bad) goto failed;
+    }
+    return Py_BuildValue("(NNNNNNN)", references, keys, pending, owners, blank, queue, places);
+failed:
+    Py_XDECREF(references), Py_XDECREF(keys), Py_XDECREF(places), Py_XDECREF(queue), Py_XDECREF(pending);
+    Py_XDECREF(owners), Py_XDECREF(blank);
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- the type */
+
+static PyObject *get_num_free(Pool *pool, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong((unsigned long)pool->num_blank + pool->num_cached);
+}
+
+#define COUNT(name, field)                                     \
+    static PyObject *get_##name(Pool *pool, void *unused) {    \
+        (void)unused;                                          \
+        return PyLong_FromUnsignedLongLong(pool->field);       \
+    }
+COUNT(num_blocks, num_blocks)
+COUNT(num_cached, num_cached)
+COUNT(num_pinned, num_owned)
+COUNT(num_pinned_only, num_pinned_only)
+COUNT(num_evicted, num_evicted)
+
+static PyObject *get_observers(Pool *pool, void *unused) {
+    (void)unused;
+    return Py_NewRef(pool->observers);
+}
+
+static int set_observers(Pool *pool, PyObject *value, void *unused) {
+    (void)unused;
+    if (!value || !PyList_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "observers are a list");
+        return -1;
+    }
+    PyObject *before = pool->observers;
+    pool->observers = Py_NewRef(value);
+    Py_DECREF(before);
+    return 0;
+}
+
+static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"num_blocks", "seed", NULL};
+    Py_ssize_t num_blocks;
+    unsigned long long seed;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "nK", names, &num_blocks, &seed)) return NULL;
+    if (num_blocks < 2 || num_blocks > 1 << 29)
+        return PyErr_Format(PyExc_ValueError, "a pool needs the null block and at least one more, got num_blocks=%zd",
+                            num_blocks);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Pool *pool = (Pool *)allocate(type, 0);
+    if (!pool) return NULL;
+    uint32_t count = pool->num_blocks = (uint32_t)num_blocks;
+    pool->queue_room = 1;
+    while (pool->queue_room <= (MAX_PLACES + 1) * count) pool->queue_room *= 2;
+    pool->observers = PyList_New(0);
+    pool->references = calloc(count, sizeof *pool->references);
+    pool->pending = calloc(count, sizeof *pool->pending);
+    pool->owners = calloc(count, sizeof *pool->owners);
+    pool->places = calloc(count, sizeof *pool->places);
+    pool->has_key = calloc(count, 1);
+    pool->blank = calloc(count, sizeof *pool->blank);
+    pool->scratch = calloc(count, sizeof *pool->scratch);
+    pool->queue = calloc(pool->queue_room, sizeof *pool->queue);
+    int has_index = index_make(&pool->index, count, seed);
+    if (!pool->observers || !pool->references || !pool->pending || !pool->owners || !pool->places || !pool->has_key ||
+        !pool->blank || !pool->scratch || !pool->queue || !has_index) {
+        Py_DECREF(pool);
+        return PyErr_NoMemory();
+    }
+    for (uint32_t block = count - 1; block; block--) pool->blank[pool->num_blank++] = block;
+    return (PyObject *)pool;
+}
+
+static int traverse(Pool *pool, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)pool));
+    Py_VISIT(pool->observers);
+    return 0;
+}
+
+static int clear(Pool *pool) {
+    Py_CLEAR(pool->observers);
+    return 0;
+}
+
+static void destroy(Pool *pool) {
+    PyTypeObject *type = Py_TYPE((PyObject *)pool);
+    PyObject_GC_UnTrack((PyObject *)pool);
+    clear(pool);
+    free(pool->references), free(pool->pending), free(pool->owners), free(pool->places), free(pool->has_key);
+    free(pool->blank), free(pool->scratch), free(pool->queue);
+    index_free(&pool->index);
+    freefunc release_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release_memory(pool);
+    Py_DECREF(type);
+}
+
+#define METHOD(name, flags) {#name, (PyCFunction)(void (*)(void))name, flags, "See block_pool.py."}
+static PyMethodDef methods[] = {
+    METHOD(match, METH_FASTCALL),   METHOD(share, METH_O),           METHOD(unshare, METH_O),
+    METHOD(take, METH_O),           METHOD(release, METH_O),         METHOD(pin, METH_O),
+    METHOD(unpin, METH_O),          METHOD(num_unpinned, METH_O),    METHOD(is_freed_by, METH_O),
+    METHOD(is_written, METH_O),     METHOD(publish, METH_FASTCALL),  METHOD(commit, METH_FASTCALL),
+    METHOD(unpublish, METH_FASTCALL), METHOD(holds, METH_O),         METHOD(reset, METH_NOARGS),
+    METHOD(parts, METH_NOARGS),     {0},
+};
+#define GETTER(name) {#name, (getter)get_##name, NULL, NULL, NULL}
+static PyGetSetDef members[] = {
+    GETTER(num_blocks), GETTER(num_free), GETTER(num_cached), GETTER(num_pinned), GETTER(num_pinned_only),
+    GETTER(num_evicted), {"observers", (getter)get_observers, (setter)set_observers, NULL, NULL}, {0},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_new, make},           {Py_tp_dealloc, destroy}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
+    {Py_tp_methods, methods},    {Py_tp_getset, members},  {0},
+};
+static PyType_Spec spec = {
+    .name = "quipu.actors.core.native.BlockPool",
+    .basicsize = sizeof(Pool),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
+
+PyObject *make_block_pool_type(PyObject *module) { return PyType_FromModuleAndSpec(module, &spec, NULL); }

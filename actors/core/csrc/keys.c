@@ -1,0 +1,51 @@
+/* The chain of a prompt's block keys: `chain_keys` of prefix.py, compiled.
+ *
+ * What must always hold: the same keys as there, for the same arguments; and the same errors' types. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+#include "sha256.h"
+
+/* chain_keys(parent, token_ids, block_size) */
+PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    (void)module;
+    if (num_args != 3) return PyErr_Format(PyExc_TypeError, "chain_keys takes 3 arguments, got %zd", num_args);
+    char *parent;
+    Py_ssize_t parent_length, block_size = PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[0], &parent, &parent_length)) return NULL;
+    if (block_size <= 0) return PyErr_Format(PyExc_ValueError, "a block has %zd tokens", block_size);
+    PyObject *tokens = PySequence_List(args[1]);
+    if (!tokens) return NULL;
+    Py_ssize_t num_tokens = PyList_Size(tokens), num_keys = num_tokens / block_size;
+    size_t room = (parent_length > KEY_BYTES ? (size_t)parent_length : KEY_BYTES) + 4 * (size_t)block_size;
+    uint8_t *message = malloc(room), digest[SHA256_BYTES];
+    PyObject *keys = message ? PyList_New(num_keys) : PyErr_NoMemory();
+    if (!keys) goto failed;
+    size_t before = (size_t)parent_length;
+    memcpy(message, parent, before);
+    for (Py_ssize_t i = 0; i < num_tokens; i++) { /* those of a partial block too: they are checked, if not hashed */
+        unsigned long token = PyLong_AsUnsignedLong(PyList_GetItem(tokens, i));
+        if (token == (unsigned long)-1 && PyErr_Occurred()) goto failed;
+        if (token > 0xffffffffUL) {
+            PyErr_SetString(PyExc_OverflowError, "a token id needs more than 32 bits");
+            goto failed;
+        }
+        uint8_t *at = message + before + 4 * (i % block_size);
+        for (int b = 0; b < 4; b++) at[b] = (uint8_t)(token >> 8 * b);
+        if ((i + 1) % block_size) continue;
+        sha256(message, before + 4 * (size_t)block_size, digest);
+        PyObject *key = PyBytes_FromStringAndSize((const char *)digest, SHA256_BYTES);
+        if (!key) goto failed;
+        PyList_SetItem(keys, i / block_size, key);
+        memcpy(message, digest, before = SHA256_BYTES);
+    }
+    free(message);
+    Py_DECREF(tokens);
+    return keys;
+failed:
+    free(message);
+    Py_DECREF(tokens);
+    Py_XDECREF(keys);
+    return NULL;
+}

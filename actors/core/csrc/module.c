@@ -1,0 +1,34 @@
+/* The module `quipu.actors.core.native`: what of the engine core's decisions is worth compiling.
+ *
+ * Everything in it stands in Python too (`prefix.py`, `block_pool.py`), says the same there, and is tested against it. */
+#include "native.h"
+
+const uint8_t *key_bytes(PyObject *key) {
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(key, &bytes, &length)) return NULL;
+    if (length != KEY_BYTES) {
+        PyErr_Format(PyExc_ValueError, "a key has %d bytes, got %zd", KEY_BYTES, length);
+        return NULL;
+    }
+    return (const uint8_t *)bytes;
+}
+
+static PyMethodDef functions[] = {
+    {"chain_keys", (PyCFunction)(void (*)(void))chain_keys, METH_FASTCALL, "See prefix.py."},
+    {0},
+};
+
+static int add_types(PyObject *module) {
+    PyObject *type = make_block_pool_type(module);
+    if (!type) return -1;
+    int failed = PyModule_AddObjectRef(module, "BlockPool", type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0}};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "native", .m_methods = functions, .m_slots = slots};
+
+PyMODINIT_FUNC PyInit_native(void) { return PyModuleDef_Init(&definition); }
