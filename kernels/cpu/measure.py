@@ -1,6 +1,6 @@
-"""One matrix product by itself, for benchmarks: what the kernels do at best on this machine.
+"""One matrix product by itself: what the kernels do at best on this machine.
 
-`bench/execution.py` compares steps with it.
+`bench/execution.py` compares steps with it; the tests of each instruction set look at its results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu import program
-from quipu.kernels.cpu.packing import pack
+from quipu.kernels.cpu.packing import PackedMatrix, pack
 from quipu.kernels.cpu.program import STORED, Bounds, Op, Pass
 
 
@@ -20,22 +20,42 @@ def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Cal
     """A function that multiplies `rows` rows with a bfloat16 matrix `[columns, width]`, on all threads."""
     matrix = pack(torch.full((columns, width), 0.5, dtype=torch.bfloat16), library)
     x_NI, y_NO = torch.ones(rows, width), torch.empty(rows, columns)
+    return one_linear(library, x_NI, matrix, y_NO, num_threads=torch.get_num_threads())
+
+
+def one_linear(
+    library: ctypes.CDLL,
+    x_NI: torch.Tensor,
+    matrix: PackedMatrix,
+    y_NO: torch.Tensor,
+    *,
+    bias_O: torch.Tensor | None = None,
+    z_NO: torch.Tensor | None = None,
+    num_threads: int,
+) -> Callable[[], None]:
+    """A function that puts `x @ matrix.T (+ bias) (+ z)` into `y_NO`. Activations are float32, rows apart by their
+    strides."""
+    rows, width = x_NI.shape
     op = Op(
         kind=program.LINEAR,
         stored=STORED[matrix.dtype],
         width=width,
-        out_width=columns,
-        x_stride=width,
-        y_stride=columns,
+        out_width=matrix.rows,
+        x_stride=x_NI.stride(0),
+        y_stride=y_NO.stride(0),
+        z_stride=0 if z_NO is None else z_NO.stride(0),
         x=x_NI.data_ptr(),
         y=y_NO.data_ptr(),
+        z=None if z_NO is None else z_NO.data_ptr(),
+        bias=None if bias_O is None else bias_O.data_ptr(),
         weight=matrix.data.data_ptr(),
     )
     ops = (Op * 1)(op)
     bounds = Bounds(num_tokens=rows, num_looked_at=1, num_blocks=2, num_positions=rows, vocab_size=1)
-    one_pass = Pass(_tokens(rows), [], bounds=bounds, block_size=rows, num_threads=torch.get_num_threads())
+    one_pass = Pass(_tokens(rows), [], bounds=bounds, block_size=rows, num_threads=num_threads)
+    kept = (x_NI, matrix, y_NO, bias_O, z_NO)
 
-    def run(kept: tuple[torch.Tensor, ...] = (x_NI, y_NO, matrix.data)) -> None:
+    def run(_kept: object = kept) -> None:
         one_pass.run(library, ops, [])
 
     return run
