@@ -1,0 +1,118 @@
+"""What loading a checkpoint takes at its highest, measured by a process that does nothing else.
+
+    python tests/kernels/load_memory.py FOLDER cpu [bfloat16]
+
+prints `{"weights", "peak", "peak_anonymous", "left"}` in bytes, over what the process had before. `peak` is the highest
+resident memory, pages of the mapped files included (VmHWM, reset before); `peak_anonymous` leaves those out, as seen by
+a thread that looks every millisecond. `make_large` writes a checkpoint whose two tables are half of it: the largest
+tensors are what a careless loader holds twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 32_768,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+
+
+def make_large(folder: Path, dtype: torch.dtype) -> Path:
+    """130 million numbers."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"dtype": str(dtype).removeprefix("torch.")}))
+    hidden, mlp, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(CONFIG["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "input_layernorm.weight": (hidden,),
+            prefix + "post_attention_layernorm.weight": (hidden,),
+            prefix + "self_attn.q_norm.weight": (128,),
+            prefix + "self_attn.k_norm.weight": (128,),
+            prefix + "self_attn.q_proj.weight": (2048, hidden),
+            prefix + "self_attn.k_proj.weight": (1024, hidden),
+            prefix + "self_attn.v_proj.weight": (1024, hidden),
+            prefix + "self_attn.o_proj.weight": (hidden, 2048),
+            prefix + "mlp.gate_proj.weight": (mlp, hidden),
+            prefix + "mlp.up_proj.weight": (mlp, hidden),
+            prefix + "mlp.down_proj.weight": (hidden, mlp),
+        }
+    save_file(
+        {name: torch.full(shape, 0.01, dtype=dtype) for name, shape in shapes.items()}, folder / "model.safetensors"
+    )
+    return folder
+
+
+def status() -> dict[str, int]:
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[0] in ("VmRSS:", "VmHWM:", "RssAnon:")
+    }
+
+
+def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
+    from quipu.kernels.backend import BackendConfig, load_backend
+    from quipu.kernels.cpu.build import load_kernels
+
+    torch.set_num_threads(2)
+    torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+    if executor == "cpu":
+        load_kernels()
+    # small enough in all else that what is measured is the weights
+    config = BackendConfig(
+        model_path=folder,
+        dtype=dtype,
+        load_format="auto",
+        block_size=16,
+        num_blocks=9,
+        max_num_seqs=1,
+        max_model_len=128,
+        max_num_batched_tokens=16,
+    )
+    highest, done = [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.001):
+            highest[0] = max(highest[0], status()["RssAnon"])
+
+    before = status()
+    Path("/proc/self/clear_refs").write_text("5")
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    backend = load_backend(executor, config)
+    done.set()
+    watcher.join()
+    after = status()
+    return {
+        "weights": backend.pool.weights_bytes,
+        "peak": after["VmHWM"] - before["VmRSS"],
+        "peak_anonymous": highest[0] - before["RssAnon"],
+        "left": after["VmRSS"] - before["VmRSS"],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else "auto")))

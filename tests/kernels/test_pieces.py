@@ -1,0 +1,114 @@
+"""Tensors read a few rows at a time: the same as whole ones, wherever the cuts fall; and the progress that is shown."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quipu.kernels import progress, weights
+from quipu.kernels.weights import PieceByPiece, open_weights
+
+PARTS = [("a.weight", (7, 6)), ("b.weight", (1, 6)), ("c.weight", (20, 6))]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape) for name, shape in PARTS} | {
+        "v.bias": torch.randn(50),
+        "w.bias": torch.randn(3),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tensors
+
+
+def opened(folder: Path, dtype: str = "float32", held_in: torch.dtype | None = None) -> PieceByPiece:
+    return open_weights(folder, {}, load_format="auto", dtype=dtype, held_in=held_in)[0]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 24, 100, 240, 4 << 20])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_and_in_pieces(
+    tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, piece_bytes: int, dtype: str
+) -> None:
+    """Fused parts lie one below the other in either form, whatever a piece holds; all pieces but the last are whole."""
+    monkeypatch.setattr(weights, "PIECE_BYTES", piece_bytes)
+    rounded = getattr(torch, dtype)
+    expected = torch.cat([stored[name] for name, _ in PARTS]).to(rounded)
+    source = opened(tmp_path, dtype)
+    assert torch.equal(source.fused(PARTS), expected)
+    for multiple in (1, 4, 16):
+        pieces = [piece.clone() for piece in source.pieces(PARTS, multiple=multiple)]
+        assert all(len(piece) % multiple == 0 for piece in pieces[:-1])
+        assert torch.equal(torch.cat(pieces), expected)
+    assert torch.equal(source.tensor("v.bias", (50,)), stored["v.bias"].to(rounded))
+    assert torch.equal(
+        source.fused([("v.bias", (50,)), ("w.bias", (3,))]), torch.cat([stored["v.bias"], stored["w.bias"]]).to(rounded)
+    )
+
+
+def test_rounded_to_one_dtype_and_held_in_another(tmp_path: Path, stored: dict[str, torch.Tensor]) -> None:
+    """The reference holds bfloat16's numbers in float32."""
+    source = opened(tmp_path, "bfloat16", torch.float32)
+    whole = source.fused(PARTS)
+    assert whole.dtype == torch.float32
+    assert torch.equal(whole, torch.cat([stored[name] for name, _ in PARTS]).bfloat16().float())
+    assert source.num_bytes == whole.nbytes
+
+
+def test_dummies_are_the_same_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dummy's numbers do not depend on where it is cut."""
+    source = open_weights(tmp_path, {}, load_format="dummy", dtype="bfloat16")[0]
+    parts = [("a.weight", (70, 999)), ("b.weight", (30, 999))]
+    whole = source.fused(parts)
+    monkeypatch.setattr(weights, "PIECE_BYTES", 9_000)
+    assert torch.equal(torch.cat([piece.clone() for piece in source.pieces(parts, multiple=4)]), whole)
+
+
+def test_progress_in_the_log(
+    tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where stderr is no terminal, a line now and then, and one at the end; no bar."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    caplog.set_level(logging.INFO, "quipu.kernels")
+    source = opened(tmp_path)
+    num_bytes = sum(tensor.nbytes for tensor in stored.values())
+    for name, tensor in stored.items():
+        source.tensor(name, tuple(tensor.shape))
+    source.check_all_used()
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == f"loading weights: {100 * stored['a.weight'].nbytes // num_bytes} % of {num_bytes} bytes"
+    assert said[-2] == f"loading weights: 100 % of {num_bytes} bytes"
+    assert said[-1].startswith(f"weights are loaded: {num_bytes} bytes in ")
+    assert sys.stderr.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_progress_on_a_terminal(
+    tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A bar, which is gone before anything else is said."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    source = opened(tmp_path)
+    if fails:
+        with pytest.raises(ValueError, match=r"a\.weight has shape"):
+            source.tensor("a.weight", (6, 7))
+    else:
+        for name, tensor in stored.items():
+            source.tensor(name, tuple(tensor.shape))
+        source.check_all_used()
+    shown = sys.stderr.getvalue()
+    assert "loading weights" in shown
+    assert shown.endswith("\r"), "the bar's line is empty again"
