@@ -1,0 +1,65 @@
+"""The whole of quipu in one loop, over HTTP, on the reference backend with the demo checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+from tests.traps.wire import COMPLETIONS, body, prompt_of
+from tests.web.fakes import Client as HttpClient
+
+from houses import house_config, serving_info
+from quipu.actors.engine import LoopHost
+from quipu.actors.wiring import House, open_house
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+
+
+@attrs.define
+class Server:
+    http: HttpClient
+    house: House
+    asked: dict[str, Any]
+    """Fields of every request, where it does not say otherwise."""
+
+    async def ask(self, prompt: Any, **fields: Any) -> dict[str, Any]:
+        """One completion, which is served."""
+        exchange, answer = await self.http.post(COMPLETIONS, body(prompt, **{**self.asked, **fields}))
+        assert exchange.status == 200, answer
+        return dict(answer)
+
+    async def ask_in_a_crowd(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
+        """While others, some of which begin alike, are served."""
+        answers: list[dict[str, Any]] = []
+
+        async def one(index: int) -> None:
+            await self.ask(
+                prompt[: index % 5 * 16] + prompt_of(10 + index, seed=100 + index), max_tokens=20, seed=index
+            )
+
+        async def this() -> None:
+            await trio.sleep(0.02)
+            answers.append(await self.ask(prompt, **fields))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(this)
+            for index in range(num_others):
+                nursery.start_soon(one, index)
+        return answers[0]
+
+
+@asynccontextmanager
+async def reference_house(asked: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
+    config = house_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
+    async with open_house(config, serving_info(config), LoopHost(config.engine)) as house:
+        with trio.fail_after(100):
+            while not house.desk.health().is_ready:
+                await trio.sleep(0.01)
+            yield Server(HttpClient(make_app(house.desk, AppOptions(domain="tenant"))), house, asked)
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])

@@ -1,0 +1,152 @@
+"""Penalties, biases, bans and seeds as clients get them: over HTTP, with a real model, across every actor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from tests.actors.reference_house import Server, cached, reference_house
+from tests.traps.wire import COMPLETIONS, body, prompt_of
+
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.vocabulary import Vocabulary
+
+PROMPT = prompt_of(70, seed=5)
+GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+EVERYTHING = {
+    "max_tokens": 24,
+    "temperature": 1.0,
+    "top_p": 0.97,
+    "min_p": 0.001,
+    "seed": 11,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.7,
+    "presence_penalty": 0.2,
+    "logit_bias": {str(token_id): 2.0 for token_id in range(500, 560)},
+    "bad_words": ["the", "and so"],
+    "min_tokens": 20,
+    "stop_token_ids": [510, 520],
+}
+"""A draw then depends on every token before it."""
+vocabulary = Vocabulary(DEMO)
+
+
+def text_of(answer: dict[str, Any], index: int = 0) -> str:
+    return str(answer["choices"][index]["text"])
+
+
+def tokens_of(answer: dict[str, Any]) -> list[str]:
+    return list(answer["choices"][0]["logprobs"]["tokens"])
+
+
+def spelt(token_id: int) -> str:
+    return vocabulary.spell(token_id).text
+
+
+def encoded(word: str) -> tuple[int, ...]:
+    return vocabulary.encode_bad_word(word)[0] if word.strip() else ()
+
+
+async def refused(server: Server, **fields: Any) -> dict[str, Any]:
+    exchange, answer = await server.http.post(COMPLETIONS, body(PROMPT, **{**server.asked, **fields}))
+    assert exchange.status == 400, answer
+    return dict(answer["error"])
+
+
+async def test_the_same_text_whatever_happens_around() -> None:
+    """Cold, from the cache, in chunks, beside others: what is counted of a sequence is the same."""
+    async with reference_house(EVERYTHING) as server:
+        cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
+        crowded = await server.ask_in_a_crowd(PROMPT, num_others=12)
+        plain = await server.ask(PROMPT, repetition_penalty=1, frequency_penalty=0, presence_penalty=0)
+    async with reference_house(EVERYTHING, max_num_batched_tokens=23) as server:
+        chunked = await server.ask(PROMPT)
+    assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
+    assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
+    assert text_of(plain) != text_of(cold), "penalties that change something"
+
+
+async def test_the_same_text_after_preemption() -> None:
+    """In a pool that is too small for all of them, everybody's history survives being computed again."""
+    prompts = [prompt_of(40 + 7 * index, seed=index) for index in range(5)]
+    async with reference_house(EVERYTHING) as server:
+        roomy = [await server.ask(prompt, seed=index) for index, prompt in enumerate(prompts)]
+    tight: dict[int, dict[str, Any]] = {}
+
+    async def one(server: Server, index: int) -> None:
+        tight[index] = await server.ask(prompts[index], seed=index)
+
+    async with reference_house(EVERYTHING, num_blocks=14, max_model_len=160, watermark=0.0) as server:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(prompts)):
+                nursery.start_soon(one, server, index)
+        assert server.house.metrics.num_preemptions._value.get() > 0, "the pool was meant to be too small"
+    assert [tight[index]["choices"] for index in range(5)] == [answer["choices"] for answer in roomy]
+
+
+async def test_bans() -> None:
+    """Only what is allowed; never a bad word, at the beginning or after a space; nothing that ends before it may."""
+    async with reference_house({**GREEDY, "logprobs": 0}) as server:
+        plain = await server.ask(PROMPT)
+        allowed = await server.ask(PROMPT, allowed_token_ids=[600, 601, 650], temperature=1.5, seed=1)
+        one = await server.ask(PROMPT, allowed_token_ids=[777])
+        word = max((token.strip() for token in tokens_of(plain)), key=len)
+        without = await server.ask(PROMPT, bad_words=[word])
+        first = next(i for i in range(4096) if spelt(i) == tokens_of(plain)[0])
+        at_once = await server.ask(PROMPT, stop_token_ids=[first])
+        later = await server.ask(PROMPT, stop_token_ids=[first], min_tokens=5)
+    assert set(tokens_of(allowed)) == {spelt(i) for i in (600, 601, 650)}
+    assert set(tokens_of(one)) == {spelt(777)}
+    assert len(word) > 2 and word in text_of(plain) and word not in text_of(without)
+    assert at_once["usage"]["completion_tokens"] == 1
+    assert spelt(first) not in tokens_of(later)[:5] and later["usage"]["completion_tokens"] > 5
+
+
+async def test_no_stop_string_before_the_minimum() -> None:
+    """One that is complete before is text like any other; one that is complete after ends the answer."""
+    async with reference_house({**GREEDY, "logprobs": 0}) as server:
+        plain = await server.ask(PROMPT)
+        third = tokens_of(plain)[2]
+        assert "\ufffd" not in third
+        cut = await server.ask(PROMPT, stop=third)
+        whole = await server.ask(PROMPT, stop=third, min_tokens=24)
+        last = await server.ask(PROMPT, stop=third, min_tokens=2)
+    assert text_of(cut) == text_of(last) == "".join(tokens_of(plain)[:2])
+    assert text_of(whole) == text_of(plain)
+
+
+async def test_biases_and_penalties_but_raw_logprobs() -> None:
+    """They decide what is drawn; what is told of it is what the model gave, whatever was asked for."""
+    async with reference_house({**GREEDY, "logprobs": 5, "max_tokens": 1}) as server:
+        plain = await server.ask(PROMPT)
+        forced = await server.ask(PROMPT, logit_bias={"777": 100})
+        allowed = await server.ask(PROMPT, allowed_token_ids=[777])
+        unlike = await server.ask(PROMPT, repetition_penalty=1e6)
+        many = await server.ask(PROMPT, max_tokens=40, frequency_penalty=2, presence_penalty=2)
+        few = await server.ask(PROMPT, max_tokens=40)
+    ranked = plain["choices"][0]["logprobs"]["top_logprobs"][0]
+    for answer in (forced, allowed):
+        told = answer["choices"][0]["logprobs"]
+        assert told["tokens"] == [spelt(777)]
+        own = told["token_logprobs"][0]
+        assert own < min(ranked.values()) and told["top_logprobs"][0] == {**ranked, spelt(777): own}
+    assert tokens_of(unlike)[0] not in {spelt(token_id) for token_id in PROMPT}
+    assert len(set(tokens_of(many))) > len(set(tokens_of(few)))
+
+
+async def test_what_leaves_nothing_is_refused() -> None:
+    """A contradiction that can be seen beforehand is told to its client, by the name of the field."""
+    word, own_id = next(
+        (spelt(i), i)
+        for i in range(300, 4096)
+        if encoded(spelt(i)) == (i,) and encoded(2 * spelt(i)) == (i, i)  # a word that stands by itself, also twice
+    )
+    async with reference_house(GREEDY, eos_token_ids=(2,)) as server:
+        error = await refused(server, allowed_token_ids=[own_id], bad_words=[word])
+        assert error["param"] == "allowed_token_ids" and "bad_words" in error["message"]
+        error = await refused(server, allowed_token_ids=[2], min_tokens=1, ignore_eos=False)
+        assert error["param"] == "allowed_token_ids" and "min_tokens" in error["message"]
+        served = await server.ask(PROMPT, allowed_token_ids=[2], min_tokens=1, ignore_eos=True)
+        # seen only on the way: the ban is passed over, and nobody else's step fails
+        odd = await server.ask(PROMPT, allowed_token_ids=[own_id], bad_words=[2 * word])
+    assert served["usage"]["completion_tokens"] == odd["usage"]["completion_tokens"] == 24
