@@ -23,6 +23,7 @@ import attrs
 
 from quipu.actors.core.in_flight import FirstStep, StepInFlight, StepsInFlight
 from quipu.actors.core.intake import make_sequence, why_never, why_not_now
+from quipu.actors.core.introductions import Introductions
 from quipu.actors.core.limits import Limits
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.core.reporting import ReportBuilder
@@ -269,17 +270,19 @@ class Batcher:
         self._running.note_step()
         self._next_step = step + 1
         released, self._released = self._released, []
-        first_sequences = [sequences[first.row] for first in firsts]
+        introduced = Introductions()
+        for first in firsts:
+            introduced.add(sequences[first.row], first.reused, size)
         plan = StepPlan(
             step=step,
             generation=self._in_flight.generation,
             released_ids=released,
-            admitted_ids=[s.id for s in first_sequences],
-            admitted_sampling=[s.sampling for s in first_sequences],
-            admitted_root_keys=[s.root_key for s in first_sequences],
-            admitted_keys=[s.keys[: first.reused // size] for s, first in zip(first_sequences, firsts, strict=True)],
-            admitted_tokens=[s.tokens[: first.reused] for s, first in zip(first_sequences, firsts, strict=True)],
-            admitted_num_outputs=[len(s.tokens) - s.num_prompt_tokens for s in first_sequences],
+            admitted_ids=introduced.ids,
+            admitted_sampling=introduced.sampling,
+            admitted_root_keys=introduced.root_keys,
+            admitted_keys=introduced.keys,
+            admitted_tokens=introduced.tokens,
+            admitted_num_outputs=introduced.num_outputs,
             row_ids=row_ids,
             row_epochs=[s.epoch for s in sequences],
             row_starts=row_starts,

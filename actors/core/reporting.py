@@ -22,20 +22,33 @@ class ReportBuilder:
         self.num_preempted = 0
         self.num_pins_yielded = 0
         self._pinned: list[Columns] = []
-        self._admitted: list[tuple[int, int, int, int, CacheMiss]] = []
+        self._admitted_ids: list[int] = []
+        self._admitted_number: list[int] = []
+        self._admitted_reused: list[int] = []
+        self._admitted_read: list[int] = []
+        self._admitted_miss_reasons: list[str] = []
+        self._admitted_miss_tokens: list[int] = []
         self._spans: list[Columns] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
         self._scores: list[StepScores] = []
-        self._ended: list[tuple[int, FinishReason]] = []
-        self._terminals: list[tuple[int, str | None, ErrorKind | None]] = []
+        self._ended_ids: list[int] = []
+        self._ended_reasons: list[str] = []
+        self._terminal_ids: list[int] = []
+        self._terminal_errors: list[str | None] = []
+        self._terminal_error_kinds: list[str | None] = []
 
     @property
     def has_news(self) -> bool:
-        return bool(self._spans or self._terminals or self._written or self._pinned or self.num_preempted)
+        return bool(self._spans or self._terminal_ids or self._written or self._pinned or self.num_preempted)
 
     def admit(self, sequence_id: int, number: int, reused: int, read: int, miss: CacheMiss) -> None:
-        self._admitted.append((sequence_id, number, reused, read, miss))
+        self._admitted_ids.append(sequence_id)
+        self._admitted_number.append(number)
+        self._admitted_reused.append(reused)
+        self._admitted_read.append(read)
+        self._admitted_miss_reasons.append(miss.reason.value)
+        self._admitted_miss_tokens.append(miss.token)
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
@@ -48,10 +61,13 @@ class ReportBuilder:
         self._scores.append(scores)
 
     def end(self, sequence_id: int, reason: FinishReason) -> None:
-        self._ended.append((sequence_id, reason))
+        self._ended_ids.append(sequence_id)
+        self._ended_reasons.append(reason.value)
 
     def terminal(self, sequence_id: int, error: str | None, kind: ErrorKind | None) -> None:
-        self._terminals.append((sequence_id, error, kind))
+        self._terminal_ids.append(sequence_id)
+        self._terminal_errors.append(error)
+        self._terminal_error_kinds.append(None if kind is None else kind.value)
 
     def write(self, granted: Granted) -> None:
         if granted.written_ids:
@@ -71,19 +87,19 @@ class ReportBuilder:
         num_pinned_blocks: int,
     ) -> StepReport:
         span_ids, span_starts, span_ends = _join(self._spans, 3)
-        written_ids, written_starts, written_ends = _join(self._written, 3)
+        written_ids, written_starts, written_ends = _join(self._written, 3) if self._written else ([], [], [])
         token_sequence_ids, token_ids = _join(self._tokens, 2)
         pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
         self._num_reports += 1
         report = StepReport(
             number=self._num_reports,
             step=step,
-            admitted_ids=[a[0] for a in self._admitted],
-            admitted_number=[a[1] for a in self._admitted],
-            admitted_reused=[a[2] for a in self._admitted],
-            admitted_read=[a[3] for a in self._admitted],
-            admitted_miss_reasons=[a[4].reason.value for a in self._admitted],
-            admitted_miss_tokens=[a[4].token for a in self._admitted],
+            admitted_ids=self._admitted_ids,
+            admitted_number=self._admitted_number,
+            admitted_reused=self._admitted_reused,
+            admitted_read=self._admitted_read,
+            admitted_miss_reasons=self._admitted_miss_reasons,
+            admitted_miss_tokens=self._admitted_miss_tokens,
             span_ids=span_ids,
             span_starts=span_starts,
             span_ends=span_ends,
@@ -92,11 +108,11 @@ class ReportBuilder:
             written_ends=written_ends,
             token_sequence_ids=token_sequence_ids,
             token_ids=token_ids,
-            ended_ids=[e[0] for e in self._ended],
-            ended_reasons=[e[1].value for e in self._ended],
-            terminal_ids=[t[0] for t in self._terminals],
-            terminal_errors=[t[1] for t in self._terminals],
-            terminal_error_kinds=[None if t[2] is None else t[2].value for t in self._terminals],
+            ended_ids=self._ended_ids,
+            ended_reasons=self._ended_reasons,
+            terminal_ids=self._terminal_ids,
+            terminal_errors=self._terminal_errors,
+            terminal_error_kinds=self._terminal_error_kinds,
             num_running=num_running,
             num_waiting=num_waiting,
             num_free_blocks=num_free_blocks,
