@@ -1,0 +1,154 @@
+"""How many blocks the cache gets: by number, by bytes, by share of the memory, by default; and when that is refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpu_backends import needs_kernels
+from kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
+
+from quipu.kernels.backend import KVMemory, Pool, load_backend
+from quipu.kernels.kv_cache import BlockShape
+from quipu.kernels.machine import Memory
+from quipu.kernels.pool import Device, choose_pool
+
+MIB = 1 << 20
+GIB = 1 << 30
+EXECUTORS = [pytest.param("cpu", marks=needs_kernels), "reference"]
+
+
+def pool_of(
+    *,
+    kv_memory: KVMemory | None = None,
+    num_blocks: int | None = None,
+    max_model_len: int = 1024,
+    may_shorten: bool = False,
+    total: int = 16 * GIB,
+    available: int = 12 * GIB,
+    default: KVMemory | None = None,
+) -> Pool:
+    """Of a device that holds 2 GiB already, whose blocks of 16 tokens take a MiB and whose largest pass takes a GiB."""
+    config = backend_config(
+        Path(),
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        kv_memory=kv_memory or KVMemory(),
+        may_shorten=may_shorten,
+    )
+    device = Device(
+        block_bytes=MIB,
+        weights_bytes=GIB,
+        held=2 * GIB,
+        profile=lambda: GIB,
+        memory=lambda: Memory(total, available),
+        default=default or KVMemory(),
+    )
+    return choose_pool(config, device)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_blocks"),
+    [
+        ({"num_blocks": 77}, 77),
+        ({"kv_memory": KVMemory(num_bytes=100 * MIB + 5)}, 100),
+        ({"kv_memory": KVMemory(utilization=0.5)}, (8 - 2 - 1) * 1024),
+        # the more exact of two settings counts, as vLLM has it
+        ({"num_blocks": 77, "kv_memory": KVMemory(100 * MIB, 0.5)}, 77),
+        ({"kv_memory": KVMemory(100 * MIB, 0.5)}, 100),
+        # by default: sixteen contexts and the null block, 4 GiB, a quarter of all memory, half of what is left
+        ({}, 1 + 16 * 64),
+        ({"max_model_len": 65_536}, 4096),
+        ({"max_model_len": 65_536, "total": 8 * GIB}, 2048),
+        ({"max_model_len": 65_536, "available": GIB}, 512),
+        ({"default": KVMemory(utilization=0.9)}, int((16 * 0.9 - 3) * 1024)),
+    ],
+)
+def test_number_of_blocks(settings: dict[str, Any], num_blocks: int) -> None:
+    """Whoever says it, what is said comes first; a default never fills the machine."""
+    assert pool_of(may_shorten=True, **settings).num_blocks == num_blocks
+
+
+def test_a_profile_is_run_only_where_it_is_needed() -> None:
+    """What a pass takes is known where the size depends on it."""
+    assert pool_of(num_blocks=77, max_model_len=512).workspace_bytes is None
+    assert pool_of(kv_memory=KVMemory(num_bytes=GIB)).workspace_bytes is None
+    assert pool_of(kv_memory=KVMemory(utilization=0.9)).workspace_bytes == GIB
+    assert pool_of().workspace_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            {"kv_memory": KVMemory(num_bytes=64 * MIB)},
+            r"1024 tokens \(max_model_len\) needs 65.00MiB of KV cache, and --kv-cache-memory 64.00MiB gives 64.00MiB "
+            r"\(64 blocks of 16 .*\): give it --kv-cache-memory 65.00MiB or more, or lower --max-model-len to 1008",
+        ),
+        ({"num_blocks": 3}, r"--num-blocks 3 gives 3.00MiB .* or lower --max-model-len to 32"),
+        (
+            {"kv_memory": KVMemory(utilization=0.1)},
+            r"--gpu-memory-utilization 0.1 of 16.00GiB, less 2.00GiB held and 1.00GiB for the largest pass, gives 0 .*"
+            r"--kv-cache-memory 65.00MiB or more$",
+        ),
+        ({"available": 100 * MIB}, "the default of 50.00MiB gives 50.00MiB"),
+        (
+            {"kv_memory": KVMemory(num_bytes=GIB), "available": GIB // 2},
+            r"asks for 1.00GiB .* 512.00MiB of memory are left",
+        ),
+        (
+            {"kv_memory": KVMemory(utilization=1.0), "available": 4 * GIB},
+            r"asks for 13.00GiB .* 4.00GiB of memory are left",
+        ),
+    ],
+)
+def test_refused(settings: dict[str, Any], named: str) -> None:
+    """Too little for one sequence of the longest length, or more than there is: how much, and which flag."""
+    with pytest.raises(ValueError, match=named):
+        pool_of(**settings)
+
+
+def test_shortened_where_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """A model's own length gives way to the memory, which is said; but for a single block it does not."""
+    caplog.set_level(logging.WARNING, "quipu.kernels")
+    pool = pool_of(kv_memory=KVMemory(num_bytes=33 * MIB), may_shorten=True)
+    assert (pool.num_blocks, pool.max_model_len) == (33, 512)
+    assert "shortened to 512 of 1024 tokens" in caplog.text
+    with pytest.raises(ValueError, match="--kv-cache-memory"):
+        pool_of(kv_memory=KVMemory(num_bytes=MIB), may_shorten=True)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_backends_make_what_was_chosen(checkpoints: dict[str, Path], executor: str, dtype: str) -> None:
+    """The cache has the blocks that bytes pay for, and a step may use the last of them."""
+    shape = BlockShape(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype=getattr(torch, dtype))
+    config = backend_config(
+        checkpoints["qwen3-tied"], dtype=dtype, num_blocks=None, kv_memory=KVMemory(num_bytes=100 * shape.num_bytes)
+    )
+    backend = load_backend(executor, config)
+    assert (backend.pool.num_blocks, backend.pool.block_bytes) == (100, shape.num_bytes)
+    assert sum(tensor.nbytes for pair in backend.cache for tensor in pair) == 100 * shape.num_bytes
+    backend.step(make_batch({"token_ids": prompt(20, seed=1), "position": 0, "blocks": [99, 98]}))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_profile_run(checkpoints: dict[str, Path], executor: str) -> None:
+    """It measures more where passes may be larger, at least their logits, and leaves a backend as good as new."""
+    row = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
+    drawn, workspaces = [], []
+    for num_seqs, num_tokens in ((2, 64), (256, 4096)):
+        config = backend_config(
+            checkpoints["llama"], num_blocks=None, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
+        )
+        backend = load_backend(executor, config)
+        assert backend.pool.num_blocks == 1 + 16 * 64
+        workspaces.append(backend.pool.workspace_bytes)
+        drawn.append(backend.step(make_batch(row)).token_ids)
+        with pytest.raises(ValueError, match="carries slot 1"):  # nothing has been drawn for it
+            backend.step(make_batch(row, {**row, "token_ids": [0], "carried": True}))
+    assert drawn[0] == drawn[1]
+    assert workspaces[1] >= max(4 * 256 * 320, workspaces[0])
