@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 from tests.web.fakes import STARTED, FakeDesk, hello, says
+from tests.web.wires import Way, both_ways
 
 from quipu.actors.messages import Delta
 from quipu.web.app import make_app
@@ -35,19 +36,21 @@ async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncI
             nursery.cancel_scope.cancel()
 
 
-async def test_stream_ends_properly() -> None:
+@both_ways
+async def test_stream_ends_properly(way: Way) -> None:
     """A finished stream ends with [DONE] and the last chunk of the transfer coding."""
     received = b""
-    async with stream_of(FakeDesk(says(*hello()))) as stream:
+    async with stream_of(FakeDesk(says(*hello())), way.options()) as stream:
         while not received.endswith(b"0\r\n\r\n"):
             received += await stream.receive_some()
     assert received.startswith(b"HTTP/1.1 200") and b"data: [DONE]\n\n\r\n0\r\n\r\n" in received
 
 
-async def test_client_that_does_not_read_is_cut_off() -> None:
+@both_ways
+async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
     """Its ticket is left as soon as its backlog is full, though a write to it was waiting; its connection is reset."""
     desk = FakeDesk(says(STARTED))
-    async with stream_of(desk, AppOptions(sink_limit_bytes=100_000)) as stream:
+    async with stream_of(desk, way.options(sink_limit_bytes=100_000)) as stream:
         first = await stream.receive_some(1)
         assert first == b"H"
         while desk.ticket.num_leaves == 0:
