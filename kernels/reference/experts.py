@@ -19,7 +19,7 @@ def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -
     """See `Ops.experts`."""
     weight_NT, chosen_NT = _choose(router_NX, experts)
     parts_NTD = x_ND.new_empty((*chosen_NT.shape, x_ND.shape[1]))
-    for expert in chosen_NT.unique().tolist():
+    for expert in sorted(set(chosen_NT.flatten().tolist())):
         token_n, place_n = torch.where(chosen_NT == expert)
         tile_MD = x_ND.new_zeros((round_up(len(token_n), ROWS), x_ND.shape[1]))
         tile_MD[: len(token_n)] = x_ND[token_n]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -121,6 +122,13 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         use_sliding_window=False,
     ),
 }  # fmt: skip
+
+
+FEW = ("qwen3-tied", "qwen3-odd", "llama", "llama-rope3")
+"""For tests that are not about families."""
+THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe")
+"""Every operation is in one of them, so the long tests of operations need no other; deep runs take all."""
+EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) for name in CONFIGS]
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import CONFIGS, make_batch, prompt, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
+from kernel_checkpoints import EACH, scattered_blocks
+from one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks
 
 from quipu.kernels.cpu.backend import CpuBackend
 
@@ -26,7 +26,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=EACH)
 def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], dtype: str) -> Iterator[CpuBackend]:
     yield make_cpu_backend(checkpoints[request.param], dtype=dtype)
 
@@ -38,30 +38,6 @@ def cold(backend: CpuBackend) -> torch.Tensor:
     assert result.isfinite().all()
     backend.cache.fill(float("nan"))
     return result
-
-
-def run_among(backend: CpuBackend, num_others: int, chunks: list[int], *, seed: int) -> torch.Tensor:
-    """Feed TOKENS in chunks in the middle of other rows, which prefill odd numbers of tokens."""
-    tables = scattered_blocks(33 + 2 * num_others, seed=seed)
-    others = [
-        {
-            "slot": 1 + i,
-            "token_ids": prompt(1 + 7 * i % 32, seed=i),
-            "position": 0,
-            "blocks": tables[33 + 2 * i : 35 + 2 * i],
-        }
-        for i in range(num_others)
-    ]
-    results, position = [], 0
-    for turn, size in enumerate(chunks):
-        row = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": tables[:33]}
-        cut = turn % (num_others + 1)
-        batch = make_batch(*others[:cut], row, *others[cut:])
-        first = batch.query_start[cut]
-        wanted = [first + i for i in range(size) if position + i >= LENGTH - LOOKED_AT]
-        results.append(backend.logits(batch, wanted))
-        position += size
-    return torch.cat(results)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -88,12 +64,7 @@ def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) 
 
 def test_cached_prefix(backend: CpuBackend, cold: torch.Tensor) -> None:
     """Upon a prefix that another request computed in other chunks, with a longer tail of its own: the same bits."""
-    prefix = 256 + 5 * 16
-    shared = scattered_blocks(60, seed=9)
-    backend.logits(make_batch({"position": 0, "blocks": shared[:30], "token_ids": TOKENS[:90]}), [])
-    tail = TOKENS[90:prefix] + prompt(70, seed=10)
-    backend.logits(make_batch({"position": 90, "blocks": shared[:30], "token_ids": tail}), [])
-    mine = shared[: prefix // 16] + shared[30:42]
+    mine, prefix = feed_prefix(backend)
     assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
+from kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
+from one_prompt import LENGTH, LOOKED_AT, TOKENS, feed_prefix, run_chunks
 
 from quipu.kernels.reference.backend import ReferenceBackend
 
@@ -25,7 +25,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=EACH)
 def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], dtype: str) -> Iterator[ReferenceBackend]:
     yield make_backend(checkpoints[request.param], dtype=dtype)
 
@@ -67,13 +67,7 @@ def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
 
 def test_cached_prefix(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     """Upon a prefix that another request computed in other chunks, with a longer tail of its own: the same bits."""
-    prefix = 256 + 5 * 16
-    shared = scattered_blocks(60, seed=9)
-    other = {"position": 0, "blocks": shared[:30], "token_ids": TOKENS[:90]}
-    backend.logits(make_batch(other), [])
-    tail = TOKENS[90:prefix] + prompt(70, seed=10)
-    backend.logits(make_batch({"position": 90, "blocks": shared[:30], "token_ids": tail}), [])
-    mine = shared[: prefix // 16] + shared[30:42]
+    mine, prefix = feed_prefix(backend)
     assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
 
 

@@ -1,0 +1,81 @@
+"""What backends' logits are compared with: transformers' and the reference's, computed once a session.
+
+What is compared is logits, not text. Argmax regret is transformers' logit at its own argmax minus transformers' logit
+at ours: 0 where they agree, small where two candidates are nearly level. Differences are given in units of the
+logits' own standard deviation, so that a tolerance means the same for every checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import attrs
+import numpy as np
+import torch
+from kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from one_prompt import Backend
+from transformers import AutoModelForCausalLM
+
+NUM_PREFILL = 300  # a whole chunk of keys and part of the next
+NUM_DECODES = 64
+TOKENS = prompt(NUM_PREFILL + NUM_DECODES, seed=7)
+
+
+@attrs.frozen
+class Tolerance:
+    """In standard deviations of the logits."""
+
+    regret: float
+    mean: float
+    p99: float
+
+
+# float32: the same arithmetic in another order. bfloat16: transformers rounds every activation to 8 bits of mantissa,
+# we round weights and KV only, so most of the difference is transformers' own distance from float32, and the test
+# below shows that ours is the smaller.
+TOLERANCES = {
+    "float32": Tolerance(regret=1e-4, mean=1e-5, p99=5e-5),
+    "bfloat16": Tolerance(regret=0.25, mean=0.04, p99=0.15),
+}
+# A token whose last chosen expert and the next are nearly level goes to the other one in transformers' bfloat16.
+_ROUTED = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.15)}
+
+
+def allowed_for(name: str, dtype: str) -> Tolerance:
+    """What a checkpoint may differ by from transformers in the same dtype."""
+    return _ROUTED.get(dtype, TOLERANCES[dtype]) if name == "qwen3-moe" else TOLERANCES[dtype]
+
+
+def run(backend: Backend) -> torch.Tensor:
+    """Logits of every one of TOKENS: the prefill's at once, the rest from one-token steps."""
+    blocks = scattered_blocks(23, seed=1)
+    prefill = make_batch({"token_ids": TOKENS[:NUM_PREFILL], "position": 0, "blocks": blocks})
+    logits = [backend.logits(prefill, list(range(NUM_PREFILL)))]
+    for position in range(NUM_PREFILL, len(TOKENS)):
+        step = make_batch({"token_ids": [TOKENS[position]], "position": position, "blocks": blocks})
+        logits.append(backend.logits(step, [0]))
+    return torch.cat(logits)
+
+
+@cache
+def run_reference(path: Path, dtype: str) -> torch.Tensor:
+    return run(make_backend(path, dtype=dtype))
+
+
+@cache
+@torch.inference_mode()
+def run_transformers(path: Path, dtype: str) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation="eager")
+    return model(torch.tensor([TOKENS])).logits[0].float()
+
+
+def differences(ours: torch.Tensor, theirs: torch.Tensor) -> Tolerance:
+    spread = theirs.std().item()
+    regret = theirs.max(-1).values - theirs.gather(-1, ours.argmax(-1, keepdim=True))[:, 0]
+    difference = (ours - theirs).abs().numpy()
+    return Tolerance(
+        regret=regret.max().item() / spread,
+        mean=float(difference.mean()) / spread,
+        p99=float(np.quantile(difference, 0.99)) / spread,
+    )

@@ -1,0 +1,37 @@
+"""Every family on both backends: a row's logits are the same bits however it was computed.
+
+In short what `test_reference_invariance.py` and `test_cpu_invariance.py` do at length for a few of them (and `make
+test-long` for all). With `test_reference_parity.py` and `test_cpu_parity.py`, which compare a cold run with
+transformers, that makes cached, chunked and batched runs as near to it. Windows are shorter than the prompt, soft caps
+so small that they bite.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_backends import make_cpu_backend, needs_kernels
+from kernel_checkpoints import CONFIGS, THOROUGH, make_backend, scattered_blocks
+from one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks
+
+MAKE = {"reference": make_backend, "cpu": make_cpu_backend}
+
+
+@pytest.mark.parametrize("backend_name", ["reference", pytest.param("cpu", marks=needs_kernels)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in THOROUGH])
+def test_bits_do_not_change(checkpoints: dict[str, Path], name: str, dtype: str, backend_name: str) -> None:
+    """In chunks and one by one, in other blocks, beside others, upon a cached prefix: the bits of one prefill alone."""
+    backend = MAKE[backend_name](checkpoints[name], dtype=dtype)
+    cold = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
+    assert cold.isfinite().all()
+    backend.cache.fill(float("nan"))
+    ones = [1] * LOOKED_AT
+    assert torch.equal(run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12, *ones]), cold)
+    backend.cache.fill(float("nan"))
+    assert torch.equal(run_among(backend, 5, [201, 150, 161, *ones], seed=7), cold)
+    backend.cache.fill(float("nan"))
+    mine, prefix = feed_prefix(backend)
+    assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
