@@ -1,6 +1,4 @@
 // y = x @ weight.T (+ bias) (+ z), and how weights are packed for it.
-#include <type_traits>
-
 #include "micro.h"
 #include "program.h"
 
@@ -8,10 +6,6 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 128;  // their share of x stays in the second-level cache
 constexpr int64_t kGroup = 3;         // panels of a piece of work: 6 Vecs of columns, which 2 and 3 divide
-
-// Six rows or fewer, evenly: 8 are 4 and 4, not 6 and 2.
-int64_t num_parts(int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; }
-int64_t split(int64_t num_rows, int64_t index) { return num_rows * index / num_parts(num_rows); }
 
 PackedF32 right_hand(const Op& op, int64_t panel, const float*) {
     return {static_cast<const float*>(op.weight) + panel * kPanel * op.width, kPanel * op.width};
@@ -60,17 +54,17 @@ template <int MR, class B>
 void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target& t, Ahead& ahead) {
     constexpr int wide = kWide<MR>;
     if (panels < kGroup) {
-        if (t.num_columns >= kPanel) multiply_in_registers<MR, 2, true, true>(a, b, num_k, t, ahead);
-        else multiply_in_registers<MR, 2, false, true>(a, b, num_k, t, ahead);
+        if (t.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, b, num_k, t, ahead);
+        else multiply_in_registers<MR, 2, false>(a, b, num_k, t, ahead);
         return;
     }
     for (int64_t v = 0; v < 2 * kGroup; v += wide) {
         if constexpr (wide % 2 == 1)
             if (v % 2 == 1) {
-                multiply_in_registers<MR, wide, true, true>(a, b.columns(v).second_half(), num_k, t.columns(v), ahead);
+                multiply_in_registers<MR, wide, true>(a, b.columns(v).second_half(), num_k, t.columns(v), ahead);
                 continue;
             }
-        multiply_in_registers<MR, wide, true, true>(a, b.columns(v), num_k, t.columns(v), ahead);
+        multiply_in_registers<MR, wide, true>(a, b.columns(v), num_k, t.columns(v), ahead);
     }
 }
 int64_t num_calls(int64_t rows, int64_t panels) { return panels < kGroup ? 1 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3; }
@@ -86,15 +80,7 @@ void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int6
         int64_t m = row + split(rows, part), count = row + split(rows, part + 1) - m;
         PlainRows a{op.x + m * op.x_stride, op.x_stride};
         Target t = target(op, m, panel);
-        auto go = [&](auto size) { multiply_part<size.value>(a, right, op.width, panels, t, ahead); };
-        switch (count) {
-            case 1: go(std::integral_constant<int, 1>{}); break;
-            case 2: go(std::integral_constant<int, 2>{}); break;
-            case 3: go(std::integral_constant<int, 3>{}); break;
-            case 4: go(std::integral_constant<int, 4>{}); break;
-            case 5: go(std::integral_constant<int, 5>{}); break;
-            case 6: go(std::integral_constant<int, 6>{}); break;
-        }
+        with_rows(count, [&](auto size) { multiply_part<size.value>(a, right, op.width, panels, t, ahead); });
     }
 }
 
@@ -119,11 +105,14 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
 
 }  // namespace
 
-// linear_bf16.cpp; null where the instruction set has nothing for it
-__attribute__((weak)) void linear_bf16(const Op&, int64_t num_rows, const Worker&);
+#ifdef QUIPU_PAIRS
+void linear_bf16(const Op&, int64_t num_rows, const Worker&);  // linear_bf16.cpp
+#endif
 
 void linear(const Op& op, const Pass& pass, const Worker& worker) {
-    if (linear_bf16 && op.stored == kBfloat16) return linear_bf16(op, num_rows(op, pass), worker);
+#ifdef QUIPU_PAIRS
+    if (op.stored == kBfloat16) return linear_bf16(op, num_rows(op, pass), worker);
+#endif
     if (op.stored == kBfloat16) linear_of<bf16>(op, num_rows(op, pass), worker);
     else linear_of<float>(op, num_rows(op, pass), worker);
 }

@@ -4,6 +4,7 @@
 // and columns a call holds in registers is a matter of speed only: it never shows in the bits.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "vec.h"
 
@@ -57,6 +58,19 @@ struct Rows {
     Rows columns(int64_t v) const { return {rows, column + v * kLanes}; }
 };
 
+// Such rows of bfloat16, of every 2 * kLanes columns first the even and then the odd ones: they are had for less.
+struct RowHalves {
+    const bf16* const* rows;
+    int64_t column;
+    static constexpr bool kPaired = false;
+    Vec even(int64_t k, int v) const {
+        const bf16* at = rows[k] + column + v / 2 * 2 * kLanes;
+        return v % 2 ? high_halves(at) : low_halves(at);
+    }
+    Vec odd(int64_t k, int v) const { return even(k, v); }
+    RowHalves columns(int64_t v) const { return {rows, column + v * kLanes}; }  // an even v
+};
+
 // The left-hand matrix
 struct PlainRows {
     const float* p;
@@ -85,16 +99,20 @@ struct Target {
 // Unrolled before anything else, so that each element of an array becomes a register.
 #define UNROLL _Pragma("GCC unroll 16")
 
-// Memory that will be read next. `lines` cache lines of it are asked for with every kStride values of k: little at a
-// time, so that memory is always busy and never overrun.
+// Memory that will be read next is asked for while something else is multiplied: `ask` is called with every kStride values
+// of k, for little at a time, so that memory is always busy and never overrun.
 constexpr int64_t kStride = 16;
+struct Nothing {
+    void ask() {}
+};
+// `lines` cache lines at a time, up to `end`
 struct Ahead {
     const char* p;
     const char* end;
     int64_t lines;
     void ask() {
         const char* until = std::min(end, p + lines * 64);
-        for (; p < until; p += 64) __builtin_prefetch(p, 0, 2);  // into the second-level cache: the first has few places to wait in
+        for (; p < until; p += 64) prefetch(p);
     }
 };
 
@@ -106,8 +124,8 @@ inline void accumulate_row(Vec (&sums)[NV], const Vec (&right)[NV], const float*
 }
 
 // Never inlined: within a larger function the compiler has other uses for its registers.
-template <int MR, int NV, bool kWhole, bool kAhead, class A, class B>
-__attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t, Ahead& ahead) {
+template <int MR, int NV, bool kWhole, class A, class B, class N>
+__attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t, N& next) {
     Vec acc[MR][NV];
     Mask mask[NV];
     UNROLL for (int v = 0; v < NV; v++) mask[v] = first_lanes(t.num_columns - v * kLanes);
@@ -136,15 +154,15 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
             }
         for (; k < end; k++) step(k, false);
     };
-    if constexpr (kAhead) {
-        Ahead here = ahead;
+    if constexpr (std::is_same_v<N, Nothing>) {
+        steps(0, num_k);
+    } else {
+        N here = next;
         for (int64_t k = 0; k < num_k; k += kStride) {
             here.ask();
             steps(k, std::min(k + kStride, num_k));
         }
-        ahead = here;
-    } else {
-        steps(0, num_k);
+        next = here;
     }
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int v = 0; v < NV; v++) {
@@ -155,41 +173,39 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
             else store(t.c + m * t.stride + v * kLanes, mask[v], y);
         }
 }
-template <int MR, int NV, bool kWhole, class A, class B>
-static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t) {
-    Ahead nothing{};
-    multiply_in_registers<MR, NV, kWhole, false>(a, b, num_k, t, nothing);
-}
+// Six rows or fewer at a time, evenly: 8 are 4 and 4, not 6 and 2.
+inline int64_t num_parts(int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; }
+inline int64_t split(int64_t num_rows, int64_t index) { return num_rows * index / num_parts(num_rows); }
 
-// MR rows by `num_vecs` Vecs of columns, as many at once as registers allow.
-template <int MR, class A, class B>
-static void multiply_rows(A a, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
-    constexpr int wide = MR == 1 ? 8 : MR == 2 ? 4 : 2;
-    int64_t v = 0;
-    // enough of them that the next addition need not wait for the last
-    for (; v + wide <= num_vecs && (v + wide) * kLanes <= t.num_columns; v += wide)
-        multiply_in_registers<MR, wide, true>(a, b.columns(v), num_k, t.columns(v));
-    if (MR == 1)
-        for (; v + 4 <= num_vecs && (v + 4) * kLanes <= t.num_columns; v += 4)
-            multiply_in_registers<MR, 4, true>(a, b.columns(v), num_k, t.columns(v));
-    for (; v + 2 <= num_vecs; v += 2) {
-        Target rest = t.columns(v);
-        if (rest.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, b.columns(v), num_k, rest);
-        else multiply_in_registers<MR, 2, false>(a, b.columns(v), num_k, rest);
-    }
-    // a head of half a panel
-    if (v < num_vecs) multiply_in_registers<MR, 1, true>(a, b.columns(v), num_k, t.columns(v));
-}
-
-// Up to kMaxRows rows.
-template <class A, class B>
-static void multiply(int64_t num_rows, A a, B b, int64_t num_k, int64_t num_vecs, const Target& t) {
+// go<MR>() for as many rows
+template <class F>
+static void with_rows(int64_t num_rows, F go) {
     switch (num_rows) {
-        case 1: return multiply_rows<1>(a, b, num_k, num_vecs, t);
-        case 2: return multiply_rows<2>(a, b, num_k, num_vecs, t);
-        case 3: return multiply_rows<3>(a, b, num_k, num_vecs, t);
-        case 4: return multiply_rows<4>(a, b, num_k, num_vecs, t);
-        case 5: return multiply_rows<5>(a, b, num_k, num_vecs, t);
-        case 6: return multiply_rows<6>(a, b, num_k, num_vecs, t);
+        case 1: return go(std::integral_constant<int, 1>{});
+        case 2: return go(std::integral_constant<int, 2>{});
+        case 3: return go(std::integral_constant<int, 3>{});
+        case 4: return go(std::integral_constant<int, 4>{});
+        case 5: return go(std::integral_constant<int, 5>{});
+        case 6: return go(std::integral_constant<int, 6>{});
     }
+}
+
+// Up to kMaxRows rows by `num_vecs` whole Vecs of columns, kFew of them at once where there are one or two rows: so many
+// sums that the next addition need not wait for the last.
+template <int kFew, class A, class B, class N>
+static void multiply(int64_t num_rows, A a, B b, int64_t num_k, int64_t num_vecs, const Target& t, N& next) {
+    with_rows(num_rows, [&](auto rows) {
+        constexpr int MR = rows.value;
+        int64_t v = 0;
+        if constexpr (MR <= 2 && kFew > 2) {
+            for (; v + kFew <= num_vecs; v += kFew) multiply_in_registers<MR, kFew, true>(a, b.columns(v), num_k, t.columns(v), next);
+            if (kFew > 4 && v + 4 <= num_vecs) {
+                multiply_in_registers<MR, 4, true>(a, b.columns(v), num_k, t.columns(v), next);
+                v += 4;
+            }
+        }
+        for (; v + 2 <= num_vecs; v += 2) multiply_in_registers<MR, 2, true>(a, b.columns(v), num_k, t.columns(v), next);
+        // a head of half a panel
+        if (v < num_vecs) multiply_in_registers<MR, 1, true>(a, b.columns(v), num_k, t.columns(v), next);
+    });
 }
