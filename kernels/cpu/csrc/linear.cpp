@@ -105,14 +105,11 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
 
 }  // namespace
 
-#ifdef QUIPU_PAIRS
-void linear_bf16(const Op&, int64_t num_rows, const Worker&);  // linear_bf16.cpp
-#endif
+// linear_bf16.cpp; null where the instruction set has nothing for it
+__attribute__((weak)) void linear_bf16(const Op&, int64_t num_rows, const Worker&);
 
 void linear(const Op& op, const Pass& pass, const Worker& worker) {
-#ifdef QUIPU_PAIRS
-    if (op.stored == kBfloat16) return linear_bf16(op, num_rows(op, pass), worker);
-#endif
+    if (linear_bf16 && op.stored == kBfloat16) return linear_bf16(op, num_rows(op, pass), worker);
     if (op.stored == kBfloat16) linear_of<bf16>(op, num_rows(op, pass), worker);
     else linear_of<float>(op, num_rows(op, pass), worker);
 }
