@@ -30,8 +30,9 @@ class Mailbox:
         """The request's last item, once it has been put."""
 
     def put(self, event: OutletEvent, /) -> None:
-        if isinstance(event, Closed):
-            self.closed = event
+        closed = event if isinstance(event, Closed) else None
+        if closed is not None:
+            self.closed = closed
         if self._consume is not None:
             self._consume([event])
         else:
@@ -39,8 +40,8 @@ class Mailbox:
             if self._task is not None:
                 task, self._task = self._task, None
                 trio.lowlevel.reschedule(task)
-        if isinstance(event, Closed) and self._on_closed is not None:
-            self._on_closed(event)
+        if closed is not None and self._on_closed is not None:
+            self._on_closed(closed)
 
     def attach(self, consume: Callable[[list[OutletEvent]], None]) -> None:
         """From now on hand events to `consume` at once, beginning with those that wait. It must not raise or block."""

@@ -183,7 +183,7 @@ _LINE_BREAKS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80
 def json_for_line(value: object) -> bytes:
     """JSON that stays one line for clients that split lines as Unicode has them."""
     data = orjson.dumps(value)
-    if b"\xc2\x85" in data or b"\xe2\x80" in data:
+    if not data.isascii() and (b"\xc2\x85" in data or b"\xe2\x80" in data):
         for character, escape in _LINE_BREAKS.items():
             data = data.replace(character, escape)
     return data
