@@ -1,0 +1,80 @@
+"""Rules and masks in a step of each backend: they change what is drawn, and nothing that is told or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from cpu_backends import make_cpu_backend, needs_kernels
+from kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt
+
+from quipu.kernels.batch import Drawn, LogitRules, Processing, Scoring, StepBatch
+from quipu.kernels.processors import LogitProcessor
+
+MAKERS: list[Any] = [
+    pytest.param(make_backend, id="reference"),
+    pytest.param(make_cpu_backend, id="cpu", marks=needs_kernels),
+]
+FORCED, MASKED = 200, {33, 70, 319}
+
+
+def batch_of(*, processing: Processing | None, start: int = 0, carried: bool = False) -> StepBatch:
+    """Three sequences of 20 tokens each, or their next ones; all of them are scored."""
+    rows = [
+        {
+            "token_ids": [0] if carried else prompt(20, seed=row),
+            "position": start,
+            "blocks": [2 * row + 1, 2 * row + 2],
+            "carried": carried,
+            "output_position": int(carried),
+            **({"temperature": 0.9, "seed": 5} if row == 0 else {}),
+        }
+        for row in range(3)
+    ]
+    scoring = Scoring([0, 1, 2], [4, 4, 4], [], [], [])
+    return attrs.evolve(make_batch(*rows), scoring=scoring, processing=processing)
+
+
+def processing() -> Processing:
+    bits = np.zeros(VOCAB_SIZE, dtype=np.uint8)
+    bits[list(MASKED)] = 1
+    words = np.packbits(bits, bitorder="little").view("<i4")
+    assert len(words) == -(-VOCAB_SIZE // 32)
+    rules = LogitRules(bias={FORCED: 100.0}, frequency_penalty=2.0)
+    return Processing([1], [LogitProcessor(rules, prompt(20, seed=1), [])], [2], [words.tobytes()])
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_step(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
+    """The rows concerned draw by their rules; the others, and all logprobs, have the bits that they had without."""
+    plain: Drawn = make(checkpoints["llama"]).step(batch_of(processing=None))
+    backend = make(checkpoints["llama"])
+    drawn = backend.step(batch_of(processing=processing()))
+    first, second, third = drawn.token_ids
+    assert (first, second) == (plain.token_ids[0], FORCED) and third in MASKED
+    assert plain.scores is not None and drawn.scores is not None
+    assert drawn.scores.top_ids == plain.scores.top_ids and drawn.scores.top_logprobs == plain.scores.top_logprobs
+    assert drawn.scores.logprobs[0] == plain.scores.logprobs[0]
+    assert drawn.scores.logprobs[1] < plain.scores.logprobs[1]
+    # the next step is fed what was drawn
+    after = backend.step(batch_of(processing=None, start=20, carried=True))
+    told = attrs.evolve(
+        batch_of(processing=None, start=20, carried=True), carried=[False] * 3, token_ids=drawn.token_ids
+    )
+    again = make(checkpoints["llama"])
+    again.step(batch_of(processing=None))
+    assert again.step(told) == after
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_mask_that_cannot_be_fails_its_step_only(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
+    """The step raises; the same rows without it run as ever."""
+    backend = make(checkpoints["llama"])
+    with pytest.raises(ValueError, match="allows no token"):
+        backend.step(batch_of(processing=Processing([], [], [2], [bytes(VOCAB_SIZE // 8)])))
+    again = make(checkpoints["llama"]).step(batch_of(processing=None))
+    assert backend.step(batch_of(processing=None)) == again
