@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(text: str) -> int:
@@ -17,10 +17,9 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is not None:
-        unit = match[2].removesuffix("iB").removesuffix("B")
-        if unit.lower() in _POWERS and match[2] in ("", "B", unit, unit + "B", unit + "iB"):
-            is_decimal = match[2] == unit + "B" or (match[2] == unit and unit.islower())
-            size = int(float(match[1]) * (1000 if is_decimal else 1024) ** _POWERS[unit.lower()])
-            if size > 0:
-                return size
+        number, letter, ending = match.groups(default="")
+        is_decimal = ending == "B" or (ending == "" and letter.islower())
+        size = int(float(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
+        if size > 0:
+            return size
     raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 4GiB or 512MiB")

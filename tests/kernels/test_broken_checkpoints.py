@@ -14,7 +14,7 @@ from broken_checkpoints import BREAKS, UP, change_tensors, in_two
 from cpu_backends import needs_kernels
 from kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
 
-from quipu.kernels.backend import load_backend
+from quipu.kernels.backend import load_backend, wants_strict
 
 EXECUTORS = [pytest.param("cpu", marks=needs_kernels), "reference"]
 
@@ -40,6 +40,31 @@ def test_too_large_for_the_dtype_asked_for(folder: Path, executor: str) -> None:
     load_backend(executor, backend_config(folder, dtype="float32"))
     with pytest.raises(ValueError, match=rf"{UP} holds a number that is not finite as bfloat16: 3.4\S+ at \(0, 0\)"):
         load_backend(executor, backend_config(folder, dtype="bfloat16"))
+
+
+@needs_kernels
+def test_float16_on_the_kernels(folder: Path) -> None:
+    """A dtype that the kernels do not have is refused by name; left to itself the choice is the reference."""
+    with pytest.raises(ValueError, match="dtype float16 is neither bfloat16 nor float32"):
+        load_backend("cpu", backend_config(folder, dtype="float16"))
+    capabilities = load_backend("auto", backend_config(folder, dtype="float16")).capabilities
+    assert (capabilities.name, capabilities.dtype) == ("reference", "float16")
+
+
+@pytest.mark.parametrize("determinism", ["auto", "strict", "fast"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_determinism_says_what_runs(folder: Path, executor: str, determinism: str) -> None:
+    """Strict is free on both, so it runs whichever is asked for; a mode that does not exist is refused."""
+    capabilities = load_backend(executor, backend_config(folder, determinism=determinism)).capabilities
+    assert (capabilities.determinism, capabilities.strict_is_free) == ("strict", True)
+    with pytest.raises(ValueError, match="'loose'"):
+        load_backend(executor, backend_config(folder, determinism="loose"))
+
+
+def test_who_wants_strict() -> None:
+    """`auto` is strict where that is free; the two others are what they say."""
+    assert wants_strict("auto", strict_is_free=True) and not wants_strict("auto", strict_is_free=False)
+    assert wants_strict("strict", strict_is_free=False) and not wants_strict("fast", strict_is_free=True)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -1,0 +1,19 @@
+"""The mark of tests that need servers on the CPU kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from quipu.kernels.cpu.build import CannotBuild, load_kernels
+
+
+def _why_not() -> str:
+    try:
+        load_kernels()
+    except CannotBuild as error:
+        return f"no CPU kernels here: {error}"
+    return ""
+
+
+_missing = _why_not()
+needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2: the reason says which

@@ -1,0 +1,164 @@
+"""What a server says of what runs, and how it ends when it cannot: sizes, threads, determinism, broken checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.kernels_here import needs_kernels
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, serving
+from tests.kernels.broken_checkpoints import BREAKS, change_config
+
+from quipu.actors.checkpoint import DEMO
+
+FAST_BREAK = "not a number in a matrix"
+BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2
+"""Of the demo's cache: keys and values, layers, heads, slots, elements, bytes."""
+
+
+def server_info(server: Server) -> Any:
+    return server.get("/server_info").json()
+
+
+@needs_kernels
+def test_sized_from_bytes(tmp_path: Path) -> None:
+    """`--kv-cache-memory` makes the blocks; they reach /server_info, the metrics, the log and whoever asks for more."""
+    flags = ["--kv-cache-memory", "2MiB", "--determinism", "fast", "--threads", "1", "--log-level", "debug"]
+    with serving(make(tmp_path / "sized"), *flags) as server:
+        info = server_info(server)
+        num_blocks = (2 << 20) // BLOCK_BYTES
+        num_tokens = (num_blocks - 1) * 16
+        assert info["kv_cache"] == {
+            "num_blocks": num_blocks,
+            "block_size": 16,
+            "num_bytes": num_blocks * BLOCK_BYTES,
+            "num_tokens": num_tokens,
+            "max_concurrency": 1.0,
+        }
+        # the model's own length has become what there is room for
+        assert info["max_model_len"] == num_tokens < 16_384
+        assert server.get("/v1/models").json()["data"][0]["max_model_len"] == num_tokens
+        engine = info["engine"]
+        assert (engine["backend"], engine["num_threads"], engine["dtype"]) == ("cpu", 1, "bfloat16")
+        assert engine["instruction_set"]
+        assert engine["weights_bytes"] > (DEMO / "model.safetensors").stat().st_size * 0.99
+        # there is nothing faster than strict on this backend, and it says what runs
+        assert (engine["determinism"], info["settings"]["determinism"]) == ("strict", "fast")
+        (ready,) = server.events("engine.ready")
+        assert {name: ready[name] for name in engine} == engine
+        assert (ready["num_tokens"], ready["max_concurrency"]) == (num_tokens, 1.0)
+        assert server.metrics()['kv_blocks{state="free"}'] == num_blocks - 1
+        refused = server.complete(list(range(300, 300 + num_tokens)), 8)
+        assert refused.status_code == 400 and str(num_tokens) in refused.json()["error"]["message"]
+        assert server.complete(list(range(300, 340)), 8).status_code == 200
+        server.wait_at_rest()
+
+
+@needs_kernels
+@pytest.mark.slow
+def test_sized_by_a_profile_run_on_the_threads_there_are(tmp_path: Path) -> None:
+    """`--gpu-memory-utilization` counts weights and the largest pass; one processor in the mask is one thread."""
+    model = wide_model(tmp_path / "model")
+    mask = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mask)})
+    try:
+        total = int((Path("/proc/meminfo").read_text().split())[1]) << 10
+        sizes = ["--gpu-memory-utilization", f"{2e9 / total:.6f}", "--max-model-len", "512"]
+        with serving(make(tmp_path / "masked"), str(model), "--load-format", "dummy", *sizes) as server:
+            info = server_info(server)
+            assert info["engine"]["num_threads"] == 1
+            assert info["engine"]["workspace_bytes"] > 256 * 4096 * 4, "at least the logits of 256 rows"
+            held = info["engine"]["weights_bytes"] + info["engine"]["workspace_bytes"]
+            assert 1e9 < info["kv_cache"]["num_bytes"] < 2e9 - held
+            assert server.complete(list(range(300, 340)), 8, model="model").status_code == 200
+    finally:
+        os.sched_setaffinity(0, mask)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [(["--threads", "2"], "1", 2), ([], "2", 2), ([], None, len(os.sched_getaffinity(0)))],
+)
+def test_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], environment: str | None, expected: int
+) -> None:
+    """The flag comes first, then OMP_NUM_THREADS, then what the process may use."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    model = wide_model(tmp_path / "model")
+    with serving(
+        make(tmp_path / "there"), str(model), "--load-format", "dummy", "--num-blocks", "40", *flags
+    ) as server:
+        assert server_info(server)["engine"]["num_threads"] == expected
+
+
+def wide_model(folder: Path) -> Path:
+    """A model that more than one thread is worth it for."""
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    change_config(folder, hidden_size=512)
+    return folder
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """The one line that a server that cannot serve has for its operator."""
+    command = [QUIPU, "serve", "--port", "0", *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3 * PATIENCE_S)
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if not line.startswith("{"))
+    assert line.startswith("quipu: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == FAST_BREAK else pytest.mark.slow) for way in BREAKS]
+)
+def test_broken_checkpoint(tmp_path: Path, way: str) -> None:
+    """One line that names the tensor, an exit code, no traceback, no second try."""
+    model = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    BREAKS[way].spoil(model)
+    assert re.search(BREAKS[way].named, refused(tmp_path, str(model)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--executor", "cpu", "--dtype", "float16"], "dtype float16 is neither bfloat16 nor float32"),
+        (
+            ["--kv-cache-memory", "1MiB", "--max-model-len", "4096"],
+            "needs 4.02MiB of KV cache, and --kv-cache-memory 1.00MiB",
+        ),
+        (["--kv-cache-memory", "900TiB"], "of memory are left"),
+    ],
+)
+@needs_kernels
+@pytest.mark.slow
+def test_refused_settings(tmp_path: Path, flags: list[str], named: str) -> None:
+    """Settings that the machine or the kernels cannot serve are refused by name."""
+    assert named in refused(tmp_path, *flags)
+
+
+@needs_kernels
+@pytest.mark.slow
+def test_float16_runs_where_it_can(tmp_path: Path) -> None:
+    """Left to itself, a server runs float16 on the reference, and says so once."""
+    with serving(make(tmp_path / "half"), "--dtype", "float16", "--num-blocks", "100") as server:
+        engine = server_info(server)["engine"]
+        assert (engine["backend"], engine["dtype"]) == ("reference", "float16")
+        warnings = [json.loads(line) for line in server.log_text.splitlines() if '"warning"' in line]
+        assert sum("float16" in line["event"] for line in warnings) == 1
+        assert server.complete(list(range(300, 340)), 8).status_code == 200

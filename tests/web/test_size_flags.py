@@ -1,0 +1,70 @@
+"""Sizes as operators write them, and what the flags of the KV cache's memory, threads and determinism become."""
+
+from __future__ import annotations
+
+import pytest
+
+from quipu.web.cli import make_parser
+from quipu.web.settings import resolve_config
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4GiB", 4 << 30),
+        ("4G", 4 << 30),
+        ("4GB", 4 * 10**9),
+        ("4g", 4 * 10**9),
+        ("512MiB", 512 << 20),
+        ("1.5GiB", 3 << 29),
+        ("64K", 64 << 10),
+        ("64kB", 64_000),
+        ("2 TiB", 2 << 40),
+        ("4294967296", 4 << 30),
+        ("100B", 100),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--kv-cache-memory", "--kv-cache-memory-bytes"])
+def test_sizes(text: str, num_bytes: int, flag: str) -> None:
+    """Powers of 1024 and of 1000, under quipu's name and vLLM's; the engine counts the blocks."""
+    config, info = resolve_config(make_parser().parse_args(["serve", "demo", flag, text]))
+    assert config.engine.kv_cache_bytes == info.settings["kv_cache_memory"] == num_bytes
+    assert config.engine.num_blocks is info.num_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        *(("--kv-cache-memory", text) for text in ("0", "-4GiB", "4XB", "GiB", "4 4", "", "4iB", "1e9")),
+        *(("--gpu-memory-utilization", text) for text in ("0", "1.1", "-1", "nan", "much")),
+        ("--determinism", "loose"),
+        ("--threads", "0"),
+    ],
+)
+def test_what_is_none(flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag is named."""
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
+    assert flag in capsys.readouterr().err
+
+
+def test_what_is_said_reaches_the_engine() -> None:
+    """Utilization, mode, threads and vLLM's name for a number of blocks."""
+    flags = ["--gpu-memory-utilization", "0.5", "--determinism", "strict", "--threads", "3"]
+    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    assert (config.engine.memory_utilization, config.engine.determinism, config.engine.num_threads) == (
+        0.5,
+        "strict",
+        3,
+    )
+    said = {name: info.settings[name] for name in ("gpu_memory_utilization", "determinism", "threads")}
+    assert said == {"gpu_memory_utilization": 0.5, "determinism": "strict", "threads": 3}
+    config, info = resolve_config(make_parser().parse_args(["serve", "demo", "--num-gpu-blocks-override", "40"]))
+    assert config.engine.num_blocks == info.num_blocks == 40
+
+
+@pytest.mark.parametrize(("flags", "may"), [([], True), (["--max-model-len", "1024"], False)])
+def test_only_a_length_that_nobody_asked_for_may_be_shortened(flags: list[str], may: bool) -> None:
+    """Whoever asks for a length gets it, or a refusal."""
+    config, _ = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    assert config.engine.may_shorten is may
