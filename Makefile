@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 PEERS := .peers/vllm
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
-SOURCES := actors kernels web tests bench scripts
+SOURCES := actors kernels web tests bench scripts setup.py
 
 .PHONY: help install install-test serve test test-long kill-ledger mutants lint types layers pytest format peers dist clean
 

@@ -13,6 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from quipu.kernels.cpu.compiling import find_compiler
+from quipu.kernels.cpu.instruction_sets import (
+    INSTRUCTION_SETS,
+    CannotBuild,
+    choose_instruction_set,
+    processor_flags,
+)
+
+pytestmark = pytest.mark.timeout(300)  # the first build compiles the kernels of every instruction set
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,7 +31,7 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, check=True, capture_output=True, timeout=250)
     return folder
 
 
@@ -41,14 +51,43 @@ def test_contents(distribution: Path) -> None:
         assert any(name.endswith("/actors/wiring.py") for name in archive.getnames())
 
 
-def test_installed_wheel_serves(distribution: Path, tmp_path: Path) -> None:
-    """In a clean environment that has our dependencies and the wheel, the end-to-end tests of usage pass.
+def test_kernels_are_in_it(distribution: Path) -> None:
+    """The wheel has a library for each instruction set, and is for this platform only."""
+    try:
+        find_compiler()
+    except CannotBuild as error:
+        pytest.skip(f"the wheel has no kernels: {error}")  # as test_wheel_without_a_compiler says
+    (wheel,) = distribution.glob("quipu_llm-*.whl")
+    libraries = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if "/cpu/lib/" in name}
+    assert libraries == {f"quipu-cpu-{each.name}.so" for each in INSTRUCTION_SETS}
+    assert "linux" in wheel.name
+
+
+def test_wheel_without_a_compiler(distribution: Path, tmp_path: Path) -> None:
+    """The sdist builds where nothing compiles; the wheel then has the kernels' sources and no library."""
+    (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    environment = {**os.environ, "CXX": "no-such-compiler", "CC": "no-such-compiler"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100, env=environment)
+    assert "no CPU kernels for avx2: no C++ compiler found (looked for no-such-compiler)" in done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("quipu_llm-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith(".so")]
+    assert "quipu/kernels/cpu/csrc/linear.cpp" in names
+
+
+@pytest.fixture(scope="module")
+def environment(distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean environment with the wheel.
 
     The dependencies are those of this environment, by path, so that nothing large is installed twice; this checkout is
     not on that path.
     """
     (wheel,) = distribution.glob("quipu_llm-*.whl")
-    environment = tmp_path / "environment"
+    environment = tmp_path_factory.mktemp("installed") / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     # a .pth file inside of a folder that is named by one is not read: the editable install stays behind
@@ -57,6 +96,34 @@ def test_installed_wheel_serves(distribution: Path, tmp_path: Path) -> None:
     subprocess.run(
         [*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True, timeout=60
     )
+    return environment
+
+
+def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
+    """The wheel's own library runs, where there is neither a compiler nor one compiled before."""
+    try:
+        best = choose_instruction_set(processor_flags()).name
+        find_compiler()
+    except CannotBuild as error:
+        pytest.skip(f"no kernels in the wheel, or none for this processor: {error}")
+    code = "from quipu.kernels.cpu.build import load_kernels as k; found = k(); print(found.library._name)"
+    done = subprocess.run(
+        [str(environment / "bin" / "python"), "-P", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)},
+        timeout=60,
+    )
+    library = Path(done.stdout.strip())
+    assert library.is_relative_to(environment)
+    assert library.name == f"quipu-cpu-{best}.so"
+
+
+def test_installed_wheel_serves(environment: Path, tmp_path: Path) -> None:
+    """In a clean environment that has our dependencies and the wheel, the end-to-end tests of usage pass."""
+    (packages,) = environment.glob("lib/python*/site-packages")
     where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli as m; print(m.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert Path(found).is_relative_to(packages)

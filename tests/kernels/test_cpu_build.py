@@ -159,15 +159,16 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_sources_name_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A changed source is another library: an old one is never taken for it."""
-    changed = tmp_path / "csrc"
-    changed.mkdir()
-    for path in compiling.SOURCES.iterdir():
-        (changed / path.name).write_bytes(path.read_bytes())
-    (changed / "program.h").write_text("#error changed\n")
-    monkeypatch.setattr(compiling, "SOURCES", changed)
-    with pytest.raises(CannotBuild, match="changed"):
-        build(choose_instruction_set(processor_flags()))
+    """A changed source, header or flag is another library: an old one is never taken for it."""
+    monkeypatch.setattr(compiling, "SOURCES", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = []
+    for header, source, flags in [("1", "a", ()), ("2", "a", ()), ("2", "b", ()), ("2", "b", ("-DX",)), ("1", "a", ())]:
+        (tmp_path / "one.h").write_text(f"#define ONE {header}\n")
+        (tmp_path / "one.cpp").write_text(f'#include "one.h"\nextern "C" int {source}() {{ return ONE; }}\n')
+        names.append(build(InstructionSet("none", frozenset(), flags)).name)
+    assert len(set(names)) == 4
+    assert names[0] == names[4]
 
 
 @needs_kernels

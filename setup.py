@@ -1,0 +1,41 @@
+"""What pyproject.toml cannot say: a wheel brings the CPU kernels, compiled for every instruction set they exist for.
+
+Each has the flags of its instruction set and no others (never those of the machine that builds), and the one that fits
+is chosen where the wheel runs. Without a C++ compiler, or for another processor, the wheel has the sources only, and
+they are compiled at the first start, or the reference executor runs. An installation from a checkout compiles nothing
+here: `make` does, for its own machine (see quipu/kernels/cpu/build.py).
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).parent / "src"))  # the build has nothing of ours installed
+
+from quipu.kernels.cpu.compiling import build
+from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild
+
+
+class BuildWithKernels(build_ext):
+    """Extension modules, and the kernels' libraries beside their sources."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace or self.editable_mode or platform.machine() != "x86_64":
+            return
+        folder = Path(self.build_lib, "quipu", "kernels", "cpu", "lib")
+        folder.mkdir(parents=True, exist_ok=True)
+        for instruction_set in INSTRUCTION_SETS:
+            try:
+                shutil.copyfile(build(instruction_set), folder / f"quipu-cpu-{instruction_set.name}.so")
+            except CannotBuild as error:
+                print(f"warning: no CPU kernels for {instruction_set.name}: {error}", file=sys.stderr)
+
+
+setup(cmdclass={"build_ext": BuildWithKernels})
