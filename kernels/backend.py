@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 @attrs.frozen
 class Capabilities:
     name: str
-    """As `/server_info` and the logs call it: `cpu`, `reference`, `fake`."""
+    """As `/server_info` and the logs call it: `cpu`, `triton`, `reference`, `fake`."""
     dtype: str
     """Of weights and KV: `bfloat16`, `float16`, `float32`."""
     invariant: bool
@@ -122,23 +122,35 @@ def wants_strict(determinism: str, *, strict_is_free: bool) -> bool:
 
 
 def load_backend(name: str, config: BackendConfig) -> Backend:
-    """Make the backend called `name`: `cpu`, `reference` or `fake`; `auto` is `cpu` where it can run, else `reference`.
+    """Make the backend called `name`: `cpu`, `triton`, `reference` or `fake`.
+
+    `auto` is `triton` where there is a GPU for it, else `cpu` where that can run, else `reference`.
 
     Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not fit its config, and
-    for `cpu` where this machine cannot run it.
+    for `cpu` and `triton` where this machine cannot run them.
     """
     if name == "fake":
         from quipu.kernels.fake import FakeBackend
 
         return FakeBackend(config)
-    if name not in ("auto", "cpu", "reference"):
-        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'reference' or 'fake'")
+    if name not in ("auto", "cpu", "reference", "triton"):
+        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'reference' or 'fake'")
     # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
     # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))  # read then, too
     if name == "reference":
         return _load_reference(config)
+    if name in ("auto", "triton"):
+        from quipu.kernels.triton.present import why_not
+
+        missing = why_not()
+        if missing is None:
+            from quipu.kernels.triton.backend import TritonBackend
+
+            return TritonBackend(config)
+        if name == "triton":
+            raise ValueError(f"the triton executor cannot run here: {missing}")
     from quipu.kernels.cpu.backend import CpuBackend, NotForTheseKernels
 
     try:

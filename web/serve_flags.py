@@ -112,10 +112,10 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")
     add(
         "--executor",
-        choices=["auto", "cpu", "reference", "fake"],
+        choices=["auto", "triton", "cpu", "reference", "fake"],
         default="auto",
-        help="`cpu`: kernels compiled for this processor; `reference`: plain torch; `auto`: the first of them that can "
-        "run the model; `fake` computes nothing (default: %(default)s)",
+        help="`triton`: kernels for an NVIDIA GPU; `cpu`: kernels compiled for this processor; `reference`: plain "
+        "torch; `auto`: the first of them that can run the model; `fake` computes nothing (default: %(default)s)",
     )
     add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
     add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)

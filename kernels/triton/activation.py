@@ -1,0 +1,73 @@
+"""The gated activations between a layer's two MLP matrices, and plain sums. `ops.py` launches them.
+
+What must always hold: each number of a result follows from the numbers at its own place.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x: tl.tensor) -> tl.tensor:
+    """In float32, by way of exp2, whose overflow gives the right limit."""
+    return 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0)
+
+
+@triton.jit
+def gated_kernel(
+    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, WIDTH: tl.constexpr, GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """`act(gate) * up`: SiLU, or GELU in its tanh form. Program (n, b) has block b of row n."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    gate = tl.load(gate_up_ptr + n * row_stride + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + n * row_stride + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        gate = 0.5 * gate * (1.0 + tanh(inner))
+    else:
+        gate = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
+    tl.store(out_ptr + n * WIDTH + i, (gate * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_kernel(
+    x_ptr: tl.tensor, y_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """`x + y`, all dense. Program (n, b) has block b of row n."""
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * WIDTH + i
+    inside = i < WIDTH
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def soft_cap_kernel(
+    x_ptr: tl.tensor, out_ptr: tl.tensor, cap: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """`cap * tanh(x / cap)`, dense. Program (n, b) has block b of row n."""
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * WIDTH + i
+    inside = i < WIDTH
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (cap * tanh(x / cap)).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def embed_kernel(
+    ids_ptr: tl.tensor, table_ptr: tl.tensor, out_ptr: tl.tensor, scale: tl.tensor, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Rows of the table times `scale`. Program (n, b) has block b of token n."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    token_id = tl.load(ids_ptr + n).to(tl.int64)
+    row = tl.load(table_ptr + token_id * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + n * WIDTH + i, (row * scale).to(out_ptr.dtype.element_ty), mask=inside)

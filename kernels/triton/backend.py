@@ -1,0 +1,207 @@
+"""`TritonBackend`: kernels of our own for NVIDIA GPUs, cuBLAS for matrices, CUDA graphs for decode.
+
+The executor makes one through `load_backend` and calls `step` once a pass, from one thread. Logits and drawn tokens
+stay on the device; a row that carries its slot's last token is fed it there. The host learns the ids at the end of a
+step, in one copy.
+
+What must always hold: where `capabilities.invariant`, a row's logits are bit-identical whatever its batch, chunking,
+cached prefix and blocks, as found out at start (`probe.py`), not assumed; a pass that raises has changed nothing that a
+later pass can see, but KV slots that its own rows were to write.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+import torch
+
+from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
+from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
+from quipu.kernels.kv_cache import BlockShape, KVCache
+from quipu.kernels.logprobs import score
+from quipu.kernels.models.config import DecoderConfig, check_length, read_config
+from quipu.kernels.models.registry import find_family
+from quipu.kernels.pool import Device as PoolDevice
+from quipu.kernels.pool import choose_pool
+from quipu.kernels.profile import NUM_BLOCKS, largest_pass
+from quipu.kernels.triton.configs import Tiles, tiles_for
+from quipu.kernels.triton.device import CudaDevice, Device
+from quipu.kernels.triton.matrices import LibraryLinear, Linear
+from quipu.kernels.triton.ops import Heads
+from quipu.kernels.triton.present import ask_for_strict
+from quipu.kernels.triton.probe import Way, attention_kinds, find_strict_way
+from quipu.kernels.triton.runner import Bounds, Finished, Runner
+from quipu.kernels.triton.sampler import Sampler
+from quipu.kernels.triton.tables import Tables
+from quipu.kernels.triton.weights import DeviceWeights
+from quipu.kernels.weights import open_weights
+
+# Tokens of a prompt whose logits are held at a time.
+_SCORED_AT_ONCE = 256
+
+_log = logging.getLogger(__name__)
+
+
+class TritonBackend:
+    """Implements `quipu.kernels.backend.Backend`."""
+
+    def __init__(self, config: BackendConfig, device: Device | None = None, tiles: Tiles | None = None) -> None:
+        """Load the model and make the cache. `device` and `tiles` are for tests: the first GPU and what suits it.
+
+        Raises ValueError, saying which, for an architecture, a setting or a tensor that is not supported, for a cache
+        that there is no room for, and for `strict` where this GPU does not keep it.
+        """
+        strict = wants_strict(config.determinism, strict_is_free=False)
+        if device is None:
+            library_may = ask_for_strict() if strict else True
+            device = CudaDevice()
+        else:
+            library_may = True
+        config_json = read_config(config.model_path)
+        family = find_family(config_json)
+        model_config = family.parse(config_json)
+        check_length(model_config, config.max_model_len)
+        self._device = device
+        self._model_config = model_config
+        self._config = config
+        self._tiles = tiles if tiles is not None else tiles_for(torch.cuda.get_device_capability())
+        self._linear: Linear = LibraryLinear()
+        with torch.inference_mode():
+            source, dtype = open_weights(
+                config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
+            )
+            weights = DeviceWeights(source, device.torch_device)
+            self._model = family.build(model_config, weights, config.max_model_len)
+            # A tied head may be stored all the same; it is the embedding.
+            weights.check_all_used(
+                ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
+            )
+            self.way: Way | None = None
+            if strict:
+                heads = _heads(model_config)
+                kinds = attention_kinds(self._model, model_config.num_layers, heads, device, self._tiles, dtype)
+                self.way = find_strict_way(
+                    weights.matrices, kinds, heads, config, device, self._tiles, dtype, library_may=library_may
+                )
+                self._tiles, self._linear = self.way.tiles, self.way.linear
+            self._block = BlockShape(
+                num_layers=model_config.num_layers,
+                num_kv_heads=model_config.num_kv_heads,
+                block_size=config.block_size,
+                head_dim=model_config.head_dim,
+                dtype=dtype,
+            )
+            self._start(NUM_BLOCKS)
+            self._pool = choose_pool(
+                config,
+                PoolDevice(
+                    block_bytes=self._block.num_bytes,
+                    weights_bytes=weights.num_bytes,
+                    held=device.held(),
+                    profile=lambda: device.peak_of(lambda: self.step(largest_pass(config))),
+                    memory=device.memory,
+                    default=device.default_kv_memory,
+                ),
+            )
+            self._start(self._pool.num_blocks)
+        self._capabilities = Capabilities(
+            name="triton",
+            dtype=str(dtype).removeprefix("torch."),
+            invariant=strict,
+            instruction_set=device.name,
+            strict_is_free=False,
+        )
+        if self.way is not None:
+            _log.info("strict: %s", self.way)
+
+    def _start(self, num_blocks: int) -> None:
+        """Make a cache and everything that knows it, as if no pass had run."""
+        config, model_config, device = self._config, self._model_config, self._device
+        max_blocks = -(-config.max_model_len // config.block_size)
+        self.cache = KVCache(num_blocks, self._block, device.torch_device)
+        self._sampler = Sampler(config.max_num_seqs, device)
+        self._has_drawn = [False] * config.max_num_seqs
+        self.runner = Runner(
+            self._model,
+            self.cache,
+            Tables(config.max_num_seqs, max_blocks, num_blocks, device),
+            self._sampler.last_drawn,
+            device,
+            bounds=Bounds(
+                num_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+                num_rows=config.max_num_seqs,
+                num_positions=config.max_model_len,
+                vocab_size=model_config.vocab_size,
+            ),
+            heads=_heads(model_config),
+            tiles=self._tiles,
+            linear=self._linear,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch) -> Drawn:
+        """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
+        rows = [row for row, samples in enumerate(batch.samples) if samples]
+        finished = self._run(batch)
+        if not rows:
+            token_ids: list[int] = []
+            scores = Scores.empty()
+        else:
+            logits_MV, places = finished.logits([batch.query_start[row + 1] - 1 for row in rows])
+            pending = self._sampler.begin(batch, rows, logits_MV, places)
+            token_ids = pending.read(rows)
+            for row in rows:
+                self._has_drawn[batch.slots[row]] = True
+        drawn = Drawn(rows=rows, token_ids=token_ids)
+        if batch.scoring is None:
+            return drawn
+        at = {row: index for index, row in enumerate(rows)}
+        chosen = [at[row] for row in batch.scoring.drawn_rows]
+        if chosen:
+            looked_at_MV = logits_MV[[places[index] for index in chosen]]
+            scores = score(looked_at_MV, [token_ids[index] for index in chosen], batch.scoring.drawn_num_top)
+        return attrs.evolve(drawn, scores=scores, prompt_scores=_score_prompts(batch.scoring, finished))
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
+        """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        finished = self._run(batch)
+        parts = [torch.empty((0, self._model_config.vocab_size))]
+        for start in range(0, len(tokens), _SCORED_AT_ONCE):
+            logits_MV, places = finished.logits(tokens[start : start + _SCORED_AT_ONCE])
+            parts.append(logits_MV[places].cpu())
+        return torch.cat(parts)
+
+    def close(self) -> None:
+        """Drop weights, cache and graphs; the memory goes with them."""
+        del self._model, self.cache, self.runner, self._sampler
+
+    def _run(self, batch: StepBatch) -> Finished:
+        for row, carried in enumerate(batch.carried):
+            if carried and not (
+                self._has_drawn[batch.slots[row]] and batch.query_start[row + 1] - batch.query_start[row] == 1
+            ):
+                raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no one token to carry")
+        return self.runner.run(batch)
+
+
+def _heads(config: DecoderConfig) -> Heads:
+    return Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+
+
+def _score_prompts(scoring: Scoring, finished: Finished) -> Scores:
+    scores = Scores.empty()
+    for start in range(0, len(scoring.prompt_tokens), _SCORED_AT_ONCE):
+        some = slice(start, start + _SCORED_AT_ONCE)
+        logits_MV, places = finished.logits(scoring.prompt_tokens[some])
+        scores.extend(score(logits_MV[places], scoring.prompt_target_ids[some], scoring.prompt_num_top[some]))
+    return scores

@@ -1,0 +1,118 @@
+"""A mixture of experts: route each token, gather the pairs of token and expert by expert, multiply tile by tile.
+
+`mixture.py` launches these. Everything that depends on the routing is computed on the device, so the launches are the
+same for every batch.
+
+What must always hold: a pair's row of a product does not show which pairs its tile holds (`linear.py`'s arithmetic); a
+token's experts are summed from the highest weight down, of two equal ones the lower number first.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from quipu.kernels.triton.linear import slice_product
+
+
+@triton.jit
+def route_kernel(
+    scores_ptr: tl.tensor,
+    chosen_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    CHOSEN_BLOCK: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program n: the CHOSEN best experts of token n and their softmax weights, float32."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    score = tl.load(scores_ptr + n * row_stride + i, mask=i < EXPERTS, other=float("-inf")).to(tl.float32)
+    share = tl.exp2((score - tl.max(score, 0)) * 1.4426950408889634)
+    share = share / tl.sum(share, 0)
+    left = tl.where(i < EXPERTS, share, -1.0)
+    chosen_share = tl.zeros([CHOSEN_BLOCK], tl.float32)
+    place = tl.arange(0, CHOSEN_BLOCK)
+    chosen = tl.zeros([CHOSEN_BLOCK], tl.int32)
+    for turn in tl.static_range(CHOSEN):
+        best = tl.max(left, 0)
+        expert = tl.min(tl.where(left == best, i, BLOCK), 0)
+        chosen = tl.where(place == turn, expert, chosen)
+        chosen_share = tl.where(place == turn, best, chosen_share)
+        left = tl.where(i == expert, -1.0, left)
+    if NORMALISE:
+        chosen_share = chosen_share / tl.sum(chosen_share, 0)
+    tl.store(chosen_ptr + n * CHOSEN + place, chosen, mask=place < CHOSEN)
+    tl.store(weights_ptr + n * CHOSEN + place, chosen_share, mask=place < CHOSEN)
+
+
+@triton.jit
+def pairs_linear_kernel(
+    x_ptr: tl.tensor,
+    matrices_ptr: tl.tensor,
+    order_ptr: tl.tensor,
+    pair_ends_ptr: tl.tensor,
+    tile_ends_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    PAIRS_A_ROW: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    NUM_OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLICE: tl.constexpr,
+) -> None:
+    """Program (t, column tile): tile t of all experts' tiles, one expert's after another's.
+
+    `order` has the pairs by expert; `pair_ends` and `tile_ends` say where each expert's end; `matrices` holds their
+    addresses. PAIRS_A_ROW pairs share a row of x (those of a token), each has its own row of `out`.
+    """
+    tile = tl.program_id(0)
+    i = tl.arange(0, EXPERTS_BLOCK)
+    tile_ends = tl.load(tile_ends_ptr + i, mask=i < EXPERTS, other=1 << 30)
+    expert = tl.sum((tile_ends <= tile).to(tl.int32), 0)
+    if expert < EXPERTS:
+        first_tile = tl.max(tl.where(i < expert, tile_ends, 0), 0)
+        pair_ends = tl.load(pair_ends_ptr + i, mask=i < EXPERTS, other=0)
+        first_pair = tl.max(tl.where(i < expert, pair_ends, 0), 0)
+        end = tl.load(pair_ends_ptr + expert)
+        place = first_pair + (tile - first_tile) * ROWS + tl.arange(0, ROWS)
+        pair = tl.load(order_ptr + place, mask=place < end, other=0)
+        m = tl.where(place < end, pair // PAIRS_A_ROW, num_rows)  # rows that are not there read as zeros
+        n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        matrix_ptr = tl.load(matrices_ptr + expert).to(tl.pointer_type(x_ptr.dtype.element_ty))
+        matrix_ptr = tl.multiple_of(matrix_ptr, 16)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for k_slice in range((NUM_IN + SLICE - 1) // SLICE):
+            total += slice_product(
+                x_ptr, matrix_ptr, m, n, num_rows, k_slice, x_stride, NUM_IN, NUM_OUT, ROWS, COLUMNS, DEPTH, SLICE
+            )
+        at = pair.to(tl.int64)[:, None] * NUM_OUT + n[None, :]
+        tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(place < end)[:, None] & (n < NUM_OUT)[None, :])
+
+
+@triton.jit
+def weigh_kernel(
+    pairs_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program (n, b): block b of the weighted sum of token n's pairs."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(CHOSEN):
+        weight = tl.load(weights_ptr + n * CHOSEN + place)
+        row = tl.load(pairs_ptr + (n * CHOSEN + place) * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+        total += row * weight
+    tl.store(out_ptr + n * WIDTH + i, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,94 @@
+"""Launches of a mixture of experts over one pass's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+
+import triton
+from quipu.kernels.ops import Experts
+from quipu.kernels.triton.configs import Tiles
+from quipu.kernels.triton.experts import pairs_linear_kernel, route_kernel, weigh_kernel
+
+_BLOCK = 1024
+
+
+class Addresses:
+    """Where each expert's matrix lies, on the device; made once for each list of matrices."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[int, tuple[Sequence[torch.Tensor], torch.Tensor]] = {}
+
+    def of(self, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        """int64, one an expert."""
+        if id(matrices) not in self._made:
+            places = torch.tensor([matrix.data_ptr() for matrix in matrices], dtype=torch.int64, device=self._device)
+            self._made[id(matrices)] = (matrices, places)
+        return self._made[id(matrices)][1]
+
+
+@attrs.frozen
+class _Pairs:
+    """Token n's j-th expert is pair n * CHOSEN + j."""
+
+    order: torch.Tensor
+    pair_ends: torch.Tensor
+    tile_ends: torch.Tensor
+
+
+def mix(
+    x_ND: torch.Tensor,
+    router_NX: torch.Tensor,
+    experts: Experts,
+    addresses: Addresses,
+    tiles: Tiles,
+    silu_mul: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """See `Ops.experts`: y_ND."""
+    (num_tokens, width), num_experts, num_chosen = x_ND.shape, router_NX.shape[1], experts.num_chosen
+    chosen = torch.empty((num_tokens, num_chosen), dtype=torch.int32, device=x_ND.device)
+    weights = torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=x_ND.device)
+    route_kernel[(num_tokens,)](
+        router_NX, chosen, weights, router_NX.stride(0), num_experts, num_chosen, triton.next_power_of_2(num_chosen),
+        experts.normalise, triton.next_power_of_2(num_experts), enable_fp_fusion=tiles.fusion,
+    )  # fmt: skip
+    pairs = _by_expert(chosen.view(-1), num_experts, tiles.linear.rows)
+    gate_up_P2F = _multiply(x_ND, experts.gate_up_OD, pairs, num_chosen, addresses, tiles)
+    down_PD = _multiply(silu_mul(gate_up_P2F), experts.down_DF, pairs, 1, addresses, tiles)
+    y_ND = torch.empty_like(x_ND)
+    block = min(_BLOCK, triton.next_power_of_2(width))
+    weigh_kernel[(num_tokens, triton.cdiv(width, block))](
+        down_PD, weights, y_ND, num_chosen, width, block, enable_fp_fusion=tiles.fusion
+    )
+    return y_ND
+
+
+def _by_expert(chosen_P: torch.Tensor, num_experts: int, rows: int) -> _Pairs:
+    """Pairs by expert, ascending within each; and each expert's last pair and last tile, exclusive."""
+    sorted_P = torch.sort(chosen_P, stable=True)
+    every = torch.arange(num_experts, dtype=torch.int32, device=chosen_P.device)
+    pair_ends = torch.searchsorted(sorted_P.values, every, right=True)
+    counts = torch.diff(pair_ends, prepend=pair_ends.new_zeros(1))
+    tile_ends = torch.cumsum((counts + rows - 1) // rows, 0)
+    return _Pairs(sorted_P.indices.to(torch.int32), pair_ends.to(torch.int32), tile_ends.to(torch.int32))
+
+
+def _multiply(
+    x_MI: torch.Tensor, matrices: Sequence[torch.Tensor], pairs: _Pairs, pairs_a_row: int,
+    addresses: Addresses, tiles: Tiles,
+) -> torch.Tensor:  # fmt: skip
+    """Each pair's row times its expert's matrix: y_PO."""
+    num_out, num_in = matrices[0].shape
+    num_experts, num_pairs = len(matrices), pairs.order.shape[0]
+    y_PO = x_MI.new_empty((num_pairs, num_out))
+    most_tiles = min(num_pairs, num_pairs // tiles.linear.rows + num_experts)
+    pairs_linear_kernel[(most_tiles, triton.cdiv(num_out, tiles.columns))](
+        x_MI, addresses.of(matrices), pairs.order, pairs.pair_ends, pairs.tile_ends, y_PO, x_MI.shape[0],
+        x_MI.stride(0), num_experts, triton.next_power_of_2(num_experts), pairs_a_row, num_in, num_out,
+        tiles.linear.rows, tiles.columns, tiles.depth, tiles.slice, num_warps=tiles.linear.num_warps,
+        num_stages=tiles.linear.num_stages, enable_fp_fusion=tiles.fusion,
+    )  # fmt: skip
+    return y_PO

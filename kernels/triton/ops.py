@@ -1,0 +1,297 @@
+"""The operations that a model is written in, as launches of kernels: each at once, or later and joined with others.
+
+`backend.py` makes one a pass (or one a CUDA graph: then the launches are recorded). A model asks for small steps, and
+each launch costs; so a sum waits for the norm that follows it, and what is done to queries and keys waits until they
+are written. The result's memory exists meanwhile, so a model can look at it in other shapes; whoever needs the numbers
+has them computed then (`_numbers`).
+
+What must always hold: no kernel reads a tensor that is still owed. What is owed for longer than the next layer's
+`write_kv` is forgotten: no model comes back to a layer's queries or keys by then.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+import triton
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.ops import Experts
+from quipu.kernels.triton import attention
+from quipu.kernels.triton.activation import add_kernel, embed_kernel, gated_kernel, soft_cap_kernel
+from quipu.kernels.triton.columns import Columns
+from quipu.kernels.triton.configs import Tiles
+from quipu.kernels.triton.matrices import Linear
+from quipu.kernels.triton.mixture import Addresses, mix
+from quipu.kernels.triton.norm import rms_norm_kernel
+from quipu.kernels.triton.rope_kv import turn_and_write_kernel, turn_kernel
+
+_BLOCK = 1024
+
+
+@attrs.frozen
+class Turned:
+    """Heads that are to be normed (where there is a weight) and turned (where there is a table)."""
+
+    x_NHE: torch.Tensor
+    out_NHE: torch.Tensor
+    weight_E: torch.Tensor | None
+    eps: float
+    table: RopeTable | None
+
+    def goes_with(self, other: Turned) -> bool:
+        """Whether one launch can do both."""
+        return (
+            self.table is other.table
+            and (self.weight_E is None) == (other.weight_E is None)
+            and self.eps == other.eps
+            and self.x_NHE.shape[::2] == other.x_NHE.shape[::2]
+        )
+
+
+@attrs.frozen
+class Added:
+    """A sum."""
+
+    x_ND: torch.Tensor
+    y_ND: torch.Tensor
+    out_ND: torch.Tensor
+
+
+class RopeTables:
+    """Rotary tables on the device, copied over once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[int, tuple[RopeTable, torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, table: RopeTable) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(cos_PR, sin_PR)`."""
+        if id(table) not in self._copies:
+            cos_PR, sin_PR = table.cos_PR.to(self._device).contiguous(), table.sin_PR.to(self._device).contiguous()
+            self._copies[id(table)] = (table, cos_PR, sin_PR)
+        return self._copies[id(table)][1:]
+
+
+@attrs.frozen
+class Heads:
+    """The model's attention, as far as launches depend on it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@attrs.frozen
+class Memory:
+    """What all passes share."""
+
+    cache: KVCache
+    tables: torch.Tensor
+    """Block table of each slot, int32."""
+    parts: attention.Parts
+    rope_tables: RopeTables
+    addresses: Addresses
+
+
+class TritonOps:
+    """Implements `quipu.kernels.ops.Ops` over columns on the device."""
+
+    def __init__(
+        self, columns: Columns, memory: Memory, tiles: Tiles, linear: Linear, *, results_in: torch.dtype | None = None
+    ) -> None:
+        """`results_in` is the dtype of matrix products, where it is not that of their arguments (the head's)."""
+        self._columns = columns
+        self._memory = memory
+        self._tiles = tiles
+        self._linear = linear
+        self._results_in = results_in
+        self._owed: dict[int, Turned | Added] = {}  # by the place of the result
+        self._owed_before: list[Turned] = []
+
+    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
+        x_ND = table_VD.new_empty((num_tokens, width))
+        embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, _block(width))
+        return x_ND
+
+    def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        return self._linear(self._numbers(x_NI), weight_OI, bias_O, self._results_in or x_NI.dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dim() == 3:
+            return self._owe_turn(Turned(self._numbers(x), _dense_like(x), weight, eps, None))
+        owed = self._owed.get(_place(x))
+        out_ND = _dense_like(x)
+        if isinstance(owed, Added):
+            del self._owed[_place(x)]
+            self._launch_norm(owed.x_ND, owed.y_ND, owed.out_ND, weight, eps, out_ND)
+        else:
+            self._launch_norm(self._numbers(x), None, x, weight, eps, out_ND)
+        return out_ND
+
+    def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
+        owed = self._owed.get(_place(x_NHE))
+        out_NHE = _dense_like(x_NHE)
+        if isinstance(owed, Turned) and owed.table is None and owed.out_NHE.shape == x_NHE.shape:
+            return self._owe_turn(attrs.evolve(owed, out_NHE=out_NHE, table=table))
+        return self._owe_turn(Turned(self._numbers(x_NHE), out_NHE, None, 0.0, table))
+
+    def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
+        v_NKE = self._numbers(v_NKE)
+        owed = self._owed.get(_place(k_NKE))
+        keys = owed if isinstance(owed, Turned) else Turned(self._numbers(k_NKE), k_NKE, None, 0.0, None)
+        queries = self._queries_beside(keys) if keys is owed else None
+        self._launch_write(layer, queries, keys, v_NKE)
+        if queries is not None:
+            del self._owed[_place(queries.out_NHE)]
+        self._forget()
+
+    def attend(
+        self,
+        layer: int,
+        q_NHE: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        return attention.attend(
+            self._numbers(q_NHE).contiguous(), *self._memory.cache[layer], self._columns, self._memory.tables,
+            self._memory.parts, self._tiles, scale=scale, window=window, soft_cap=soft_cap,
+        )  # fmt: skip
+
+    def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        return self._gated(gate_up_N2F, gelu=False)
+
+    def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
+        return self._gated(gate_up_N2F, gelu=True)
+
+    def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
+        out_ND = _dense_like(x_ND)
+        self._owed[_place(out_ND)] = Added(self._numbers(x_ND), self._numbers(y_ND), out_ND)
+        return out_ND
+
+    def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
+        x_NV = self._numbers(x_NV)
+        num_rows, width = x_NV.shape
+        out_NV = _dense_like(x_NV)
+        soft_cap_kernel[_rows_of(num_rows, width)](x_NV, out_NV, cap, width, _block(width))
+        return out_NV
+
+    def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
+        return mix(
+            self._numbers(x_ND), self._numbers(router_NX), experts, self._memory.addresses, self._tiles, self.silu_mul
+        )
+
+    def finish(self, x: torch.Tensor) -> torch.Tensor:
+        """A result of the pass, with its numbers in it."""
+        return self._numbers(x)
+
+    def _numbers(self, x: torch.Tensor) -> torch.Tensor:
+        """The same tensor, computed."""
+        owed = self._owed.pop(_place(x), None)
+        if isinstance(owed, Added):
+            num_rows, width = owed.out_ND.shape
+            add_kernel[_rows_of(num_rows, width)](owed.x_ND, owed.y_ND, owed.out_ND, width, _block(width))
+        elif isinstance(owed, Turned):
+            self._launch_turn(owed)
+        return x
+
+    def _queries_beside(self, keys: Turned) -> Turned | None:
+        """The latest heads that wait for what these wait for."""
+        for owed in reversed(self._owed.values()):
+            if isinstance(owed, Turned) and owed is not keys and owed.goes_with(keys):
+                return owed
+        return None
+
+    def _owe_turn(self, turned: Turned) -> torch.Tensor:
+        self._owed[_place(turned.out_NHE)] = turned
+        return turned.out_NHE
+
+    def _forget(self) -> None:
+        """Drop what was owed before the last layer's keys were written; a sum may wait."""
+        for turned in self._owed_before:
+            place = _place(turned.out_NHE)
+            if self._owed.get(place) is turned:
+                del self._owed[place]
+        self._owed_before = [owed for owed in self._owed.values() if isinstance(owed, Turned)]
+
+    def _launch_norm(
+        self, x_ND: torch.Tensor, y_ND: torch.Tensor | None, sum_ND: torch.Tensor, weight_D: torch.Tensor, eps: float,
+        out_ND: torch.Tensor,
+    ) -> None:  # fmt: skip
+        num_rows, width = x_ND.shape
+        block = triton.next_power_of_2(width)
+        rms_norm_kernel[(num_rows,)](
+            x_ND, sum_ND if y_ND is None else y_ND, weight_D, sum_ND, out_ND, x_ND.stride(0), eps, y_ND is not None,
+            width, block, num_warps=_warps(block), enable_fp_fusion=self._tiles.fusion,
+        )  # fmt: skip
+
+    def _gated(self, gate_up_N2F: torch.Tensor, *, gelu: bool) -> torch.Tensor:
+        gate_up_N2F = self._numbers(gate_up_N2F)
+        num_rows, width = gate_up_N2F.shape[0], gate_up_N2F.shape[1] // 2
+        h_NF = gate_up_N2F.new_empty((num_rows, width))
+        gated_kernel[_rows_of(num_rows, width)](gate_up_N2F, h_NF, gate_up_N2F.stride(0), width, gelu, _block(width))
+        return h_NF
+
+    def _launch_turn(self, t: Turned) -> None:
+        cos_PR, sin_PR, *shape = self._turn_arguments(t)
+        num_tokens, num_heads, _ = t.x_NHE.shape
+        turn_kernel[(num_tokens,)](
+            t.x_NHE, t.x_NHE.stride(0), t.x_NHE.stride(1), t.x_NHE if t.weight_E is None else t.weight_E, t.eps,
+            cos_PR, sin_PR, self._columns.device["positions"], t.out_NHE, t.weight_E is not None, t.table is not None,
+            num_heads, triton.next_power_of_2(num_heads), *shape, enable_fp_fusion=self._tiles.fusion,
+        )  # fmt: skip
+
+    def _launch_write(self, layer: int, queries: Turned | None, keys: Turned, v_NKE: torch.Tensor) -> None:
+        k_BKSE, v_BKSE = self._memory.cache[layer]
+        cos_PR, sin_PR, *shape = self._turn_arguments(keys)
+        q = queries or keys
+        q_weight = q.x_NHE if q.weight_E is None else q.weight_E
+        k_weight = keys.x_NHE if keys.weight_E is None else keys.weight_E
+        c = self._columns.device
+        num_tokens, num_heads, num_kv_heads = q.x_NHE.shape[0], q.x_NHE.shape[1], keys.x_NHE.shape[1]
+        turn_and_write_kernel[(num_tokens, 2 if queries is None else 3)](
+            q.x_NHE, q.x_NHE.stride(0), q.x_NHE.stride(1), keys.x_NHE, keys.x_NHE.stride(0), keys.x_NHE.stride(1),
+            v_NKE, v_NKE.stride(0), v_NKE.stride(1), q_weight, k_weight, keys.eps, cos_PR, sin_PR, c["positions"],
+            c["write_slots"], q.out_NHE, k_BKSE, v_BKSE, k_BKSE.stride(0), k_BKSE.stride(1), k_BKSE.stride(2),
+            1 if queries is None else 0, keys.weight_E is not None, keys.table is not None, k_BKSE.shape[2], num_heads,
+            triton.next_power_of_2(num_heads), num_kv_heads, triton.next_power_of_2(num_kv_heads), *shape,
+            enable_fp_fusion=self._tiles.fusion,
+        )  # fmt: skip
+
+    def _turn_arguments(self, t: Turned) -> tuple[torch.Tensor, torch.Tensor, int, int, int, int]:
+        """Cosines, sines, and how a head divides: E, R, and blocks that hold R and what follows 2R."""
+        head_dim = t.x_NHE.shape[2]
+        if t.table is None:
+            cos_PR = sin_PR = t.x_NHE
+            half = head_dim // 2
+        else:
+            cos_PR, sin_PR = self._memory.rope_tables.of(t.table)
+            half = cos_PR.shape[1]
+        rest = head_dim - 2 * half
+        rest_block = triton.next_power_of_2(rest) if rest else 0
+        return cos_PR, sin_PR, head_dim, half, triton.next_power_of_2(half), rest_block
+
+
+def _place(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _dense_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _rows_of(num_rows: int, width: int) -> tuple[int, int]:
+    """A program for each block of each row."""
+    return num_rows, triton.cdiv(width, _block(width))
+
+
+def _block(width: int) -> int:
+    return min(_BLOCK, triton.next_power_of_2(width))
+
+
+def _warps(block: int) -> int:
+    return max(1, min(16, block // 512))

@@ -1,0 +1,158 @@
+"""What happens to queries, keys and values between the projection and attention, in one launch: norm, turn, write.
+
+`ops.py` launches it, once a layer where the model's calls allow, else piece by piece with the same code.
+
+What must always hold: one program has all heads of one kind of one token, so a token's bits depend on itself alone;
+keys and values go to the slot that the token's own column names (padding names a slot of the null block).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def turn_heads(
+    x_ptr: tl.tensor,
+    head_stride: tl.tensor,
+    weight_ptr: tl.tensor,
+    eps: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    position: tl.tensor,
+    out_ptr: tl.tensor,
+    out_head_stride: tl.tensor,
+    NORM: tl.constexpr,
+    TURN: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    E: tl.constexpr,
+    R: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+) -> None:
+    """Norm each head over its E elements, turn pairs (r, r + R), leave what follows 2R, store."""
+    h = tl.arange(0, HEADS_BLOCK)[:, None]
+    r = tl.arange(0, R_BLOCK)[None, :]
+    here = (h < HEADS) & (r < R)
+    x_at = x_ptr + h * head_stride
+    out_at = out_ptr + h * out_head_stride
+    first = tl.load(x_at + r, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(x_at + R + r, mask=here, other=0.0).to(tl.float32)
+    square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+    if REST_BLOCK > 0:
+        e = 2 * R + tl.arange(0, REST_BLOCK)[None, :]
+        rest_here = (h < HEADS) & (e < E)
+        rest = tl.load(x_at + e, mask=rest_here, other=0.0).to(tl.float32)
+        square += tl.sum(rest * rest, 1)
+    if NORM:
+        scale = (1.0 / tl.sqrt(square / E + eps))[:, None]
+        first = first * scale * tl.load(weight_ptr + r, mask=r < R, other=0.0).to(tl.float32)
+        second = second * scale * tl.load(weight_ptr + R + r, mask=r < R, other=0.0).to(tl.float32)
+        if REST_BLOCK > 0:
+            rest = rest * scale * tl.load(weight_ptr + e, mask=e < E, other=0.0).to(tl.float32)
+    if TURN:
+        cos = tl.load(cos_ptr + position * R + r, mask=r < R, other=0.0)
+        sin = tl.load(sin_ptr + position * R + r, mask=r < R, other=0.0)
+        turned = first * cos - second * sin
+        second = second * cos + first * sin
+        first = turned
+    tl.store(out_at + r, first.to(out_ptr.dtype.element_ty), mask=here)
+    tl.store(out_at + R + r, second.to(out_ptr.dtype.element_ty), mask=here)
+    if REST_BLOCK > 0:
+        tl.store(out_at + e, rest.to(out_ptr.dtype.element_ty), mask=rest_here)
+
+
+@triton.jit
+def turn_kernel(
+    x_ptr: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    weight_ptr: tl.tensor,
+    eps: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    NORM: tl.constexpr,
+    TURN: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    E: tl.constexpr,
+    R: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+) -> None:
+    """Norm and turn into a dense tensor. Program n has token n."""
+    n = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + n).to(tl.int64)
+    turn_heads(
+        x_ptr + n * token_stride, head_stride, weight_ptr, eps, cos_ptr, sin_ptr, position,
+        out_ptr + n * HEADS * E, E, NORM, TURN, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def turn_and_write_kernel(
+    q_ptr: tl.tensor,
+    q_token_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    k_ptr: tl.tensor,
+    k_token_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    v_ptr: tl.tensor,
+    v_token_stride: tl.tensor,
+    v_head_stride: tl.tensor,
+    q_weight_ptr: tl.tensor,
+    k_weight_ptr: tl.tensor,
+    eps: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    write_slots_ptr: tl.tensor,
+    q_out_ptr: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    block_stride: tl.tensor,
+    cache_head_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    FIRST_PART: tl.constexpr,
+    NORM: tl.constexpr,
+    TURN: tl.constexpr,
+    SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_BLOCK: tl.constexpr,
+    E: tl.constexpr,
+    R: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+) -> None:
+    """Program (n, p) has one part of token n: queries (normed, turned, to q_out), keys (the same, to the cache) or
+    values.
+
+    FIRST_PART 1 leaves the queries out. NORM and TURN say what is done to queries and keys.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1) + FIRST_PART
+    position = tl.load(positions_ptr + n).to(tl.int64)
+    slot = tl.load(write_slots_ptr + n).to(tl.int64)
+    cache_at = (slot // SLOTS) * block_stride + (slot % SLOTS) * slot_stride
+    if part == 0:
+        turn_heads(
+            q_ptr + n * q_token_stride, q_head_stride, q_weight_ptr, eps, cos_ptr, sin_ptr, position,
+            q_out_ptr + n * HEADS * E, E, NORM, TURN, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+        )  # fmt: skip
+    elif part == 1:
+        turn_heads(
+            k_ptr + n * k_token_stride, k_head_stride, k_weight_ptr, eps, cos_ptr, sin_ptr, position,
+            k_cache_ptr + cache_at, cache_head_stride, NORM, TURN, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+        )  # fmt: skip
+    else:
+        turn_heads(
+            v_ptr + n * v_token_stride, v_head_stride, k_weight_ptr, eps, cos_ptr, sin_ptr, position,
+            v_cache_ptr + cache_at, cache_head_stride, False, False, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK,
+            REST_BLOCK,
+        )  # fmt: skip

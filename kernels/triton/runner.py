@@ -1,0 +1,181 @@
+"""Runs a model's passes: pads a batch to one of few sizes, launches, and replays a CUDA graph where there is one.
+
+`backend.py` makes one once the model is loaded. A pass in which every row has one token is the same sequence of
+launches whatever its rows and contexts, so for each size of those a graph is recorded when it is first met; the host
+then costs one launch instead of hundreds. Other passes are launched kernel by kernel.
+
+What must always hold: a recorded pass reads what differs from step to step from `Columns`, `Tables` and the sampler's
+`last_drawn` alone, whose memory stays; what else it read is recorded again when it moves (`_forget_graphs`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.models.registry import Model
+from quipu.kernels.triton.attention import Parts, tile_tokens
+from quipu.kernels.triton.columns import Columns, Int32s, Room, lengths_of
+from quipu.kernels.triton.configs import Tiles, token_ladder
+from quipu.kernels.triton.device import Device
+from quipu.kernels.triton.matrices import Linear
+from quipu.kernels.triton.mixture import Addresses
+from quipu.kernels.triton.ops import Heads, Memory, RopeTables, TritonOps
+from quipu.kernels.triton.tables import Tables
+
+_PARTS_BYTES = 256 << 20
+"""What decode's parts take at first; they grow where many rows have long contexts."""
+
+
+@attrs.frozen
+class Bounds:
+    """What memory was made for. Kernels do not look where they read and write; `Runner` does."""
+
+    num_tokens: int
+    num_rows: int
+    num_positions: int
+    vocab_size: int
+
+
+@attrs.frozen
+class Finished:
+    """A pass that was launched."""
+
+    logits: Callable[[list[int]], tuple[torch.Tensor, list[int]]]
+    """Of the tokens at these flat indexes: rows of logits, float32, and each token's place among them. The memory is
+    the next pass's, too."""
+
+
+class Runner:
+    """One model over one cache."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        tables: Tables,
+        last_drawn: torch.Tensor,
+        device: Device,
+        *,
+        bounds: Bounds,
+        heads: Heads,
+        tiles: Tiles,
+        linear: Linear,
+    ) -> None:
+        self._model = model
+        self._tables = tables
+        self._last_drawn = last_drawn
+        self._device = device
+        self._bounds = bounds
+        self._heads = heads
+        self._tiles = tiles
+        self._linear = linear
+        self._ladder = token_ladder(bounds.num_tokens)
+        per_item = heads.num_heads * (heads.head_dim + 2) * 4
+        longest = -(-bounds.num_positions // tiles.chunk)
+        num_items = min(bounds.num_rows * longest, max(longest, _PARTS_BYTES // per_item))
+        self._memory = Memory(
+            cache=cache,
+            tables=tables.device,
+            parts=self._make_parts(num_items),
+            rope_tables=RopeTables(device.torch_device),
+            addresses=Addresses(device.torch_device),
+        )
+        self._columns: dict[int, Columns] = {}
+        self._graphs: dict[int, Callable[[], torch.Tensor]] = {}
+        self.num_replayed = 0
+        """Passes that were a graph's."""
+
+    def run(self, batch: StepBatch) -> Finished:
+        """Launch a pass. Raises ValueError for a batch that points out of the model's or the cache's memory."""
+        lengths = lengths_of(batch)
+        self._check(batch, lengths)
+        self._tables.update(batch.slots, batch.block_tables)
+        self._make_room(batch, lengths)
+        num_tokens = self._padded(len(batch.token_ids))
+        columns = self._columns_of(num_tokens)
+        columns.fill(
+            batch, lengths, self._tables.host, block_size=self._memory.cache.block_size, chunk=self._tiles.chunk,
+            tile=tile_tokens(self._tiles, self._heads.num_heads // self._heads.num_kv_heads, self._heads.head_dim),
+        )  # fmt: skip
+        if columns.num_tiles == 0 and num_tokens <= self._padded(self._bounds.num_rows):
+            if num_tokens not in self._graphs:
+                self._graphs[num_tokens] = self._device.capture(lambda: self._whole(columns))
+            logits_NV = self._graphs[num_tokens]()
+            self.num_replayed += 1
+            return Finished(lambda tokens: (logits_NV, tokens))
+        x_ND = self._trunk(columns)
+        return Finished(lambda tokens: (self._head(columns, x_ND, tokens), list(range(len(tokens)))))
+
+    def _trunk(self, columns: Columns) -> torch.Tensor:
+        c = columns.device
+        carried_N = self._last_drawn[c["carry_slots"]]
+        token_ids_N = torch.where(c["carried"] == 1, carried_N, c["token_ids"])
+        ops = TritonOps(columns, self._memory, self._tiles, self._linear)
+        return ops.finish(self._model.forward(token_ids_N, ops))
+
+    def _whole(self, columns: Columns) -> torch.Tensor:
+        """Trunk, and the head for every token."""
+        return self._logits(columns, self._trunk(columns))
+
+    def _head(self, columns: Columns, x_ND: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        padded = [*tokens, *[0] * (self._padded(len(tokens)) - len(tokens))]
+        return self._logits(columns, x_ND[padded])
+
+    def _logits(self, columns: Columns, x_MD: torch.Tensor) -> torch.Tensor:
+        # in float32: neighbours in a half-precision format are so far apart that the best tokens often tie
+        ops = TritonOps(columns, self._memory, self._tiles, self._linear, results_in=torch.float32)
+        return ops.finish(self._model.logits(x_MD, ops))
+
+    def _padded(self, count: int) -> int:
+        return self._ladder[bisect.bisect_left(self._ladder, count)]
+
+    def _columns_of(self, num_tokens: int) -> Columns:
+        if num_tokens not in self._columns:
+            num_rows = min(num_tokens, self._padded(self._bounds.num_rows))
+            group = self._heads.num_heads // self._heads.num_kv_heads
+            tile = tile_tokens(self._tiles, group, self._heads.head_dim)
+            room = Room(
+                num_tokens=num_tokens,
+                num_rows=num_rows,
+                num_tiles=num_tokens // tile + num_rows,
+                num_items=self._memory.parts.num_items,
+            )
+            self._columns[num_tokens] = Columns(room, self._device)
+        return self._columns[num_tokens]
+
+    def _make_room(self, batch: StepBatch, lengths: Int32s) -> None:
+        """More memory for decode's parts, where this pass has more of them than any before."""
+        num_items = sum(
+            position // self._tiles.chunk + 1
+            for position, length in zip(batch.positions, lengths, strict=True)
+            if length == 1
+        )
+        if num_items > self._memory.parts.num_items:
+            self._memory = attrs.evolve(self._memory, parts=self._make_parts(2 * num_items))
+            self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._columns.clear()
+
+    def _make_parts(self, num_items: int) -> Parts:
+        return Parts(num_items, self._heads.num_heads, self._heads.head_dim, self._device)
+
+    def _check(self, batch: StepBatch, lengths: Int32s) -> None:
+        bounds, size = self._bounds, self._memory.cache.block_size
+        if len(batch.token_ids) > bounds.num_tokens:
+            raise ValueError(f"{len(batch.token_ids)} tokens in a pass, where {bounds.num_tokens} were planned for")
+        if min(batch.token_ids) < 0 or max(batch.token_ids) >= bounds.vocab_size:
+            raise ValueError(f"a token id is not within 0 and {bounds.vocab_size - 1}")
+        ends = [position + int(length) for position, length in zip(batch.positions, lengths, strict=True)]
+        if min(batch.positions) < 0 or max(ends) > bounds.num_positions:
+            raise ValueError(f"a position is not within 0 and {bounds.num_positions - 1}")
+        for row, (table, end) in enumerate(zip(batch.block_tables, ends, strict=True)):
+            if len(table) * size < end:
+                raise ValueError(f"the block table of row {row} ends before its last token")

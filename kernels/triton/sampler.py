@@ -1,0 +1,94 @@
+"""Drawing for a step: on the device, except rows whose rules the device does not know, which the host draws as ever.
+
+`backend.py` is the only caller. What a slot drew last stays on the device, where the next pass feeds it from.
+
+What must always hold: where any row failed, no slot's last token has moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import torch
+
+import triton
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.sampling import draw
+from quipu.kernels.triton.device import Device
+from quipu.kernels.triton.sample import draw_kernel, keep_drawn_kernel
+
+_BLOCK = 4096
+_INT64_AT = 1 << 63
+
+
+@attrs.frozen
+class Pending:
+    """Draws that the device may still be at."""
+
+    ids: torch.Tensor
+    failed: torch.Tensor
+
+    def read(self, rows: Sequence[int]) -> list[int]:
+        """Wait. Raises ArithmeticError for a row without finite logits."""
+        failed = self.failed.tolist()
+        for row, bad in zip(rows, failed, strict=True):
+            if bad:
+                raise ArithmeticError(f"row {row}: logits are not numbers, or have no finite maximum")
+        ids: list[int] = self.ids.tolist()
+        return ids
+
+
+class Sampler:
+    """Draws for one backend."""
+
+    def __init__(self, max_num_seqs: int, device: Device) -> None:
+        self._device = device
+        self.last_drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device.torch_device)
+
+    def begin(self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int]) -> Pending:
+        """Draw for these rows, whose logits (float32) stand in these places. Waits only for rows with rules or masks.
+
+        Raises ArithmeticError where such a row's logits are not numbers.
+        """
+        num_rows, vocab_size = len(rows), logits_MV.shape[1]
+        numbers = np.empty((num_rows, 3), dtype=np.float64)
+        counts = np.empty((num_rows, 3), dtype=np.int64)
+        for index, row in enumerate(rows):
+            min_p, seed = batch.min_p[row], batch.seed[row]
+            least = math.log(min_p) if min_p > 0 else -math.inf
+            signed = seed - 2 * _INT64_AT if seed >= _INT64_AT else seed
+            numbers[index] = batch.temperature[row], least, batch.top_p[row]
+            counts[index] = batch.top_k[row], signed, batch.output_position[row]
+        slots = np.array([batch.slots[row] for row in rows], dtype=np.int64)
+        sent = np.concatenate([numbers.view(np.int64).ravel(), counts.ravel(), slots, np.array(places)])
+        on_device = torch.from_numpy(sent).to(self._device.torch_device, non_blocking=True)
+        sent_numbers, sent_counts, sent_slots, sent_places = torch.split(
+            on_device, [3 * num_rows, 3 * num_rows, num_rows, num_rows]
+        )
+        ids = self._device.empty((num_rows,), torch.int32)
+        failed = self._device.empty((num_rows,), torch.int32)
+        block = min(_BLOCK, triton.next_power_of_2(vocab_size))
+        draw_kernel[(num_rows,)](
+            logits_MV, logits_MV.stride(0), sent_places, sent_numbers.view(torch.float64), sent_counts, ids, failed,
+            vocab_size, block, num_warps=max(1, block // 256),
+        )  # fmt: skip
+        self._draw_on_host(batch, rows, logits_MV, places, ids)
+        keep_drawn_kernel[(1,)](
+            ids, failed, sent_slots, self.last_drawn, num_rows, triton.next_power_of_2(num_rows)
+        )  # fmt: skip
+        return Pending(ids, failed)
+
+    def _draw_on_host(
+        self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int], ids: torch.Tensor
+    ) -> None:
+        """Replace the draws of rows with penalties, biases, bans or masks."""
+        if batch.processing is None:
+            return
+        wanted = {*batch.processing.rows, *batch.processing.masked_rows}
+        chosen = [index for index, row in enumerate(rows) if row in wanted]
+        logits = logits_MV[[places[index] for index in chosen]].cpu().numpy()
+        drawn = draw(batch, [rows[index] for index in chosen], logits)
+        ids[chosen] = torch.tensor(drawn, dtype=torch.int32, device=ids.device)

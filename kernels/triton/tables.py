@@ -1,0 +1,49 @@
+"""Block tables of all slots, on the host and on the device; only what changed since the last pass is sent.
+
+What must always hold: after `update`, the device's row of each slot of the batch begins with the batch's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quipu.kernels.triton.device import Device
+
+
+class Tables:
+    """`host[slot]` and `device[slot]` are a slot's blocks."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, num_blocks: int, device: Device) -> None:
+        # rows of whole 16 numbers: kernels are compiled for aligned strides
+        self._width = max_blocks
+        aligned = -(-max_blocks // 16) * 16
+        self.host: npt.NDArray[np.int32] = np.zeros((max_num_seqs, aligned), dtype=np.int32)
+        self.device = torch.zeros((max_num_seqs, aligned), dtype=torch.int32, device=device.torch_device)
+        self._known: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._num_blocks = num_blocks
+
+    def update(self, slots: Sequence[int], block_tables: Sequence[list[int]]) -> None:
+        """Raises ValueError for a block that the cache does not have; then nothing has changed."""
+        changes = []
+        for slot, table in zip(slots, block_tables, strict=True):
+            known = self._known[slot]
+            if known != table:
+                start = len(known) if known == table[: len(known)] else 0
+                new = np.array(table[start : self._width], dtype=np.int32)
+                if len(new) and not (new.min() >= 0 and new.max() < self._num_blocks):
+                    raise ValueError(f"block {new.min()} or {new.max()} is not within 0 and {self._num_blocks - 1}")
+                changes.append((slot, start, new, table))
+        if not changes:
+            return
+        width = self.host.shape[1]
+        places = np.concatenate([slot * width + start + np.arange(len(new)) for slot, start, new, _ in changes])
+        for slot, start, new, table in changes:
+            self.host[slot, start : start + len(new)] = new
+            self._known[slot] = list(table)
+        sent = torch.from_numpy(np.stack([places, np.concatenate([new for _, _, new, _ in changes])]))
+        sent_places, values = sent.to(self.device.device)
+        self.device.view(-1)[sent_places] = values.to(torch.int32)

@@ -1,0 +1,181 @@
+"""Compiles every kernel for sm_90 without a GPU, in the shapes of real models, and tells what became of it as JSON.
+
+    python tests/triton_kernels/ahead.py
+
+A process of its own: where the interpreter is on, Triton compiles nothing. `test_triton_ahead.py` runs it and judges.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from quipu.kernels.triton import activation, decode, linear, norm, prefill, rope_kv, sample
+from quipu.kernels.triton.attention import decode_launch, prefill_launch
+from quipu.kernels.triton.configs import HOPPER, Launch
+
+TARGET = GPUTarget("cuda", 90, 32)
+BF16, F32, I32, I64, F64 = "*bf16", "*fp32", "*i32", "*i64", "*fp64"
+NUMBERS = {"eps": "fp32", "scale": "fp32", "soft_cap": "fp32", "cap": "fp32"}
+SCALARS = {"num_drawn", "num_rows"}
+"""Integers that are no multiple of 16 in general; every other integer is a stride."""
+COLUMNS = {
+    "positions_ptr", "write_slots_ptr", "row_slots_ptr", "row_tokens_ptr", "row_ends_ptr", "items_ptr",
+    "item_start_ptr", "num_items_ptr", "tiles_ptr", "tables_ptr",
+}  # fmt: skip
+
+
+@attrs.frozen
+class Case:
+    name: str
+    kernel: Any
+    pointers: dict[str, str]
+    """Types of pointers other than bf16 tensors and the columns."""
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def attention_cases(name: str, heads: int, kv_heads: int, head_dim: int, **meaning: Any) -> list[Case]:
+    group = heads // kv_heads
+    constants = {
+        "CAPPED": False, "WINDOW": 0, "SLOTS": 16, "KV_HEADS": kv_heads, "GROUP": group, "E": head_dim,
+        "E_BLOCK": triton.next_power_of_2(head_dim), "KEYS": HOPPER.keys, "CHUNK": HOPPER.chunk, **meaning,
+    }  # fmt: skip
+    parts = {"weighted_ptr": F32, "highest_ptr": F32, "total_ptr": F32}
+    few, many = decode_launch(HOPPER, group), prefill_launch(HOPPER, group, head_dim)
+    sums = {key: constants[key] for key in ("KV_HEADS", "GROUP", "E", "E_BLOCK")}
+
+    def case(what: str, kernel: Any, pointers: dict[str, str], launch: Launch, **more: Any) -> Case:
+        return Case(
+            f"{what} {name}", kernel, pointers, {**constants, "ROWS": launch.rows, **more}, launch.num_warps,
+            launch.num_stages,
+        )  # fmt: skip
+
+    return [
+        case("decode", decode.decode_chunks_kernel, parts, few, PROGRAMS=HOPPER.programs // kv_heads),
+        case("prefill", prefill.prefill_kernel, {}, many),
+        case("shared prefill", prefill.prefill_kernel, {}, few),
+        Case(f"decode sum {name}", decode.decode_sum_kernel, parts, {**sums, "ROWS": few.rows}, few.num_warps),
+    ]
+
+
+def turn_case(name: str, heads: int, kv_heads: int, head_dim: int, half: int, **meaning: Any) -> Case:
+    rest = head_dim - 2 * half
+    constants = {
+        "FIRST_PART": 0, "NORM": True, "TURN": True, "SLOTS": 16, "HEADS": heads,
+        "HEADS_BLOCK": triton.next_power_of_2(heads), "KV_HEADS": kv_heads,
+        "KV_HEADS_BLOCK": triton.next_power_of_2(kv_heads), "E": head_dim, "R": half,
+        "R_BLOCK": triton.next_power_of_2(half), "REST_BLOCK": triton.next_power_of_2(rest) if rest else 0, **meaning,
+    }  # fmt: skip
+    return Case(f"turn {name}", rope_kv.turn_and_write_kernel, {"cos_ptr": F32, "sin_ptr": F32}, constants)
+
+
+def linear_cases(num_in: int, num_out: int) -> list[Case]:
+    tile = {
+        "NUM_IN": num_in, "NUM_OUT": num_out, "ROWS": HOPPER.linear.rows, "COLUMNS": HOPPER.columns,
+        "DEPTH": HOPPER.depth, "SLICE": HOPPER.slice,
+    }  # fmt: skip
+    launch = (HOPPER.linear.num_warps, HOPPER.linear.num_stages)
+    name = f"{num_in} to {num_out}"
+    slices = triton.cdiv(num_in, HOPPER.slice)
+    return [
+        Case(f"slices {name}", linear.slices_kernel, {"parts_ptr": F32}, tile, *launch),
+        Case(f"linear {name}", linear.linear_kernel, {}, {**tile, "BIASED": True}, *launch),
+        Case(
+            f"add slices {name}", linear.add_slices_kernel, {"parts_ptr": F32},
+            {"NUM_OUT": num_out, "SLICES": slices, "BIASED": True, "BLOCK": 1024},
+        ),
+    ]  # fmt: skip
+
+
+def cases() -> list[Case]:
+    width = {"WIDTH": 1024, "BLOCK": 1024}
+    draws = {
+        "logits_ptr": F32,
+        "rows_ptr": I64,
+        "numbers_ptr": F64,
+        "counts_ptr": I64,
+        "ids_ptr": I32,
+        "failed_ptr": I32,
+    }
+    kept = {"ids_ptr": I32, "failed_ptr": I32, "slots_ptr": I64, "last_drawn_ptr": I32}
+    return [
+        *attention_cases("16/8 heads of 128", 16, 8, 128),
+        *attention_cases("32/8 heads of 128", 32, 8, 128),
+        *attention_cases("24/8 heads of 96", 24, 8, 96),
+        *attention_cases("8/4 heads of 256, window, soft cap", 8, 4, 256, CAPPED=True, WINDOW=4096),
+        turn_case("16/8 heads of 128", 16, 8, 128, 64),
+        turn_case("32/8 heads of 128, no norm", 32, 8, 128, 64, NORM=False),
+        turn_case("24/8 heads of 128, 96 turned", 24, 8, 128, 48, NORM=False),
+        *linear_cases(1024, 6144),
+        Case("norm", norm.rms_norm_kernel, {}, {**width, "ADD": False}),
+        Case("add and norm", norm.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
+        Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),
+        Case("gelu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": True}),
+        Case("add", activation.add_kernel, {}, width),
+        Case("soft cap", activation.soft_cap_kernel, {"x_ptr": F32, "out_ptr": F32}, width),
+        Case("embed", activation.embed_kernel, {"ids_ptr": I32}, width),
+        Case("draw", sample.draw_kernel, draws, {"V": 151_936, "BLOCK": 4096}, 16),
+        Case("keep drawn", sample.keep_drawn_kernel, kept, {"BLOCK": 64}),
+    ]
+
+
+def compile_case(case: Case) -> dict[str, Any]:
+    names = case.kernel.arg_names
+    signature, attributes = {}, {}
+    for index, name in enumerate(names):
+        if name in case.constants:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name] = case.pointers.get(name, I32 if name in COLUMNS else BF16)
+        else:
+            signature[name] = NUMBERS.get(name, "i32")
+        aligned = name.endswith(("_ptr", "_stride"))
+        if signature[name] != "constexpr" and aligned:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(case.kernel, signature, case.constants, attributes)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": HOPPER.fusion}
+    compiled = triton.compile(source, target=TARGET, options=options)
+    return {"name": case.name, "shared_bytes": compiled.metadata.shared, **_assembled(compiled.asm["cubin"])}
+
+
+def _assembled(cubin: bytes) -> dict[str, Any]:
+    """What the machine code uses: registers, local memory (where registers are spilled), instructions."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = (_disassembled(option, file.name) for option in ("--dump-resource-usage", "--dump-sass"))
+    registers, stack = re.search(r"REG:(\d+)", usage), re.search(r"STACK:(\d+)", usage)
+    assert registers is not None and stack is not None, usage
+    return {
+        "registers": int(registers[1]),
+        "stack_bytes": int(stack[1]),
+        "spills": code.count(" STL"),
+        "wgmma": code.count(" HGMMA."),
+        "mma": code.count(" HMMA."),
+        "async_copies": code.count(" LDGSTS."),
+        "contracted": code.count(" FFMA"),
+    }
+
+
+def _disassembled(option: str, cubin: str) -> str:
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    environment = {"PATH": str(tools)}
+    command = [tools / "cuobjdump", option, cubin]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:]
+    print(json.dumps([compile_case(case) for case in cases() if not wanted or any(w in case.name for w in wanted)]))

@@ -1,0 +1,35 @@
+"""Triton's kernels on its interpreter: collected by `make test-triton` alone, which says so in the environment.
+
+The interpreter takes seconds where a GPU takes microseconds, and Triton is an extra; so `make test` passes this by,
+whether Triton is installed or not. (This folder is not called `triton`: it would pass for the package.)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # the checkpoints of the other backends' tests
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The float32 checkpoints that the CPU backends are tested with, made when they are asked for."""
+    return _Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+class _Checkpoints(dict[str, Path]):
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def __missing__(self, name: str) -> Path:
+        from kernel_checkpoints import make_checkpoint
+
+        self[name] = make_checkpoint(self._root / name, name)
+        return self[name]

@@ -1,0 +1,90 @@
+"""A pass's columns and memory for tests of single operations, with every unwritten slot NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.triton.attention import Parts, tile_tokens
+from quipu.kernels.triton.columns import Columns, Room, lengths_of
+from quipu.kernels.triton.configs import SMALL, Tiles
+from quipu.kernels.triton.device import CpuDevice
+from quipu.kernels.triton.matrices import LibraryLinear
+from quipu.kernels.triton.mixture import Addresses
+from quipu.kernels.triton.ops import Memory, RopeTables, TritonOps
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 32
+MAX_BLOCKS = 16
+
+
+class Cache:
+    """One layer, of the interface that operations read."""
+
+    def __init__(self, num_kv_heads: int, head_dim: int) -> None:
+        shape = (NUM_BLOCKS, num_kv_heads, BLOCK_SIZE, head_dim)
+        self.pair = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+
+    def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.pair
+
+
+@attrs.frozen
+class Shape:
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+
+
+def make_batch(*rows: dict[str, Any]) -> StepBatch:
+    """Rows of `length`, `position` and `blocks`; greedy."""
+    start = [0]
+    for row in rows:
+        start.append(start[-1] + row["length"])
+    count = len(rows)
+    return StepBatch(
+        slots=[row.get("slot", index) for index, row in enumerate(rows)],
+        query_start=start,
+        positions=[row["position"] for row in rows],
+        token_ids=list(range(start[-1])),
+        carried=[False] * count,
+        block_tables=[row["blocks"] for row in rows],
+        samples=[True] * count,
+        temperature=[0.0] * count,
+        top_p=[1.0] * count,
+        top_k=[0] * count,
+        min_p=[0.0] * count,
+        seed=[0] * count,
+        output_position=[0] * count,
+    )
+
+
+def make_ops(
+    batch: StepBatch, cache: Cache, shape: Shape, *, tiles: Tiles = SMALL, padding: int = 0, results: Any = None
+) -> TritonOps:
+    """Operations over one batch, with `padding` more tokens and rows than it has."""
+    device = CpuDevice()
+    group = shape.num_heads // shape.num_kv_heads
+    room = Room(
+        num_tokens=len(batch.token_ids) + padding, num_rows=len(batch.slots) + padding, num_tiles=64, num_items=64
+    )
+    tables = np.zeros((8, MAX_BLOCKS), dtype=np.int32)
+    for slot, blocks in zip(batch.slots, batch.block_tables, strict=True):
+        tables[slot, : len(blocks)] = blocks
+    lengths = lengths_of(batch)
+    columns = Columns(room, device)
+    columns.fill(
+        batch, lengths, tables, block_size=BLOCK_SIZE, chunk=tiles.chunk, tile=tile_tokens(tiles, group, shape.head_dim)
+    )
+    memory = Memory(
+        cache=cache,
+        tables=torch.from_numpy(tables),
+        parts=Parts(room.num_items, shape.num_heads, shape.head_dim, device),
+        rope_tables=RopeTables(device.torch_device),
+        addresses=Addresses(device.torch_device),
+    )
+    return TritonOps(columns, memory, tiles, results or LibraryLinear())
