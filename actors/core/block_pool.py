@@ -20,7 +20,7 @@ A sequence's blocks are released tail first, so that of one chain the far end is
 Blocks come in runs, the neighbours in a sequence's table, and what is done to a run is done to all of it at once:
 block by block it would be most of what a long prompt costs.
 
-This is the pool to read. `make_pool` gives its twin in C (`csrc/blocks.c`) where that could be built: the same blocks
+This is the pool to read. `make_pool` gives its twin in C (`csrc/pool.c`) where that could be built: the same blocks
 in the same order for the same calls, in a quarter of the time.
 
 What must always hold: free + held + pinned only + null = total; a key leads to one block and a block has at most one

@@ -1,9 +1,11 @@
-/* From a key to the block that has it: open addressing over the keys of a pool's blocks. For `blocks.c` only.
+/* From a key to the block that has it: open addressing over the keys of a pool's blocks. For `pool.h` only.
  *
  * What must always hold: an entry's block has the key that was put in for it; between an entry and its home there is no
  * empty place. The seed is the process's own, so that nobody outside can choose keys that share a home. */
 #ifndef QUIPU_INDEX_H
 #define QUIPU_INDEX_H
+
+#include "native.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -22,7 +24,7 @@ typedef struct {
 } Index;
 
 /* 0 where there is no memory. */
-static int index_make(Index *index, uint32_t num_blocks, uint64_t seed) {
+static inline int index_make(Index *index, uint32_t num_blocks, uint64_t seed) {
     uint32_t size = 8;
     while (size < 2 * num_blocks) size *= 2;
     index->keys = malloc((size_t)num_blocks * KEY_BYTES);
@@ -32,14 +34,14 @@ static int index_make(Index *index, uint32_t num_blocks, uint64_t seed) {
     return index->keys && index->entries;
 }
 
-static void index_free(Index *index) {
+static inline void index_free(Index *index) {
     free(index->keys);
     free(index->entries);
 }
 
-static void index_clear(Index *index) { memset(index->entries, 0, ((size_t)index->mask + 1) * sizeof(Entry)); }
+static inline void index_clear(Index *index) { memset(index->entries, 0, ((size_t)index->mask + 1) * sizeof(Entry)); }
 
-static uint32_t index_tag(const Index *index, const uint8_t *key) {
+static inline uint32_t index_tag(const Index *index, const uint8_t *key) {
     uint64_t words[KEY_BYTES / 8], hash = index->seed;
     memcpy(words, key, KEY_BYTES);
     for (int i = 0; i < KEY_BYTES / 8; i++) {
@@ -50,21 +52,21 @@ static uint32_t index_tag(const Index *index, const uint8_t *key) {
 }
 
 /* The place of a key's entry, or the empty one where it belongs. */
-static Entry *index_find(const Index *index, const uint8_t *key, uint32_t tag) {
+static inline Entry *index_find(const Index *index, const uint8_t *key, uint32_t tag) {
     for (uint32_t at = tag & index->mask;; at = (at + 1) & index->mask) {
         Entry *entry = index->entries + at;
         if (!entry->block || (entry->tag == tag && !memcmp(index->keys[entry->block], key, KEY_BYTES))) return entry;
     }
 }
 
-static void index_put(Index *index, Entry *empty, const uint8_t *key, uint32_t tag, uint32_t block) {
+static inline void index_put(Index *index, Entry *empty, const uint8_t *key, uint32_t tag, uint32_t block) {
     empty->tag = tag;
     empty->block = block;
     memcpy(index->keys[block], key, KEY_BYTES);
 }
 
 /* Take out a block that is in it, and close the gap: those behind it move up, none of them before its home. */
-static void index_remove(Index *index, uint32_t block) {
+static inline void index_remove(Index *index, uint32_t block) {
     uint32_t gap = index_tag(index, index->keys[block]) & index->mask;
     while (index->entries[gap].block != block) gap = (gap + 1) & index->mask;
     for (uint32_t at = (gap + 1) & index->mask; index->entries[at].block; at = (at + 1) & index->mask) {

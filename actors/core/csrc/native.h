@@ -11,7 +11,7 @@
 /* keys.c */
 PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t num_args);
 
-/* blocks.c */
+/* pool_type.c */
 PyObject *make_block_pool_type(PyObject *module);
 
 /* The bytes of a key. NULL with an exception where it is none. */
