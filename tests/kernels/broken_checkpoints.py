@@ -107,6 +107,24 @@ def reach_beyond(header: Header) -> None:
     last["shape"][0] += 2 if last["dtype"] == "BF16" and len(last["shape"]) > 1 else 1
 
 
+def shrink(header: Header) -> None:
+    """One row less than there are bytes for, and its bytes are nobody's."""
+    entry = header[UP]
+    row = (entry["data_offsets"][1] - entry["data_offsets"][0]) // entry["shape"][0]
+    entry["shape"][0] -= 1
+    entry["data_offsets"][1] -= row
+
+
+def name_twice(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length]
+    entry = json.dumps({UP: json.loads(header)[UP]}).encode()[1:-1]
+    text = b"{" + entry + b"," + header.lstrip()[1:]
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
 BREAKS: dict[str, Break] = {
     "cut off in a tensor": Break(cut(40), r"tensor \S+ ends at byte \d+ of model.safetensors, which is cut off at \d+"),
     "cut off in the header": Break(
@@ -128,6 +146,8 @@ BREAKS: dict[str, Break] = {
     "an entry without a shape": Break(
         change_header(lambda header: header[UP].pop("shape")), f"no sense at tensor {UP}"
     ),
+    "a gap between two tensors": Break(change_header(shrink), f"leaves a gap after tensor {UP}"),
+    "a name twice": Break(name_twice, f"damaged .{UP} stands in it twice"),
     "bytes that belong to nobody": Break(change_header(lambda header: None, more=b"12345678"), "8 bytes after tensor"),
     "a tensor is missing": Break(change_tensors(lambda tensors: tensors.pop(UP)), f"lacks tensor {UP}"),
     "a tensor too many": Break(
