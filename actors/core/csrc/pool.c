@@ -1,8 +1,7 @@
 /* `BlockPool` of block_pool.py, compiled: the same blocks in the same order for the same calls.
  *
- * That file says what each of these does and why; this one keeps its names. Where a method there is seldom called, it is
- * there alone and works on this one's `parts`. The state is a handful of arrays by block number, so that a block costs a
- * few lines of the cache and no object.
+ * That file says what each of these does and why; this one keeps its names. The state is a handful of arrays by block
+ * number, so that a block costs a few lines of the cache and no object.
  *
  * What must always hold: whatever is asked, the answer and the state are those of the Python class. Arguments are read
  * whole before anything is changed. */

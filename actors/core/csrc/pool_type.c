@@ -1,4 +1,6 @@
-/* The Python type of a pool of blocks: making and freeing one, its counts, and what it is made of. */
+/* The Python type of a pool of blocks: making and freeing one, its counts, and what it is made of.
+ *
+ * `pools.py` has the class that the engine uses, with the checks of pool_checks.py on top. */
 #include "pool.h"
 
 /* ---------------------------------------------------------------- what it is made of, for checks */
