@@ -100,9 +100,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=33,
         query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=5.0,
     ),
-    # three layers, so that there is one of each kind and two rotary embeddings
+    # three layers, so that there is one of each kind and two rotary embeddings; a hidden size whose root bfloat16 lacks
     "gemma3": lambda: Gemma3TextConfig(
-        **{**_SHARED, "num_hidden_layers": 3}, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1,
+        **{**_SHARED, "num_hidden_layers": 3, "hidden_size": 76}, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1,
         head_dim=32, sliding_window=20, query_pre_attn_scalar=40, final_logit_softcapping=8.0,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=_GEMMA3,
     ),

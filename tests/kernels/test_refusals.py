@@ -1,0 +1,223 @@
+"""What a config.json asks for is computed or refused by name: entry by entry, for every family.
+
+Nothing is loaded here: a family's `parse` decides before any tensor is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from kernel_checkpoints import CONFIGS
+
+from quipu.kernels.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
+from quipu.kernels.models.config import DecoderConfig, check_length
+from quipu.kernels.models.refusals import is_classified
+from quipu.kernels.models.registry import FAMILIES, find_family
+from quipu.kernels.models.rope_config import YarnScaling
+
+READ = {
+    "gemma2": gemma2.READ,
+    "gemma3": gemma3.READ,
+    "llama": llama.READ,
+    "mistral": mistral.READ,
+    "phi3": phi3.READ,
+    "qwen2": qwen2.READ,
+    "qwen3-tied": qwen3.READ,
+    "qwen3-moe": qwen3_moe.READ,
+}
+LONG = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "partial_rotary_factor": 0.5}
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    """The config.json that transformers writes for a checkpoint, with entries changed; `...` removes one."""
+    config = {**CONFIGS[name]().to_dict(), **changes}
+    config["architectures"] = [next(key for key in FAMILIES if _model_type(key) == config["model_type"])]
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def _model_type(architecture: str) -> str:
+    name = architecture.removesuffix("ForCausalLM").lower()
+    return {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}.get(name, name)
+
+
+def parse(name: str, **changes: Any) -> DecoderConfig:
+    data = config_of(name, **changes)
+    return find_family(data).parse(data)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_entry_is_accounted_for(name: str) -> None:
+    """Whatever transformers' own class for the architecture knows is read, refused, or known to change nothing."""
+    strangers = {entry for entry in CONFIGS[name]().to_dict() if not is_classified(entry, read=READ[name])}
+    assert not strangers
+
+
+def test_every_family_is_tried() -> None:
+    """A family without a checkpoint of its own would be tested by nothing."""
+    tried = {config_of(name)["architectures"][0] for name in READ}
+    assert tried == FAMILIES.keys()
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # numbers and matrices
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config fp8"),
+    ("llama", {"compression_config": {"format": "x"}}, "compression_config"),
+    ("llama", {"mlp_bias": True}, "mlp_bias True"),
+    ("qwen2", {"attention_bias": True}, "attention_bias True"),
+    ("mistral", {"attention_bias": True}, "attention_bias True"),
+    ("qwen2", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act 'gelu_pytorch_tanh'"),
+    ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+    ("gemma3", {"hidden_act": "silu"}, "hidden_act 'silu'"),
+    ("llama", {"head_dim": 15}, "head_dim 15 is odd"),
+    ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads is None"),
+    ("gemma2", {"num_key_value_heads": 3}, "3 key/value heads"),
+    # windows
+    ("llama", {"sliding_window": 128}, "sliding_window 128"),
+    ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
+    ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types full_attention"),
+    ("phi3", {"layer_types": ["full_attention"] * 2}, "layer_types full_attention"),
+    ("qwen3-moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types sliding_attention"),
+    ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types chunked_attention"),
+    ("qwen2", {"use_sliding_window": False}, "layer_types sliding_attention"),
+    ("gemma2", {"layer_types": ["full_attention"]}, "layer_types names 1 layers of 2"),
+    ("gemma2", {"sliding_window": None}, "wants a sliding_window"),
+    ("gemma3", {"sliding_window": -1}, "sliding_window is -1"),
+    # scores
+    ("llama", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
+    ("gemma3", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
+    ("qwen3-tied", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+    ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0"),
+    ("llama", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ("llama", {"attention_multiplier": 0.5}, "attention_multiplier 0.5"),
+    ("llama", {"is_causal": False}, "is_causal False"),
+    ("llama", {"qk_layernorm": True}, "qk_layernorm True"),
+    ("llama", {"clip_qkv": 8.0}, "clip_qkv 8.0"),
+    # rotary embedding
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+    ("llama", {"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional'"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' lacks original_max_position"),
+    ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'linear' lacks factor"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor is not supported"),
+    ("llama", {"rope_parameters": {"mrope_section": [1, 2]}}, "mrope_section is not supported"),
+    ("mistral", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is not supported"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ among layers"),
+    ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ("phi4", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 turns 3 of"),
+    ("phi3", {"rope_parameters": {**LONG, "rope_type": "longrope", "short_factor": [1.0]}}, "no list of 4 numbers"),
+    ("phi3", {"rope_parameters": {**LONG, "rope_type": "su", "long_mscale": 1.2}}, "long_mscale is not supported"),
+    ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type 'dynamic'"),
+    ("llama", {"no_rope_layers": [1]}, "no_rope_layers"),
+    ("llama", {"rotary_pct": 0.25}, "rotary_pct 0.25"),
+    # other layers
+    ("llama", {"num_local_experts": 8}, "num_local_experts 8"),
+    ("qwen3-moe", {"num_experts_per_tok": 12}, "num_experts_per_tok 12"),
+    ("qwen3-moe", {"num_local_experts": ..., "num_experts": None}, "num_experts is None"),
+    ("qwen3-moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size 64"),
+    ("llama", {"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
+    ("llama", {"logits_scaling": 8.0}, "logits_scaling 8.0"),
+    ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder True"),
+    ("qwen3-tied", {"vision_config": {"depth": 2}}, "vision_config"),
+    ("qwen3-tied", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "named"), REFUSED)
+def test_refused(name: str, changes: dict[str, Any], named: str) -> None:
+    """An entry that asks for what is not computed is a ValueError that names it; without it the config is taken."""
+    parse(name)
+    with pytest.raises(ValueError, match=named):
+        parse(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named"),
+    [("Gemma3ForConditionalGeneration", "Gemma3ForConditionalGeneration"), ("MixtralForCausalLM", "Mixtral")],
+)
+def test_architectures(architecture: str, named: str) -> None:
+    """An architecture without a file here is named, and so are those that have one."""
+    with pytest.raises(ValueError, match=rf"{named}.*quipu runs .*Qwen3MoeForCausalLM"):
+        find_family({"architectures": [architecture]})
+
+
+TAKEN: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
+    # how Qwen writes that there is no window
+    ("qwen3-tied", {"sliding_window": 4096, "use_sliding_window": False}, lambda c: c.windows == (None, None)),
+    ("qwen3-tied", {"sliding_window": 4096, "use_sliding_window": ...}, lambda c: c.windows == (None, None)),
+    ("qwen2", {"layer_types": ...}, lambda c: c.windows == (None, 50)),
+    ("qwen2", {"layer_types": ..., "max_window_layers": ...}, lambda c: c.windows == (None, None)),
+    ("mistral", {"sliding_window": ...}, lambda c: c.windows == (4096, 4096)),
+    ("mistral", {"sliding_window": None}, lambda c: c.windows == (None, None)),
+    ("gemma2", {"layer_types": ...}, lambda c: c.windows == (33, None)),
+    ("gemma2", {"layer_types": ..., "sliding_window": ...}, lambda c: c.windows == (4096, None)),
+    ("gemma2", {"attn_logit_softcapping": ...}, lambda c: c.attention_soft_cap == 50.0),
+    ("gemma2", {"attn_logit_softcapping": None}, lambda c: c.attention_soft_cap is None),
+    ("gemma2", {"query_pre_attn_scalar": ...}, lambda c: c.attention_scale == 1 / 16),
+    ("gemma3", {"layer_types": ..., "num_hidden_layers": 6}, lambda c: c.windows == (20,) * 5 + (None,)),
+    ("gemma3", {"layer_types": ..., "sliding_window_pattern": 2}, lambda c: c.windows == (20, None, 20)),
+    (
+        "gemma3",
+        {"rope_parameters": ..., "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        lambda c: (c.rope.theta, c.rope.scaling is None, c.local_rope.theta) == (5e5, False, 1e4),
+    ),
+    ("gemma3", {"rope_parameters": ...}, lambda c: (c.rope.theta, c.local_rope.theta) == (1e6, 1e4)),
+    ("gemma3", {"rope_parameters": ..., "rope_local_base_freq": 2e4}, lambda c: c.local_rope.theta == 2e4),
+    ("phi3", {"rms_norm_eps": ...}, lambda c: c.rms_norm_eps == 1e-5),
+    ("phi4", {"num_key_value_heads": ...}, lambda c: c.num_kv_heads == 2),
+    ("qwen3-moe", {"mlp_only_layers": [], "decoder_sparse_step": 2}, lambda c: _moe(c).dense_layers == {0}),
+    ("qwen3-moe", {"num_local_experts": ..., "num_experts": 7}, lambda c: _moe(c).num_experts == 7),
+    ("qwen3-moe", {"norm_topk_prob": ...}, lambda c: not _moe(c).normalise),
+    ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 60}, lambda c: c.windows == (60, 60)),
+    # training, tokens and the like
+    ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),
+    ("llama", {"embedding_multiplier": 1.0, "num_experts": 0, "vision_config": None}, lambda c: True),
+]
+
+
+def _moe(config: DecoderConfig) -> Any:
+    assert config.moe is not None
+    return config.moe
+
+
+@pytest.mark.parametrize(("name", "changes", "holds"), TAKEN)
+def test_taken(name: str, changes: dict[str, Any], holds: Callable[[DecoderConfig], bool]) -> None:
+    """An absent entry means what it means in transformers' class, and an older spelling what the newer one means."""
+    assert holds(parse(name, **changes))
+
+
+def test_yarn_as_its_paper_has_it() -> None:
+    """The attention factor follows from the factor, or from both mscales, unless it is given."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+    def factor_of(**more: float) -> float:
+        scaling = parse("qwen2-yarn", rope_parameters={**yarn, **more}).rope.scaling
+        assert isinstance(scaling, YarnScaling)
+        return scaling.attention_factor
+
+    assert factor_of() == pytest.approx(1.138629)
+    assert factor_of(mscale=0.707, mscale_all_dim=0.707) == 1.0
+    assert factor_of(mscale=2.0, mscale_all_dim=1.0) == pytest.approx(1.277259 / 1.138629)
+    assert factor_of(attention_factor=0.9) == 0.9
+
+
+def test_longrope_up_to_the_original_length() -> None:
+    """Short factors hold there; past it tokens that are cached would have to be turned again, so it is refused."""
+    config = parse("phi3")
+    check_length(config, 1024)
+    with pytest.raises(ValueError, match=r"original_max_position_embeddings 1024.*longrope"):
+        check_length(config, 1025)
+    with pytest.raises(ValueError, match="max_position_embeddings 2048"):
+        check_length(attrs.evolve(config, rope=parse("phi4").rope), 2049)
+
+
+def test_strangers_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """An entry that nobody knows is left out, as transformers leaves it out, and named in a warning."""
+    with caplog.at_level(logging.WARNING):
+        parse("llama", some_new_thing=3, another=None)
+    assert "another, some_new_thing" in caplog.text
