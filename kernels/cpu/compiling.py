@@ -25,7 +25,7 @@ from quipu.kernels.cpu.instruction_sets import CannotBuild, InstructionSet
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")
 
-_PRODUCT = "linear_bf16.cpp"
+_PRODUCTS = "_bf16.cpp"
 
 _COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
@@ -54,7 +54,7 @@ def build(instruction_set: InstructionSet) -> Path:
     jobs = []
     for source in sorted(SOURCES.glob("*.cpp")):
         flags = [*_COMMON_FLAGS, *instruction_set.flags]
-        if source.name == _PRODUCT:
+        if source.name.endswith(_PRODUCTS):
             flags += instruction_set.product_flags
         digest = _digest([*common, *flags, source.name, source.read_text()])
         jobs.append((source, flags, folder / "objects" / f"{source.stem}-{digest}.o"))

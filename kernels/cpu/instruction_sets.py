@@ -37,7 +37,7 @@ class InstructionSet:
     """As /proc/cpuinfo spells them."""
     flags: tuple[str, ...]
     product_flags: tuple[str, ...] = ()
-    """Added for linear_bf16.cpp; the other sources' objects are shared among sets of the same flags."""
+    """Added for *_bf16.cpp; the other sources' objects are shared among sets of the same flags."""
     headers: tuple[Path, ...] = ()
     """That the flags include, besides those that lie among the sources."""
 

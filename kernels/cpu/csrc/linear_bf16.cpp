@@ -82,7 +82,7 @@ void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
         for (int64_t panel = first; panel < last; panel++) {
             const bf16* right = weight + panel * kPanel * num_k;
             for (int64_t k = 0; k < num_k; k += kDepth)
-                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0, sums.data());
+                pairs.add(x + row * depth + k, depth, rows, right + k * kPanel, std::min(kDepth, num_k - k), k == 0, sums.data(), kPanel);
             finish(op, row, rows, panel, sums.data());
         }
     }

@@ -15,8 +15,10 @@ public:
         if (upper_) _tile_release();
     }
 
-    // sums[row][kPanel] = (fresh ? 0 : sums) + x[row][0 .. depth) * panel. The panel has `num_k` rows (even), depth or fewer.
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums) {
+    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Of x there is a multiple
+    // of kPairStep, 0 beyond num_k.
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+             int64_t sums_stride) {
         int64_t whole = num_k / kPairStep * kPairStep;
         alignas(64) bf16 rest[kPairStep * kPanel];  // the end of a panel that no tile's depth divides, and zeros
         if (whole < num_k) {
@@ -27,16 +29,15 @@ public:
             int64_t count = std::min(2 * kTileRows, num_rows - row);
             shape(std::min(kTileRows, count), std::max<int64_t>(0, count - kTileRows));
             const bf16* at = x + row * x_stride;
-            float* to = sums + row * kPanel;
-            if (lower_) add_tiles<true>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to);
-            else add_tiles<false>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to);
+            float* to = sums + row * sums_stride;
+            if (lower_) add_tiles<true>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride);
+            else add_tiles<false>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride);
         }
     }
 
 private:
     static constexpr int64_t kTileRows = 16;
     static constexpr int64_t kAhead = 12288;  // bytes of weights that are asked for before they are needed
-    static constexpr int64_t kSumBytes = kPanel * sizeof(float);
     static constexpr int64_t kPanelBytes = kPanel * 2 * sizeof(bf16);  // from one pair's columns to the next one's
 
     struct alignas(64) Config {
@@ -63,7 +64,9 @@ private:
     // Sums in tiles 0 to 3, the left-hand side in 4 and 5, the right-hand side in 6 and 7.
     template <bool kLower>
     static void add_tiles(const bf16* x, int64_t x_stride, const bf16* panel, int64_t whole, const bf16* rest, bool fresh,
-                          float* sums) {
+                          float* sums, int64_t sums_stride) {
+        int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
+        float* lower = sums + kTileRows * sums_stride;
         if (fresh) {
             _tile_zero(0);
             _tile_zero(1);
@@ -72,11 +75,11 @@ private:
                 _tile_zero(3);
             }
         } else {
-            _tile_loadd(0, sums, kSumBytes);
-            _tile_loadd(1, sums + kLanes, kSumBytes);
+            _tile_loadd(0, sums, sum_bytes);
+            _tile_loadd(1, sums + kLanes, sum_bytes);
             if (kLower) {
-                _tile_loadd(2, sums + kTileRows * kPanel, kSumBytes);
-                _tile_loadd(3, sums + kTileRows * kPanel + kLanes, kSumBytes);
+                _tile_loadd(2, lower, sum_bytes);
+                _tile_loadd(3, lower + kLanes, sum_bytes);
             }
         }
         auto step = [&](const bf16* left, const bf16* right) __attribute__((always_inline)) {
@@ -100,11 +103,11 @@ private:
             step(x + k, right);
         }
         if (rest) step(x + whole, rest);
-        _tile_stored(0, sums, kSumBytes);
-        _tile_stored(1, sums + kLanes, kSumBytes);
+        _tile_stored(0, sums, sum_bytes);
+        _tile_stored(1, sums + kLanes, sum_bytes);
         if (kLower) {
-            _tile_stored(2, sums + kTileRows * kPanel, kSumBytes);
-            _tile_stored(3, sums + kTileRows * kPanel + kLanes, kSumBytes);
+            _tile_stored(2, lower, sum_bytes);
+            _tile_stored(3, lower + kLanes, sum_bytes);
         }
     }
 };

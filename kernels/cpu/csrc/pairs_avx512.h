@@ -4,22 +4,24 @@
 
 class Pairs {
 public:
-    // sums[row][kPanel] = (fresh ? 0 : sums) + x[row][0 .. depth) * panel. The panel has `num_k` rows (even), depth or fewer.
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums) {
+    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Of x there is a multiple
+    // of kPairStep, 0 beyond num_k.
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
+             int64_t sums_stride) {
         int64_t parts = (num_rows + kRows - 1) / kRows;
         for (int64_t part = 0; part < parts; part++) {
             int64_t row = num_rows * part / parts, count = num_rows * (part + 1) / parts - row;
             const bf16* at = x + row * x_stride;
-            float* to = sums + row * kPanel;
+            float* to = sums + row * sums_stride;
             switch (count) {
-                case 1: add_rows<1>(at, x_stride, panel, num_k, fresh, to); break;
-                case 2: add_rows<2>(at, x_stride, panel, num_k, fresh, to); break;
-                case 3: add_rows<3>(at, x_stride, panel, num_k, fresh, to); break;
-                case 4: add_rows<4>(at, x_stride, panel, num_k, fresh, to); break;
-                case 5: add_rows<5>(at, x_stride, panel, num_k, fresh, to); break;
-                case 6: add_rows<6>(at, x_stride, panel, num_k, fresh, to); break;
-                case 7: add_rows<7>(at, x_stride, panel, num_k, fresh, to); break;
-                case 8: add_rows<8>(at, x_stride, panel, num_k, fresh, to); break;
+                case 1: add_rows<1>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 2: add_rows<2>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 3: add_rows<3>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 4: add_rows<4>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 5: add_rows<5>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 6: add_rows<6>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 7: add_rows<7>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
+                case 8: add_rows<8>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
             }
         }
     }
@@ -30,10 +32,10 @@ private:
 
     template <int MR>
     __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_k, bool fresh,
-                                                   float* sums) {
+                                                   float* sums, int64_t sums_stride) {
         Vec sum[MR][2];
         UNROLL for (int m = 0; m < MR; m++)
-            UNROLL for (int v = 0; v < 2; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * kPanel + v * kLanes);
+            UNROLL for (int v = 0; v < 2; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * sums_stride + v * kLanes);
         for (int64_t k = 0; k < num_k; k += 2) {
             const bf16* words = panel + k * kPanel;
             _mm_prefetch(reinterpret_cast<const char*>(words) + kAhead, _MM_HINT_T0);
@@ -47,6 +49,6 @@ private:
             }
         }
         UNROLL for (int m = 0; m < MR; m++)
-            UNROLL for (int v = 0; v < 2; v++) store(sums + m * kPanel + v * kLanes, sum[m][v]);
+            UNROLL for (int v = 0; v < 2; v++) store(sums + m * sums_stride + v * kLanes, sum[m][v]);
     }
 };

@@ -1,0 +1,136 @@
+// What both attention kernels (attention.cpp, attention_bf16.cpp) share: how a pass is cut into pieces, where a head's slots
+// lie, how keys are turned for a product, and the running softmax.
+#pragma once
+#include <algorithm>
+
+#include "micro.h"
+#include "program.h"
+#include "tanh.h"
+
+namespace {
+
+constexpr int64_t kChunk = 256;
+
+// Some tokens of a sequence and one key/value head.
+struct Piece {
+    int64_t sequence, head;
+    int64_t first, last;  // tokens first..last (exclusive), counted from the sequence's first in the pass
+    int64_t start, end;   // positions that they see, the first one at the beginning of a chunk
+};
+
+// Where one head's slots of a cache lie.
+struct Slots {
+    const char* cache;
+    const int64_t* table;
+    int64_t head, num_heads, block_size, slot_bytes;
+    const char* at(int64_t block, int64_t slot) const {
+        return cache + ((table[block] * num_heads + head) * block_size + slot) * slot_bytes;
+    }
+};
+Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& piece, int64_t element_bytes) {
+    return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], piece.head, op.num_kv_heads,
+            pass.block_size, op.width * element_bytes};
+}
+
+// Slots that will be read next, block by block: they lie anywhere, and no hardware guesses where the next one begins.
+struct Coming {
+    Slots slots;
+    int64_t block, slot, left;  // in slots
+    const char *p, *end;        // of the block at hand
+    int64_t lines;
+    Coming(const Slots& s, int64_t from, int64_t to, int64_t asks)
+        : slots(s), block(from / s.block_size), slot(from % s.block_size), left(std::max<int64_t>(0, to - from)), p(nullptr), end(nullptr) {
+        int64_t total = (left * s.slot_bytes + 63) / 64;
+        lines = (total + asks - 1) / std::max<int64_t>(1, asks);
+    }
+    void ask() {
+        for (int64_t wanted = lines; wanted > 0;) {
+            if (p >= end) {
+                if (left == 0) return;
+                int64_t count = std::min(left, slots.block_size - slot);
+                p = slots.at(block++, slot);
+                end = p + count * slots.slot_bytes;
+                slot = 0;
+                left -= count;
+            }
+            int64_t run = std::min(wanted, (end - p + 63) / 64);
+            wanted -= run;
+            for (; run > 0; run--, p += 64) prefetch(p);
+        }
+    }
+};
+
+constexpr int64_t kTurned = 8;
+
+// 8 keys x 8 words into 8 words x 8 keys of a panel.
+void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
+    auto half = [&](int i, int64_t at) { return _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + word + at)); };
+    for (int64_t at = 0; at < kTurned; at += 4) {
+        __m256 r[4];
+        for (int i = 0; i < 4; i++) r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(half(i, at)), half(i + 4, at), 1);
+        __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+        __m256 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+        float* p = reinterpret_cast<float*>(to + at * kPanel);
+        _mm256_storeu_ps(p, _mm256_shuffle_ps(a, c, 0x44));
+        _mm256_storeu_ps(p + kPanel, _mm256_shuffle_ps(a, c, 0xee));
+        _mm256_storeu_ps(p + 2 * kPanel, _mm256_shuffle_ps(b, d, 0x44));
+        _mm256_storeu_ps(p + 3 * kPanel, _mm256_shuffle_ps(b, d, 0xee));
+    }
+}
+
+// Turn a row of scores into weights: those of keys first..last (inclusive; may lie outside of the row's count), 0 for the
+// others. Gives what the earlier chunks' results are to be multiplied with.
+float weigh(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
+    if (first >= count) {
+        std::fill_n(s, count, 0.0f);
+        return 1.0f;
+    }
+    if (cap > 0)
+        for (int64_t i = 0; i < count; i += kLanes) store(s + i, capped(load(s + i), cap));
+    for (int64_t i = 0; i < first; i++) s[i] = -INFINITY;
+    for (int64_t i = std::max<int64_t>(0, last + 1); i < count; i++) s[i] = -INFINITY;
+    Vec m = splat(*maximum);
+    for (int64_t i = 0; i < count; i += kLanes) m = larger(m, load(s + i));
+    float top = max_lanes(m);
+    Vec total = splat(0);
+    for (int64_t i = 0; i < count; i += kLanes) {
+        Vec p = exp(load(s + i) - splat(top));
+        store(s + i, p);
+        total = total + p;
+    }
+    float kept = first_lane(exp(splat(*maximum - top)));
+    *sum = *sum * kept + sum_lanes(total);
+    *maximum = top;
+    return kept;
+}
+
+// The pieces of a pass, in the order in which threads take them.
+struct Pieces {
+    const Op& op;
+    const Pass& pass;
+    int64_t tokens;  // of a piece, at most
+    int64_t index = 0, sequence = 0, last = 0, head = 0;
+    Pieces(const Op& o, const Pass& p, int64_t rows) : op(o), pass(p), tokens(std::max<int64_t>(1, rows / (o.num_heads / o.num_kv_heads))) {
+        last = length();
+    }
+    int64_t length() const { return pass.query_start[sequence + 1] - pass.query_start[sequence]; }
+    // Piece number `number`, which is not before the one found last. False: there are not so many.
+    bool find(int64_t number, Piece* piece) {
+        // the last tokens first: they have the most to do, and the end should be even
+        for (; index < number; index++) {
+            if (++head < op.num_kv_heads) continue;
+            head = 0;
+            last -= tokens;
+            if (last > 0) continue;
+            if (++sequence == pass.num_sequences) return false;
+            last = length();
+        }
+        const int64_t* position = pass.positions + pass.query_start[sequence];
+        int64_t first = std::max<int64_t>(0, last - tokens), window = op.window ? op.window : position[last - 1] + 1;
+        int64_t start = std::max<int64_t>(0, position[first] - window + 1) / kChunk * kChunk;
+        *piece = {sequence, head, first, last, start, position[last - 1] + 1};
+        return true;
+    }
+};
+
+}  // namespace
