@@ -1,0 +1,134 @@
+"""A load for OpenAI-compatible servers that costs little itself: streams of token ids in, times of events out.
+
+Used by `peers.py` and `engine_overhead.py`. All requests of a call are sent at once over connections of their own, and
+every event with a choice counts as one token, whatever text it brings: random weights draw broken characters.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+PATIENCE_S = 600.0
+
+
+class LoadFailed(Exception):
+    """A server did not answer as it should; the message says what came."""
+
+
+@attrs.frozen
+class Answer:
+    """When one request was sent, and when its tokens came; of one clock."""
+
+    sent_s: float
+    tokens_s: tuple[float, ...]
+
+    @property
+    def first_token_s(self) -> float:
+        """After it was sent."""
+        return self.tokens_s[0] - self.sent_s
+
+
+@attrs.define(eq=False)
+class EventCounter:
+    """Finds the events of a stream in whatever pieces it comes."""
+
+    is_done: bool = False
+    _rest: bytes = b""
+    _is_body: bool = False
+
+    def feed(self, received: bytes) -> int:
+        """How many tokens these bytes complete. Raises LoadFailed for an answer that is no stream of events."""
+        data = self._rest + received
+        if not self._is_body:
+            head, found, data = data.partition(b"\r\n\r\n")
+            if not found:
+                self._rest = head
+                return 0
+            if not head.split(b"\r\n", 1)[0].split(b" ")[1:2] == [b"200"]:
+                raise LoadFailed((head + data).decode("utf-8", "replace")[-500:])
+            self._is_body = True
+        *lines, self._rest = data.split(b"\n")
+        num_tokens = 0
+        for line in lines:
+            if line.startswith(b"data: [DONE]"):
+                self.is_done = True
+            elif line.startswith(b"data:") and b'"choices"' in line:
+                num_tokens += _is_token(json.loads(line[5:]))
+            elif line.startswith(b"data:") and b'"error"' in line:
+                raise LoadFailed(line.decode("utf-8", "replace")[:500])
+        return num_tokens
+
+
+def _is_token(event: dict[str, Any]) -> bool:
+    """Neither usage alone, nor an end that brings nothing."""
+    choices = event["choices"]
+    return bool(choices) and ("token" in choices[0] or bool(choices[0].get("text")) or not choices[0]["finish_reason"])
+
+
+def request_of(port: int, body: dict[str, Any]) -> bytes:
+    """A whole request; the connection is closed behind its answer."""
+    payload = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(payload), payload)
+
+
+def completion(model: str, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """The body that all servers are sent: greedy, streamed, and of exactly this length."""
+    fields = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    return fields | {"ignore_eos": True, "min_tokens": max_tokens}
+
+
+def ask_all(port: int, bodies: Sequence[dict[str, Any]]) -> list[Answer]:
+    """Send everything at once and read it to the end. Raises LoadFailed."""
+    poll, answers, open_socks = select.epoll(), [], {}
+    try:
+        requests = [request_of(port, body) for body in bodies]
+        for index, request in enumerate(requests):
+            sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            open_socks[sock.fileno()] = (index, sock, EventCounter(), [])
+            sent_s = time.perf_counter()
+            sock.sendall(request)
+            sock.setblocking(False)
+            poll.register(sock, select.EPOLLIN)
+            answers.append(sent_s)
+        tokens: dict[int, list[float]] = {}
+        deadline = time.perf_counter() + PATIENCE_S
+        while open_socks:
+            ready = poll.poll(1.0)
+            now_s = time.perf_counter()
+            if now_s > deadline:
+                raise LoadFailed(f"{len(open_socks)} streams are not over after {PATIENCE_S:.0f} s")
+            for descriptor, _ in ready:
+                index, sock, counter, times_s = open_socks[descriptor]
+                received = sock.recv(1 << 18)
+                times_s += [now_s] * counter.feed(received)
+                if counter.is_done or not received:
+                    if not counter.is_done or not times_s:
+                        raise LoadFailed("a stream ended without its end")
+                    tokens[index] = times_s
+                    poll.unregister(descriptor)
+                    sock.close()
+                    del open_socks[descriptor]
+    finally:
+        for _, sock, _, _ in open_socks.values():
+            sock.close()
+        poll.close()
+    return [Answer(sent_s, tuple(tokens[index])) for index, sent_s in enumerate(answers)]
+
+
+def decode_rate(answers: Sequence[Answer]) -> float:
+    """Tokens a second of all streams together, while every one of them decodes."""
+    begin_s = max(answer.tokens_s[0] for answer in answers)
+    end_s = min(answer.tokens_s[-1] for answer in answers)
+    num_tokens = sum(begin_s < at_s <= end_s for answer in answers for at_s in answer.tokens_s)
+    if num_tokens == 0:
+        raise LoadFailed("the streams never decoded together: take longer answers")
+    return num_tokens / (end_s - begin_s)

@@ -1,0 +1,178 @@
+"""quipu beside its peers: the same checkpoint, the same load over HTTP, in turns.
+
+    python -m bench.peers [--json] [--quick] [--peers transformers vllm openvino llama.cpp] [--rounds 3]
+
+All serve one random checkpoint in the true shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, to exactly the
+length asked for. They are up together and take turns, in an order that changes with every round; a number is the best
+of the rounds, since a busy moment of the machine only ever makes it worse. Rows:
+
+    decode_N               tokens a second of N streams together, while all of them decode (prompts of 64 tokens)
+    prefill_1024           prompt tokens a second: a prompt of 1,024 that nobody has seen, to its first token
+    first_token_warm_1024  milliseconds to the first token of a prompt of 1,024 that was just served
+
+A peer that is not installed is named with the command that installs it; one that cannot run says why. Which precision
+weights, keys and values have with each is part of the result: only those of the same precision do the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from bench.http_load import LoadFailed, ask_all, completion, decode_rate
+from bench.peers.checkpoint import SHAPE, make_checkpoint
+from bench.peers.servers import HOME, MODEL, PEERS, Peer, PeerFailed, Server
+
+PROMPT_TOKENS = 64
+
+
+@attrs.frozen
+class Load:
+    """What is asked of each."""
+
+    concurrencies: Sequence[int] = (1, 8, 32)
+    output_tokens: int = 128
+    long_prompt: int = 1024
+
+    def rows(self) -> dict[str, str]:
+        """Units by name."""
+        rows = {f"decode_{num}": "tokens/s" for num in self.concurrencies}
+        return rows | {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
+
+
+QUICK = Load(concurrencies=(1, 8), output_tokens=16, long_prompt=256)
+
+
+def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
+    """One turn of one server, with prompts that it has never seen. Raises LoadFailed and OSError."""
+
+    def prompt(length: int) -> list[int]:
+        return draw.choices(range(1000, SHAPE["vocab_size"]), k=length)
+
+    numbers = {}
+    for num in load.concurrencies:
+        bodies = [completion(MODEL, prompt(PROMPT_TOKENS), load.output_tokens) for _ in range(num)]
+        numbers[f"decode_{num}"] = decode_rate(ask_all(port, bodies))
+    long = completion(MODEL, prompt(load.long_prompt), 1)
+    (cold,) = ask_all(port, [long])
+    (warm,) = ask_all(port, [long])
+    numbers[f"prefill_{load.long_prompt}"] = load.long_prompt / cold.first_token_s
+    numbers[f"first_token_warm_{load.long_prompt}"] = warm.first_token_s * 1000
+    return numbers
+
+
+def best_of(rounds: Sequence[dict[str, float]], units: dict[str, str]) -> dict[str, float]:
+    """Of each row: the highest rate, the shortest time."""
+    if not rounds:
+        return {}
+    return {name: (min if unit == "ms" else max)(numbers[name] for numbers in rounds) for name, unit in units.items()}
+
+
+def compare(best: dict[str, dict[str, float]], units: dict[str, str]) -> list[dict[str, Any]]:
+    """A row each, with how many times as fast as the best peer quipu is; null where there is nobody to compare."""
+    rows = []
+    for name, unit in units.items():
+        values = {server: numbers[name] for server, numbers in best.items() if name in numbers}
+        row: dict[str, Any] = {"name": name, "unit": unit, "values": values, "best_peer": None, "ratio": None}
+        others = {server: value for server, value in values.items() if server != "quipu"}
+        if others and "quipu" in values:
+            pick = min if unit == "ms" else max
+            row["best_peer"] = pick(others, key=lambda server: others[server])
+            peer, ours = others[row["best_peer"]], values["quipu"]
+            row["ratio"] = peer / ours if unit == "ms" else ours / peer
+        rows.append(row)
+    return rows
+
+
+def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: int) -> dict[str, Any]:
+    """Everything, in turns."""
+    servers: dict[str, Server] = {}
+    about: dict[str, dict[str, Any]] = {}
+    rounds: dict[str, list[dict[str, float]]] = {peer.name: [] for peer in peers}
+    with tempfile.TemporaryDirectory() as logs:
+        try:
+            for peer in peers:  # one after the other: loading takes the whole machine
+                server = servers[peer.name] = Server(peer, model, Path(logs) / f"{peer.name}.log")
+                try:
+                    about[peer.name] = server.wait()
+                    warm_up = Load(
+                        concurrencies=(max(load.concurrencies),), output_tokens=16, long_prompt=load.long_prompt
+                    )
+                    measure(server.port, warm_up, random.Random(f"warm up {seed}"))
+                except (PeerFailed, LoadFailed, OSError) as error:
+                    about[peer.name] = {"failed": str(error)}
+                _say(f"{peer.name}: {about[peer.name]}")
+            for number in range(num_rounds):
+                for peer in peers if number % 2 == 0 else reversed(peers):
+                    if "failed" in about[peer.name]:
+                        continue
+                    try:
+                        numbers = measure(servers[peer.name].port, load, random.Random(f"{seed} {number}"))
+                    except (LoadFailed, OSError) as error:
+                        about[peer.name]["failed"] = str(error)
+                        continue
+                    rounds[peer.name].append(numbers)
+                    _say(f"round {number + 1}, {peer.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in numbers.items()))
+        finally:
+            for server in servers.values():
+                server.stop()
+    units = load.rows()
+    best = {name: best_of(numbers, units) for name, numbers in rounds.items()}
+    return {
+        "rows": compare(best, units),
+        "servers": about,
+        "num_cores": len(os.sched_getaffinity(0)),
+        "output_tokens": load.output_tokens,
+        "rounds": num_rounds,
+    }
+
+
+def render(report: dict[str, Any]) -> str:
+    names = list(report["servers"])
+    lines = [" ".join([f"{'':24}", *(f"{name:>13}" for name in names), f"{'ratio':>7}"])]
+    for row in report["rows"]:
+        cells = [f"{row['values'][name]:13.1f}" if name in row["values"] else f"{'-':>13}" for name in names]
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        lines.append(" ".join([f"{row['name'] + ', ' + row['unit']:24}"[:32], *cells, f"{ratio:>7}"]))
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: few tokens, one round")
+    names = [peer.name for peer in PEERS[1:]]
+    parser.add_argument("--peers", nargs="*", choices=names, default=names, help="(default: all that are installed)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--checkpoint", type=Path, default=HOME / "qwen3-0.6b-random", help="made where it is not there"
+    )
+    arguments = parser.parse_args()
+    peers = [PEERS[0]]
+    for peer in PEERS[1:]:
+        if peer.is_installed():
+            peers += [peer] if peer.name in arguments.peers else []
+        else:
+            _say(f"{peer.name} is not installed: {peer.install}")
+    model = make_checkpoint(arguments.checkpoint)
+    load, num_rounds = (QUICK, 1) if arguments.quick else (Load(), arguments.rounds)
+    report = run(peers, model, load, num_rounds, arguments.seed)
+    print(json.dumps(report) if arguments.json else render(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A checkpoint in the true shape of Qwen3-0.6B with random weights, for quipu and its peers alike.
+
+    python -m bench.peers.checkpoint FOLDER [--layers 28]
+
+bfloat16 safetensors, and a tokenizer of 151,936 entries: the demo model's, extended by pairs of its own entries, so
+that text is encoded at a realistic length and every id that a model draws can be decoded. Nothing in it was learnt, so
+nothing is said about text; how long things take does not depend on what weights are. The same folder is served by all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from quipu.actors.checkpoint import DEMO
+
+SHAPE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "dtype": "bfloat16",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": 28,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "use_cache": True,
+}
+STD = 0.02
+SPACES = "ĠĊ"
+"""How a byte-level vocabulary writes the space and the end of a line."""
+
+
+def make_tokenizer(size: int) -> dict[str, Any]:
+    """`tokenizer.json`: the demo's entries and merges, then pairs of its entries, each with its merge."""
+    tokenizer: dict[str, Any] = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    added = {token["content"] for token in tokenizer["added_tokens"]}
+    # of whole characters only: a stream shows half a character with the next token, or never
+    whole = [entry for entry in vocabulary if entry not in added and all("!" <= c <= "~" or c in SPACES for c in entry)]
+    for left, right in pairs(whole):
+        if len(vocabulary) == size:
+            break
+        if left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append([left, right] if isinstance(merges[0], list) else f"{left} {right}")
+    return tokenizer
+
+
+def pairs(entries: list[str]) -> Iterator[tuple[str, str]]:
+    """All pairs, so ordered that each entry soon stands in some."""
+    for distance in range(1, len(entries)):
+        for at, left in enumerate(entries):
+            yield left, entries[(at + distance) % len(entries)]
+
+
+def make_weights(shape: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the checkpoint, each drawn from its own name."""
+    hidden, mlp, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    query, key_value = shape["num_attention_heads"] * width, shape["num_key_value_heads"] * width
+    yield "model.embed_tokens.weight", draw("embedding", shape["vocab_size"], hidden)
+    for layer in range(shape["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, rows, columns in (
+            ("self_attn.q_proj", query, hidden),
+            ("self_attn.k_proj", key_value, hidden),
+            ("self_attn.v_proj", key_value, hidden),
+            ("self_attn.o_proj", hidden, query),
+            ("mlp.gate_proj", mlp, hidden),
+            ("mlp.up_proj", mlp, hidden),
+            ("mlp.down_proj", hidden, mlp),
+        ):
+            yield f"{prefix}{name}.weight", draw(prefix + name, rows, columns)
+        for name, size in (
+            ("input_layernorm", hidden),
+            ("post_attention_layernorm", hidden),
+            ("self_attn.q_norm", width),
+            ("self_attn.k_norm", width),
+        ):
+            yield f"{prefix}{name}.weight", torch.ones(size, dtype=torch.bfloat16)
+    yield "model.norm.weight", torch.ones(hidden, dtype=torch.bfloat16)
+
+
+def draw(name: str, rows: int, columns: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1)
+    return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, STD, generator=generator)
+
+
+def make_checkpoint(folder: Path, **changes: Any) -> Path:
+    """Write it, unless it is there. `changes` of the shape by name."""
+    done = folder / "generation_config.json"
+    if done.exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = SHAPE | changes
+    (folder / "config.json").write_text(json.dumps(shape, indent=2))
+    (folder / "tokenizer.json").write_text(json.dumps(make_tokenizer(shape["vocab_size"])))
+    (folder / "tokenizer_config.json").write_text((DEMO / "tokenizer_config.json").read_text())
+    save_file(dict(make_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
+    done.write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 0, "do_sample": False}))
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers.checkpoint", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    arguments = parser.parse_args()
+    make_checkpoint(arguments.folder, num_hidden_layers=arguments.layers)
+
+
+if __name__ == "__main__":
+    main()

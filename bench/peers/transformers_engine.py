@@ -1,0 +1,64 @@
+"""transformers behind the thin server: batches of prompts of one length, from their first token to their last.
+
+It has no continuous batching for a CPU and no prefix cache: what comes later waits, and a warm prompt costs what a cold
+one does. Keys and values are bfloat16, as the weights.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+import torch
+import transformers
+
+MAX_BATCH = 32
+
+
+class TransformersEngine:
+    gather_s = 0.03
+
+    def __init__(self, model: str) -> None:
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+        self.info = {
+            "version": transformers.__version__,
+            "weights": "bfloat16",
+            "kv": "bfloat16",
+            "prefix_cache": False,
+        }
+        self._waiting: list[tuple[int, list[int], int]] = []
+        self._running: list[list[int]] = []  # number, tokens left
+        self._past: Any = None
+        self._last_B1: torch.Tensor | None = None
+
+    def submit(self, number: int, prompt: list[int], max_tokens: int) -> None:
+        self._waiting.append((number, prompt, max_tokens))
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, int, bool]]:
+        if self._running:
+            fed_BL = self._last_B1
+        else:
+            length = len(self._waiting[0][1])
+            batch = [one for one in self._waiting if len(one[1]) == length][:MAX_BATCH]
+            self._waiting = [one for one in self._waiting if one not in batch]
+            self._running = [[number, max_tokens] for number, _, max_tokens in batch]
+            self._past = None
+            fed_BL = torch.tensor([prompt for _, prompt, _ in batch])
+        output = self._model(input_ids=fed_BL, past_key_values=self._past, use_cache=True, logits_to_keep=1)
+        self._past = output.past_key_values
+        self._last_B1 = output.logits[:, -1].argmax(-1, keepdim=True)
+        drawn = []
+        for row, (number, num_left) in enumerate(self._running):
+            if num_left > 0:  # others of the batch may be longer
+                drawn.append((number, int(self._last_B1[row, 0]), num_left == 1))
+            self._running[row][1] -= 1
+        if all(num_left <= 0 for _, num_left in self._running):
+            self._running = []
+        return drawn
+
+
+def load(model: str) -> TransformersEngine:
+    return TransformersEngine(model)

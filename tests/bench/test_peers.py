@@ -1,0 +1,181 @@
+"""The load of the peers' benchmark, its thin server, its checkpoint and its sums."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from bench.http_load import Answer, EventCounter, LoadFailed, ask_all, completion, decode_rate
+from bench.peers.__main__ import Load, best_of, compare, measure, render
+from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
+from bench.peers.servers import PEERS
+from bench.peers.thin_server import serve
+from tokenizers import Tokenizer
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def event(text: str = "", finish_reason: str | None = None, **more: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"choices": [{"text": text, "finish_reason": finish_reason}], **more}).encode()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_events_are_counted_in_any_pieces(size: int) -> None:
+    """Tokens without text count; comments, usage and an end that brings nothing do not."""
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+    stream = (
+        HEAD + event("a") + b": ping\n\n" + event() + event("b") + event("", "length") + usage + b"data: [DONE]\n\n"
+    )
+    counter = EventCounter()
+    assert sum(counter.feed(stream[at : at + size]) for at in range(0, len(stream), size)) == 3
+    assert counter.is_done
+
+
+def test_answers_that_are_no_streams() -> None:
+    """Another status, or an error in mid-stream, is a failure that says what came."""
+    with pytest.raises(LoadFailed, match="too long"):
+        EventCounter().feed(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b'{"error": "too long"}')
+    with pytest.raises(LoadFailed, match="engine died"):
+        EventCounter().feed(HEAD + b'data: {"error": {"message": "engine died"}}\n\n')
+
+
+def test_decode_rate_is_of_all_at_once() -> None:
+    """Only what comes while every stream decodes counts: neither a slow first token nor a stream that ends later."""
+    early = Answer(0.0, tuple(0.1 * i for i in range(1, 41)))
+    late = Answer(0.0, tuple(2.0 + 0.1 * i for i in range(41)))
+    assert decode_rate([early, late]) == pytest.approx(20, rel=0.05)
+    assert decode_rate([early]) == pytest.approx(10)
+    with pytest.raises(LoadFailed, match="never decoded together"):
+        decode_rate([early, Answer(0.0, (5.0, 5.1))])
+
+
+class Counting:
+    """An engine that draws n+1 after n; prompts wait for one another."""
+
+    gather_s = 0.01
+    info = {"kv": "none"}
+
+    def __init__(self) -> None:
+        self.open: dict[int, list[int]] = {}
+
+    def submit(self, number: int, prompt: list[int], max_tokens: int) -> None:
+        self.open[number] = [prompt[-1], max_tokens]
+
+    def step(self) -> list[tuple[int, int, bool]]:
+        drawn = []
+        for number, state in list(self.open.items()):
+            state[0], state[1] = state[0] + 1, state[1] - 1
+            drawn.append((number, state[0], state[1] == 0))
+            if state[1] == 0:
+                del self.open[number]
+        return drawn
+
+
+@contextmanager
+def thin_server(port: int) -> Iterator[None]:
+    loop = asyncio.new_event_loop()
+    serving = loop.create_task(serve(Counting(), {5: "five"}, port))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.gather(serving, return_exceptions=True)))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(serving.cancel)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = probe.getsockname()[1]
+    with thin_server(number):
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", number)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        yield number
+
+
+def test_thin_server(port: int) -> None:
+    """It answers many at once, each with its own tokens and as many as were asked for; and says what it is."""
+    answers = ask_all(port, [completion("m", [number, number + 1], 3 + number) for number in range(12)])
+    assert [len(answer.tokens_s) for answer in answers] == [3 + number for number in range(12)]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/info") as response:
+        assert json.load(response) == {"kv": "none"}
+
+
+def test_every_row_is_measured(port: int) -> None:
+    """One turn of a server gives each number of the report."""
+    load = Load(concurrencies=(1, 4), output_tokens=200, long_prompt=128)
+    numbers = measure(port, load, random.Random(1))
+    assert numbers.keys() == load.rows().keys()
+    assert all(value > 0 for value in numbers.values())
+
+
+def test_best_and_ratio() -> None:
+    """The best round counts: of rates the highest, of times the shortest; ours over the best peer's, more is better."""
+    units = {"decode_1": "tokens/s", "first": "ms"}
+    ours = best_of([{"decode_1": 10.0, "first": 30.0}, {"decode_1": 12.0, "first": 20.0}], units)
+    assert ours == {"decode_1": 12.0, "first": 20.0}
+    peers = {
+        "slow": {"decode_1": 4.0, "first": 80.0},
+        "fast": {"decode_1": 8.0, "first": 40.0},
+        "none": best_of([], units),
+    }
+    rows = compare({"quipu": ours, **peers}, units)
+    assert [(row["best_peer"], row["ratio"]) for row in rows] == [("fast", 1.5), ("fast", 2.0)]
+    assert compare({"quipu": ours}, units)[0]["ratio"] is None
+    report = {"rows": rows, "servers": dict.fromkeys(["quipu", "slow", "fast", "none"])}
+    assert render(report).splitlines()[1].split()[-5:] == ["12.0", "4.0", "8.0", "-", "1.50"]
+
+
+def test_peers_that_are_not_installed(tmp_path: Path) -> None:
+    """An environment that is not there, or has not the module, is no peer; each says how it is installed."""
+    assert not attrs.evolve(PEERS[1], python=tmp_path / "python").is_installed()
+    assert not attrs.evolve(PEERS[1], needs="no_such_module").is_installed()
+    assert PEERS[0].is_installed()
+    assert all("pip install" in peer.install or peer.install.startswith("make ") for peer in PEERS)
+
+
+def test_synthetic_tokenizer() -> None:
+    """As many entries as were asked for, ids without a gap, and every text comes back."""
+    made = make_tokenizer(6000)
+    tokenizer = Tokenizer.from_str(json.dumps(made))
+    assert tokenizer.get_vocab_size() == 6000
+    assert sorted(made["model"]["vocab"].values()) == list(range(6000))
+    text = "It's a quipu, ünïcödé ✓ 12345\n\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    used = tokenizer.encode("preventing" * 50).ids
+    assert used and max(used) < 6000
+
+
+def test_random_weights() -> None:
+    """The tensors of the true shape (596 million numbers with 28 layers), the same in every run."""
+    tiny = SHAPE | {
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "head_dim": 8,
+    }
+    first, again = dict(make_weights(tiny)), dict(make_weights(tiny))
+    assert len(first) == 2 * 11 + 2
+    assert all(first[name].equal(again[name]) for name in first)
+    assert first["model.layers.0.mlp.up_proj.weight"].shape == (64, 32)
+    assert not first["model.layers.0.mlp.up_proj.weight"].equal(first["model.layers.1.mlp.up_proj.weight"])
