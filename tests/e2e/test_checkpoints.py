@@ -9,17 +9,32 @@ from pathlib import Path
 import pytest
 import torch
 from tests.e2e.servers import serving
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
 from quipu.actors.checkpoint import DEMO, resolve
 
 PROMPT = list(range(300, 340))
+SIZES = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "bos_token_id": 0}
+
+
+def save_checkpoint(folder: Path, config: PreTrainedConfig) -> list[int]:
+    """Random weights, in several files, beside the demo's tokenizer; gives transformers' greedy answer to PROMPT."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.08)
+    model.save_pretrained(folder, max_shard_size="500KB")
+    assert (folder / "model.safetensors.index.json").exists()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    answer = model.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0]
+    return [int(token_id) for token_id in answer[len(PROMPT) :]]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A small Llama in several files, rope scaled, embeddings untied; and its greedy answer to PROMPT."""
-    torch.manual_seed(0)
+    """A small Llama, rope scaled, embeddings untied; and its greedy answer to PROMPT."""
     scaling = {
         "rope_type": "llama3",
         "rope_theta": 500_000.0,
@@ -29,40 +44,49 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
         "original_max_position_embeddings": 256,
     }
     config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
+        **SIZES,
         num_attention_heads=8,
         num_key_value_heads=2,
         max_position_embeddings=2048,
         rope_parameters=scaling,
-        bos_token_id=0,
         eos_token_id=2,
     )
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.08)
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny-llama"
-    model.save_pretrained(folder, max_shard_size="500KB")
-    assert (folder / "model.safetensors.index.json").exists()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, folder)
-    answer = model.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0]
-    return folder, answer[len(PROMPT) :].tolist()
+    return folder, save_checkpoint(folder, config)
+
+
+def check_answers(folder: Path, token_ids: list[int], here: Path) -> None:
+    """In float32 its greedy text is transformers', cold and from the cache."""
+    expected = AutoTokenizer.from_pretrained(folder).decode(token_ids)
+    here.mkdir()
+    with serving(here, str(folder), "--dtype", "float32", "--num-blocks", "200") as server:
+        for cached in (0, 32):
+            answer = server.complete(PROMPT, 20, model=folder.name).json()
+            assert answer["choices"][0]["text"] == expected
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
 
 
 def test_llama_from_a_folder(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
-    """In float32 its greedy text is transformers', cold and from the cache."""
-    folder, token_ids = llama
-    expected = AutoTokenizer.from_pretrained(folder).decode(token_ids)
-    (tmp_path / "here").mkdir()
-    with serving(tmp_path / "here", str(folder), "--dtype", "float32", "--num-blocks", "200") as server:
-        for cached in (0, 32):
-            answer = server.complete(PROMPT, 20, model="tiny-llama").json()
-            assert answer["choices"][0]["text"] == expected
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+    """A checkpoint of one's own answers as in transformers, whatever was cached."""
+    check_answers(*llama, tmp_path / "here")
+
+
+def test_a_model_with_windows(tmp_path: Path) -> None:
+    """So does one whose layers see 20 tokens only, or all: the cached prefix is longer than that, the prompt too."""
+    config = Gemma3TextConfig(
+        **SIZES,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        query_pre_attn_scalar=8,
+        final_logit_softcapping=20.0,
+        max_position_embeddings=2048,
+        eos_token_id=2,
+    )
+    folder = tmp_path / "tiny-gemma"
+    check_answers(folder, save_checkpoint(folder, config), tmp_path / "here")
 
 
 def test_dummy_weights(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
