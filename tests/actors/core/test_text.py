@@ -111,6 +111,12 @@ def test_a_character_that_never_ends_is_replaced_at_the_end() -> None:
     assert decoder.flush() == "\ufffd"
 
 
+def test_a_stop_within_another_s_beginning_may_be_too_early() -> None:
+    """What is held back of the first tokens is still theirs when the next one comes."""
+    assert run([b"abc", b"x"], ["abcd", "bc"], num_deaf_pieces=1) == (["", "abcx", ""], False)
+    assert run([b"abc", b"xbc"], ["abcd", "bc"], num_deaf_pieces=1) == (["", "abcx"], True)
+
+
 def test_the_stop_that_is_complete_first_decides() -> None:
     """Not the one that begins first, nor the one named first."""
     assert StopMatcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c")
