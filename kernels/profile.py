@@ -1,16 +1,25 @@
 """The largest pass that a server may run, for a backend to measure what it takes.
 
-As many rows as there may be, all of them drawing and asking for logprobs, and as many tokens. Its rows share one block
-and its results mean nothing: it runs before the cache is made, over one of `NUM_BLOCKS`.
+As many rows as there may be, all of them drawing, and as many tokens. Its rows share one block and its results mean
+nothing: it runs before the cache is made, over one of `NUM_BLOCKS`. One row filters what it draws from and asks for
+logprobs: that is done row by row in the same memory, and for all of them would take longer than the rest of a start.
+What all of them would take is their logits once more (`logits_of_all`).
 """
 
 from __future__ import annotations
+
+import torch
 
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import Scoring, StepBatch
 
 NUM_BLOCKS = 2
 _NUM_TOP = 20
+
+
+def logits_of_all(config: BackendConfig, vocab_size: int) -> torch.Tensor:
+    """Memory that has been touched: what is copied where every row asks for logprobs."""
+    return torch.zeros(min(config.max_num_seqs, config.max_num_batched_tokens), vocab_size)
 
 
 def largest_pass(config: BackendConfig) -> StepBatch:
@@ -29,11 +38,11 @@ def largest_pass(config: BackendConfig) -> StepBatch:
         carried=[False] * num_rows,
         block_tables=[table] * num_rows,
         samples=[True] * num_rows,
-        temperature=[1.0] * num_rows,
+        temperature=[1.0] + [0.0] * (num_rows - 1),
         top_p=[0.9] * num_rows,
         top_k=[0] * num_rows,
         min_p=[0.0] * num_rows,
         seed=rows,
         output_position=[0] * num_rows,
-        scoring=Scoring(rows, [_NUM_TOP] * num_rows, [], [], []),
+        scoring=Scoring([0], [_NUM_TOP], [], [], []),
     )

@@ -25,7 +25,7 @@ from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import DecoderConfig, check_length, read_config
 from quipu.kernels.models.registry import find_family
 from quipu.kernels.pool import Device, choose_pool
-from quipu.kernels.profile import NUM_BLOCKS, largest_pass
+from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
 from quipu.kernels.sampling import draw
 from quipu.kernels.weights import open_weights
 
@@ -107,7 +107,9 @@ class CpuBackend:
             def run() -> None:
                 set_up(NUM_BLOCKS)
                 self._program = each_kernel_once(self._program)
+                copied_MV = logits_of_all(config, model_config.vocab_size)
                 self.step(largest_pass(config))
+                del copied_MV
 
             peak = peak_of(run)
             del self._program, self.cache  # the memory of two need not be there at once

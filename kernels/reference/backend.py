@@ -24,7 +24,7 @@ from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.registry import Model, find_family
 from quipu.kernels.pool import Device, choose_pool
-from quipu.kernels.profile import NUM_BLOCKS, largest_pass
+from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
 from quipu.kernels.reference.profile import EmptyOps
@@ -80,7 +80,7 @@ class ReferenceBackend:
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
                 held=resident(),
-                profile=partial(self._profile, config),
+                profile=partial(self._profile, config, model_config.vocab_size),
                 memory=memory,
             ),
         )
@@ -126,11 +126,17 @@ class ReferenceBackend:
             ops = self._ops(plan, self.cache)
             yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)
 
-    def _profile(self, config: BackendConfig) -> int:
+    def _profile(self, config: BackendConfig, vocab_size: int) -> int:
         """What the largest pass takes: run with operations that leave out what takes long."""
+
+        def run() -> None:
+            copied_MV = logits_of_all(config, vocab_size)
+            self.step(largest_pass(config))
+            del copied_MV
+
         self._ops = EmptyOps
         try:
-            return peak_of(partial(self.step, largest_pass(config)))
+            return peak_of(run)
         finally:
             self._ops = ReferenceOps
             self._last_drawn = [None] * config.max_num_seqs
