@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+from structlog.testing import LogCapture
 
+from quipu.web import logs
 from quipu.web.bench.offline import describe_throughput, summarize_latencies
 from quipu.web.bench.offline_arguments import parse_offline
 from quipu.web.cli import main as quipu
 
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
+
+
+@pytest.fixture(autouse=True)
+def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command says how its whole process logs; in this one other tests follow, when its stderr is closed."""
+    monkeypatch.setattr(logs, "configure", lambda level: None)
+    structlog.configure(processors=[LogCapture()], cache_logger_on_first_use=False)
+    yield
+    structlog.reset_defaults()
 
 
 def test_flags_of_both_kinds() -> None:
