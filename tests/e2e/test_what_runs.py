@@ -6,13 +6,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.kernels_here import needs_kernels
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, serving
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
 from tests.kernels.broken_checkpoints import BREAKS, change_config
 
 from quipu.actors.checkpoint import DEMO
@@ -56,7 +57,14 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
         assert server.metrics()['kv_blocks{state="free"}'] == num_blocks - 1
         refused = server.complete(list(range(300, 300 + num_tokens)), 8)
         assert refused.status_code == 400 and str(num_tokens) in refused.json()["error"]["message"]
-        assert server.complete(list(range(300, 340)), 8).status_code == 200
+        answer = server.complete(list(range(300, 340)), 8).json()["choices"]
+        server.wait_at_rest()
+        # the next engine finds out the same
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        eventually(lambda: len(server.events("engine.ready")) == 2, "another engine is ready")
+        again = server_info(server)
+        assert (again["incarnation"], again["kv_cache"], again["engine"]) == (2, info["kv_cache"], engine)
+        assert server.complete(list(range(300, 340)), 8).json()["choices"] == answer
         server.wait_at_rest()
 
 

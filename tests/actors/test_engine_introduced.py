@@ -1,0 +1,46 @@
+"""What an engine finds out when it is ready is what is served with: blocks, longest length, who computes."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from houses import house_config, serving_info, small_house
+from quipu.actors.front import describe_pool
+from quipu.actors.messages import EngineReady, ErrorKind
+from quipu.actors.wiring import single_loop
+
+
+async def test_blocks_that_the_engine_counted(autojump_clock: trio.abc.Clock) -> None:
+    """Nobody says how many blocks there are: the desk and the metrics know it once the engine does."""
+    config = house_config(num_blocks=None, max_model_len=1008)
+    info = serving_info(config)
+    assert info.num_blocks is None
+    async with single_loop(config, info) as house:
+        assert house.desk.num_usable_blocks == 0 and house.desk.info.engine is None
+        while not house.desk.health().is_ready:
+            await trio.lowlevel.checkpoint()
+        num_usable = 16 * 63
+        assert house.desk.num_usable_blocks == num_usable
+        assert house.desk.info.num_blocks == num_usable + 1
+        assert house.desk.info.engine.backend == "fake"
+        assert f'state="free"}} {num_usable}.0' in house.metrics.render().decode()
+        assert house.host.engine.block_manager.pool.num_free == num_usable
+
+
+async def test_a_length_that_became_shorter(autojump_clock: trio.abc.Clock) -> None:
+    """Prompts are judged by what the engine has room for, not by what was configured before it was asked."""
+    async with small_house() as client:
+        desk = client.house.desk
+        desk.introduce(attrs.evolve(desk.info.engine, incarnation=2, num_blocks=3, max_model_len=32))
+        assert (desk.info.max_model_len, desk.num_usable_blocks) == (32, 2)
+        refused = await client.ask(list(range(32)))
+        assert refused.error is not None and refused.error.kind is ErrorKind.INVALID
+        assert "maximum context length is 32 tokens" in refused.error.message
+        assert (await client.ask(list(range(20)))).error is None
+
+
+def test_what_blocks_come_to() -> None:
+    """Tokens without the null block, and whole contexts that they hold."""
+    engine = EngineReady(1, 101, 16, "cpu", "bfloat16", max_model_len=640)
+    assert describe_pool(engine) == {"num_tokens": 1600, "max_concurrency": 2.5}
