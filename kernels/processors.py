@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,10 @@ from quipu.kernels.batch import LogitRules, Processing
 
 Row = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _NEVER = np.float32(-np.inf)
+_BY_BIT = np.array([-np.inf, 0], dtype=np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -82,7 +85,7 @@ class Edit:
         if not bits.any():
             raise ValueError("a bit mask allows no token")
         self._replaced.append((slice(None), self.logits_V.copy()))
-        self.logits_V[bits == 0] = _NEVER
+        self.logits_V += _BY_BIT[bits]  # twice as fast as an assignment under a condition
 
     def undo(self) -> None:
         while self._replaced:
@@ -138,8 +141,10 @@ class LogitProcessor:
             edit.ban(self._too_early)
         if len(self._bias):
             edit.put(self._bias, edit.logits_V[self._bias] + self._bias_values)
-        if self._penalises:
-            edit.put(self.seen.ids, self._penalised(edit.logits_V[self.seen.ids]))
+        if len(self.seen.prompt_ids):
+            edit.put(self.seen.prompt_ids, self._repeated(edit.logits_V[self.seen.prompt_ids]))
+        if len(self.seen.output_ids):
+            edit.put(self.seen.output_ids, self._penalised(edit.logits_V[self.seen.output_ids]))
 
     def _bad_now(self) -> Ids:
         """Tokens that would complete a bad word."""
@@ -148,46 +153,72 @@ class LogitProcessor:
         completing = [word[-1] for word in words if tuple(self.outputs[1 - len(word) :]) == word[:-1]]
         return _ids(self._always_bad + completing)
 
-    def _penalised(self, logits_S: Row) -> Row:
-        """The logits of the tokens seen. Repetition as in CTRL (Keskar et al. 2019), the others as OpenAI has them."""
-        rules, counts_S = self.rules, self.seen.counts
-        wide_S = logits_S.astype(np.float64)
+    def _repeated(self, logits_T: Row) -> Row:
+        """Logits of tokens that were there before, as in CTRL (Keskar et al. 2019)."""
+        penalty, wide_T = self.rules.repetition_penalty, logits_T.astype(np.float64)
         with np.errstate(over="ignore"):  # by a penalty of 1e-310, say
-            new_S = np.where(wide_S > 0, wide_S / rules.repetition_penalty, wide_S * rules.repetition_penalty)
-        new_S -= rules.frequency_penalty * counts_S + rules.presence_penalty * (counts_S > 0)
-        # what was finite stays so: no penalty is a ban, and an infinity would fail the step
-        return np.where(np.isfinite(logits_S), new_S.clip(-_LARGEST, _LARGEST), logits_S).astype(np.float32)
+            return _bounded(np.where(wide_T > 0, wide_T / penalty, wide_T * penalty), logits_T)
+
+    def _penalised(self, logits_O: Row) -> Row:
+        """Logits of outputs. Those that the prompt has too are divided by the penalty of repetition already."""
+        rules, counts_O = self.rules, self.seen.counts
+        if rules.repetition_penalty != 1:
+            logits_O = np.where(self.seen.are_new, self._repeated(logits_O), logits_O)
+        return _bounded(logits_O - (rules.frequency_penalty * counts_O + rules.presence_penalty), logits_O)
 
 
 class SeenTokens:
-    """Distinct tokens of a sequence, and how often each was drawn. One token more is one entry changed."""
+    """Distinct tokens of a prompt; distinct outputs, and how often each was drawn. An output more is one entry changed.
+
+    P: tokens of the prompt, O: outputs.
+    """
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
-        ids = dict.fromkeys(prompt_token_ids)
-        self._place = {token_id: place for place, token_id in enumerate(ids)}
-        room = max(64, 2 * len(ids))
-        self._ids: Ids = np.zeros(room, dtype=np.int64)
-        self._ids[: len(ids)] = list(ids)
-        self._counts: Row = np.zeros(room, dtype=np.float32)
+        self._prompt = frozenset(prompt_token_ids)
+        self.prompt_ids = _ids(self._prompt)
+        """P, ascending."""
+        self._place: dict[int, int] = {}
+        self._ids: Ids = np.zeros(64, dtype=np.int64)
+        self._counts: npt.NDArray[np.float64] = np.zeros(64, dtype=np.float64)
+        self._are_new: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
 
     @property
-    def ids(self) -> Ids:
-        """S."""
+    def output_ids(self) -> Ids:
+        """O."""
         return self._ids[: len(self._place)]
 
     @property
-    def counts(self) -> Row:
-        """S. 0 for a token that only the prompt has."""
+    def counts(self) -> npt.NDArray[np.float64]:
+        """O. At least 1."""
         return self._counts[: len(self._place)]
 
+    @property
+    def are_new(self) -> npt.NDArray[np.bool_]:
+        """O. The prompt does not have them."""
+        return self._are_new[: len(self._place)]
+
     def count(self, token_id: int) -> None:
-        place = self._place.setdefault(token_id, len(self._place))
-        if place == len(self._ids):
-            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
-        self._ids[place] = token_id
+        place = self._place.get(token_id)
+        if place is None:
+            place = self._place[token_id] = len(self._place)
+            if place == len(self._ids):
+                self._ids = _doubled(self._ids)
+                self._counts = _doubled(self._counts)
+                self._are_new = _doubled(self._are_new)
+            self._ids[place] = token_id
+            self._are_new[place] = token_id not in self._prompt
         self._counts[place] += 1
 
 
+def _bounded(new_T: npt.NDArray[np.floating], old_T: Row) -> Row:
+    """What was finite stays so: no penalty is a ban, and an infinity would fail the step."""
+    return np.where(np.isfinite(old_T), new_T.clip(-_LARGEST, _LARGEST), old_T).astype(np.float32)
+
+
+def _doubled(values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+    return np.concatenate((values, np.zeros_like(values)))
+
+
 def _ids(token_ids: Iterable[int]) -> Ids:
-    return np.unique(np.array(list(token_ids), dtype=np.int64))
+    """Ascending, each once."""
+    return np.array(sorted(set(token_ids)), dtype=np.int64)

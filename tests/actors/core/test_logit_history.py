@@ -16,6 +16,7 @@ from quipu.actors.core.limits import Limits
 from quipu.actors.messages import LogitRules, StepDropped, StepFailed, TokenMasks
 from quipu.kernels.batch import Drawn, Processing, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
+from quipu.kernels.processors import SeenTokens
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
 LIMITS = Limits(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
@@ -46,12 +47,12 @@ class Spy:
                 self.check(life, batch.output_position[row], processor.outputs, processor.seen)
         return self.backend.step(batch)
 
-    def check(self, life: Life, position: int, outputs: list[int], seen: object) -> None:
+    def check(self, life: Life, position: int, outputs: list[int], seen: SeenTokens) -> None:
         seed = life.sampling.seed if life.sampling.temperature else 0
         expected = continuation(life.prompt, position, self.bench.dials, seed)
         assert outputs == expected
-        counts = dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))
-        assert counts == {**dict.fromkeys(life.prompt, 0), **Counter(expected)}
+        assert dict(zip(seen.output_ids.tolist(), seen.counts.tolist(), strict=True)) == Counter(expected)
+        assert set(seen.prompt_ids.tolist()) == set(life.prompt)
         self.num_checked += 1
 
 
