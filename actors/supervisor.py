@@ -132,6 +132,8 @@ class ProcessHost:
     """Runs the engine in a process of its own, over a stream socket pair whose end of file is its death."""
 
     STOP_GRACE_S = 2.0
+    MODULE = "quipu.actors.engine"
+    """What the process runs; a benchmark's own runs this one, and watches it."""
 
     def __init__(self, config: EngineConfig, environment: dict[str, str]) -> None:
         self._config = config
@@ -143,7 +145,7 @@ class ProcessHost:
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         command = [
-            *(sys.executable, "-P", "-m", "quipu.actors.engine"),
+            *(sys.executable, "-P", "-m", self.MODULE),
             *(str(theirs.fileno()), str(link.incarnation), msgspec.json.encode(self._config).decode()),
         ]
         async with stream:

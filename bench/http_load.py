@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 PATIENCE_S = 600.0
+COMPLETIONS = "/v1/completions"
 
 
 class LoadFailed(Exception):
@@ -67,15 +68,19 @@ class EventCounter:
 
 
 def _is_token(event: dict[str, Any]) -> bool:
-    """Neither usage alone, nor an end that brings nothing."""
-    choices = event["choices"]
-    return bool(choices) and ("token" in choices[0] or bool(choices[0].get("text")) or not choices[0]["finish_reason"])
+    """Neither usage alone, nor a role, nor an end that brings nothing."""
+    if not event["choices"]:
+        return False
+    choice = event["choices"][0]
+    if "delta" in choice:
+        return bool(choice["delta"].get("content"))
+    return "token" in choice or bool(choice.get("text")) or not choice["finish_reason"]
 
 
-def request_of(port: int, body: dict[str, Any]) -> bytes:
+def request_of(port: int, body: dict[str, Any], path: str = COMPLETIONS) -> bytes:
     """A whole request; the connection is closed behind its answer."""
     payload = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(payload), payload)
 
 
@@ -85,11 +90,11 @@ def completion(model: str, prompt: Sequence[int], max_tokens: int) -> dict[str, 
     return fields | {"ignore_eos": True, "min_tokens": max_tokens}
 
 
-def ask_all(port: int, bodies: Sequence[dict[str, Any]]) -> list[Answer]:
+def ask_all(port: int, bodies: Sequence[dict[str, Any]], path: str = COMPLETIONS) -> list[Answer]:
     """Send everything at once and read it to the end. Raises LoadFailed."""
     poll, answers, open_socks = select.epoll(), [], {}
     try:
-        requests = [request_of(port, body) for body in bodies]
+        requests = [request_of(port, body, path) for body in bodies]
         for index, request in enumerate(requests):
             sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,35 @@
+"""The engine process of a watched server (`timed_server.py`): the engine as it is, with its steps and plans timed."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.spans import watch
+from quipu.actors import engine
+from quipu.actors.config import EngineConfig
+from quipu.actors.core.batching import Batcher
+from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.executor import Executor
+
+load_executor = engine.load_executor
+
+
+def load(config: EngineConfig) -> Executor:
+    executor = load_executor(config)
+    watch(executor.backend, "step", "step", lambda batch: len(batch.slots))
+    return executor
+
+
+def main() -> int:
+    engine.load_executor = load
+    watch(BlockManagerCore, "walk", "match")
+    watch(Batcher, "submit", "schedule")
+    watch(Batcher, "next_move", "schedule")
+    watch(Batcher, "accept", "schedule")
+    watch(Batcher, "on_done", "schedule")
+    watch(Executor, "run", "executor")
+    return engine.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

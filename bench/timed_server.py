@@ -1,0 +1,80 @@
+"""`quipu serve` with its parts watched, in both processes.
+
+    QUIPU_BENCH_SPANS=FOLDER python -m bench.timed_server FLAGS...
+
+Used by `engine_overhead.py` and `request_budget.py` through `TimedServer`, which starts one with dummy weights in the
+shape of Qwen3-0.6B and the tokenizer of 151,936 entries that the peers' benchmark has.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from bench.spans import FOLDER, watch
+from quipu.actors import tokenizer
+from quipu.actors.detokenizer import Detokenizer
+from quipu.actors.supervisor import ProcessHost
+from quipu.actors.vocabulary import Vocabulary
+from quipu.web import answer, cli
+from quipu.web.openai import serve
+from quipu.web.sse import Sink
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 300.0
+MODEL = "model"
+
+
+class TimedServer:
+    """One server of its own; leave the block before its spans are read."""
+
+    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        command = [sys.executable, "-m", "bench.timed_server", str(model), "--port", str(self.port), *flags]
+        command += ["--served-model-name", MODEL, "--log-level", "warning", "--data-dir", str(folder / "data")]
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, FOLDER: str(folder), "PYTHONPATH": paths}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment)
+
+    def __enter__(self) -> TimedServer:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5):
+                    return self
+            except OSError:
+                time.sleep(0.1)
+        self.__exit__()
+        raise RuntimeError("the server did not start; what it said stands above")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> int:
+    ProcessHost.MODULE = "bench.timed_engine"
+    watch(answer, "parse_object", "parse")
+    watch(serve, "_read", "parse")
+    watch(Vocabulary, "encode_chat", "tokenise")
+    watch(Vocabulary, "encode", "tokenise")
+    watch(tokenizer, "chain_keys", "hash")
+    watch(Detokenizer, "_decode", "detokenise")
+    watch(Sink, "push", "write")
+    return cli.main(["serve", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What `bench.engine_overhead` and `bench.request_budget` make of what they saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.engine_overhead import describe, period_of
+from bench.http_load import Answer
+from bench.request_budget import PARTS, budget_of, make_chat
+from bench.spans import FOLDER, Span, read_spans
+
+
+def test_period_and_step() -> None:
+    """A step of 40 ms every 42 is 5 % of overhead; steps of another size, or beside the load, do not count."""
+    steps = [Span("step", 1 + 0.042 * i, 1.04 + 0.042 * i, 2) for i in range(20)]
+    others = [Span("step", 0.5, 0.9, 1), Span("step", 1.2, 9.0, 1), Span("step", 3.0, 3.9, 2)]
+    streams = [Answer(0.0, tuple(1.041 + 0.042 * i for i in range(20))), Answer(0.0, (0.9, 1.0, 1.9))]
+    period = period_of(streams, [*steps, *others])
+    assert period.num_streams == 2
+    assert period.overhead == pytest.approx(0.05)
+    assert period.gap_s == pytest.approx(0.002)
+    with pytest.raises(ValueError, match="longer answers"):
+        period_of(streams, others)
+
+
+def test_rows_of_the_overhead() -> None:
+    """Medians of the rounds, each with its limit; the first token less one step of the same stream."""
+    steps = [Span("step", 0.042 * i, 0.04 + 0.042 * i, 1) for i in range(20)]
+    periods = [period_of([Answer(0.0, tuple(0.041 + 0.042 * i for i in range(20)))], steps)] * 3
+    rows = describe(periods, [(0.060, 0.040), (0.047, 0.041), (0.05, 0.040)], 1024)["rows"]
+    assert [row["name"] for row in rows] == ["overhead_1", "first_token_warm_1024"]
+    assert (rows[0]["limit"], rows[1]["limit"]) == (0.04, 8.0)
+    assert rows[0]["step_ms"] == pytest.approx(40)
+    assert rows[1]["value"] == pytest.approx(10)
+
+
+def test_budget_adds_up() -> None:
+    """Every part between sending and first token, each moment once; what nobody did is elsewhere."""
+    spans = [
+        Span("tokenise", 0.5, 0.9, 0),  # of the request before
+        Span("parse", 1.001, 1.002, 0),
+        Span("tokenise", 1.002, 1.005, 0),
+        Span("schedule", 1.006, 1.007, 0),
+        Span("executor", 1.008, 1.034, 0),
+        Span("step", 1.009, 1.033, 1),
+        Span("schedule", 1.010, 1.012, 0),  # the next step, meanwhile
+        Span("write", 1.035, 1.037, 0),  # the client was faster
+    ]
+    budget = budget_of(Answer(1.0, (1.036, 1.06)), spans)
+    expected = {"parse": 1, "tokenise": 3, "schedule": 1, "step": 24, "books": 2, "write": 1, "elsewhere": 4}
+    assert budget == pytest.approx({"first_token": 36, **dict.fromkeys(PARTS, 0), **expected})
+    with pytest.raises(ValueError, match="no step"):
+        budget_of(Answer(2.0, (2.1,)), spans)
+
+
+def test_chats_end_with_their_user() -> None:
+    """As many turns as were asked for, made odd."""
+    chat = make_chat(8, 5, random.Random(1))
+    assert [turn["role"] for turn in chat] == ["user", "assistant"] * 4 + ["user"]
+    assert all(len(turn["content"].split()) == 5 for turn in chat)
+
+
+def test_spans_of_two_processes(tmp_path: Path) -> None:
+    """A watched function gives what it gave and raises what it raised, and is written down with its size."""
+    code = """
+        import types
+        from bench.spans import watch
+        house = types.SimpleNamespace(add=lambda a, b: a + b, fail=lambda: 1 / 0)
+        watch(house, "add", "adding", lambda a, b: a)
+        watch(house, "fail", "failing")
+        assert house.add(3, 4) == 7
+        try:
+            house.fail()
+        except ZeroDivisionError:
+            pass
+    """
+    environment = {**os.environ, FOLDER: str(tmp_path)}
+    for _ in range(2):
+        command = [sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines())]
+        subprocess.run(command, check=True, env=environment, cwd=Path(__file__).resolve().parents[2])
+    (tmp_path / "9.spans").write_bytes(b"half a record")
+    spans = read_spans(tmp_path)
+    assert [(span.name, span.size) for span in spans] == [("adding", 3), ("failing", 0)] * 2
+    assert all(0 <= span.seconds < 1 for span in spans)
+    assert spans[0].end_s <= spans[2].start_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("engine_overhead", "--quick"), ("request_budget", "--rounds", "2")])
+def test_both_commands_run(command: tuple[str, ...]) -> None:
+    """With the demo model, from server to JSON: every row is there, and no part of a budget is negative."""
+    root = Path(__file__).resolve().parents[2]
+    name, *flags = command
+    arguments = [sys.executable, "-m", f"bench.{name}", *flags, "--json", "--model", "kernels/demo"]
+    ended = subprocess.run(arguments, cwd=root, capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == 0, ended.stderr
+    rows = {row["name"]: row["value"] for row in json.loads(ended.stdout)["rows"]}
+    if name == "engine_overhead":
+        assert rows.keys() == {"overhead_1", "overhead_8", "first_token_warm_256"}
+    else:
+        assert rows.keys() == {*PARTS, "first_token"}
+        assert all(value >= 0 for value in rows.values())
+        assert all(rows[part] > 0 for part in ("parse", "tokenise", "hash", "match", "step", "detokenise"))
