@@ -9,11 +9,14 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+TRITON_VENV := .venv-triton
+WHEELS := .wheels
+GPU_PYTHON ?= python3
 PEERS := .peers/vllm
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve test test-long kill-ledger mutants lint types layers pytest format peers dist clean
+.PHONY: help install install-test serve test test-long test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
 
 help: ## say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +45,28 @@ test: install-test lint types layers pytest ## lint, types, layers and tests
 
 test-long: install-test ## the same properties, much deeper
 	$(BIN)/python -m pytest --hypothesis-profile long
+
+test-triton: $(TRITON_VENV)/installed ## the GPU kernels, interpreted on the CPU and compiled for sm_90 (minutes)
+	TRITON_INTERPRET=1 $(TRITON_VENV)/bin/python -m pytest tests/triton_kernels --durations 10 $(ARGS)
+
+# Triton alone (1 GB); everything else is found in the environment of the tests
+$(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
+	@echo "installing Triton into $(TRITON_VENV)"
+	@$(BIN)/python -m venv $(TRITON_VENV)
+	@$(TRITON_VENV)/bin/python -m tests.gpu.borrow $(BIN)/python
+	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -c constraints.txt triton
+	@touch $@
+
+gpu: ## what needs an NVIDIA GPU, with the torch and Triton of GPU_PYTHON: parity, bits, limits, throughput (docs/gpu.md)
+	@PYTHONPATH="src:tests/kernels:$$PYTHONPATH" $(GPU_PYTHON) -m tests.gpu $(ARGS)
+
+gpu-wheels: ## gather in .wheels what `make gpu` needs on a machine without a network (Python 3.12, x86)
+	@mkdir -p $(WHEELS)
+	@$(PYTHON) -m pip --disable-pip-version-check --quiet download --no-deps --only-binary=:all: --python-version 3.12 \
+		--implementation cp $(foreach tag,2_28 2_27 2_26 2_24 2_17,--platform manylinux_$(tag)_x86_64) \
+		--platform manylinux2014_x86_64 --platform manylinux1_x86_64 --dest $(WHEELS) -c constraints.txt \
+		-r tests/gpu/wheels.txt
+	@du -sh $(WHEELS)
 
 kill-ledger: install-test ## kill servers 200 times, and see that no usage record is lost or doubled
 	@$(BIN)/python -m tests.e2e.ledger_kills $(ARGS)

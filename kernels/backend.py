@@ -142,13 +142,16 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     if name == "reference":
         return _load_reference(config)
     if name in ("auto", "triton"):
-        from quipu.kernels.triton.present import why_not
+        from quipu.kernels.triton.present import NotForTriton, why_not
 
         missing = why_not()
         if missing is None:
             from quipu.kernels.triton.backend import TritonBackend
 
-            return TritonBackend(config)
+            try:
+                return TritonBackend(config)
+            except NotForTriton as error:
+                missing = str(error)
         if name == "triton":
             raise ValueError(f"the triton executor cannot run here: {missing}")
     from quipu.kernels.cpu.backend import CpuBackend, NotForTheseKernels

@@ -29,7 +29,7 @@ from quipu.kernels.triton.configs import Tiles, tiles_for
 from quipu.kernels.triton.device import CudaDevice, Device
 from quipu.kernels.triton.matrices import LibraryLinear, Linear
 from quipu.kernels.triton.ops import Heads
-from quipu.kernels.triton.present import ask_for_strict
+from quipu.kernels.triton.present import ask_for_strict, check_capability
 from quipu.kernels.triton.probe import Way, attention_kinds, find_strict_way
 from quipu.kernels.triton.runner import Bounds, Finished, Runner
 from quipu.kernels.triton.sampler import Sampler
@@ -49,12 +49,14 @@ class TritonBackend:
     def __init__(self, config: BackendConfig, device: Device | None = None, tiles: Tiles | None = None) -> None:
         """Load the model and make the cache. `device` and `tiles` are for tests: the first GPU and what suits it.
 
-        Raises ValueError, saying which, for an architecture, a setting or a tensor that is not supported, for a cache
-        that there is no room for, and for `strict` where this GPU does not keep it.
+        Raises NotForTriton for a GPU that is too old, and ValueError, saying which, for an architecture, a setting or
+        a tensor that is not supported, for a cache that there is no room for, and for `strict` where this GPU does not
+        keep it.
         """
         strict = wants_strict(config.determinism, strict_is_free=False)
         if device is None:
             library_may = ask_for_strict() if strict else True
+            check_capability()
             device = CudaDevice()
         else:
             library_may = True

@@ -70,9 +70,9 @@ SMALL = Tiles(
     prefill_wide=Launch(rows=16, num_warps=4, num_stages=1),
     programs=2,
     linear=Launch(rows=16, num_warps=4, num_stages=1),
-    columns=16,
-    depth=16,
-    slice=32,
+    columns=32,
+    depth=32,
+    slice=64,
     few_rows=16,
     fusion=False,
 )
@@ -100,12 +100,12 @@ def shared_tile(tiles: Tiles) -> Tiles:
 def token_ladder(most: int) -> list[int]:
     """How many tokens a pass may have after padding, ascending, up to `most`.
 
-    So few sizes that all of them can be tried at start, and close enough to waste less than a seventh above 16.
+    So few sizes that all of them can be tried at start, and so close that padding adds at most 8 tokens or a seventh.
     """
-    sizes = [1, 2, 4, 8, 16]
-    step = 8
+    sizes = [1, 2, 4, 8]
     while sizes[-1] < most:
-        if sizes[-1] >= 8 * step:
+        step = 8
+        while sizes[-1] >= 14 * step:
             step *= 2
-        sizes.append(sizes[-1] + step)
+        sizes.append(sizes[-1] // step * step + step)
     return [*(size for size in sizes if size < most), most]

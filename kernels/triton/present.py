@@ -17,18 +17,28 @@ _STRICT = {
 }
 
 
+class NotForTriton(Exception):
+    """The GPU is one that the triton executor does not run on; the message says why."""
+
+
 def why_not() -> str | None:
-    """What is missing, or None."""
+    """What is missing, or None. Does not start CUDA."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install 'quipu-llm[triton]')"
     import torch
 
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    return None
+
+
+def check_capability() -> None:
+    """Starts CUDA. Raises NotForTriton for a GPU that is too old."""
+    import torch
+
     capability = torch.cuda.get_device_capability()
     if capability < _LEAST_CAPABILITY:
-        return f"the GPU's compute capability {capability[0]}.{capability[1]} is below 8.0"
-    return None
+        raise NotForTriton(f"the GPU's compute capability {capability[0]}.{capability[1]} is below 8.0")
 
 
 def ask_for_strict() -> bool:

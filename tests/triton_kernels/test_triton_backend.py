@@ -1,4 +1,4 @@
-"""`TritonBackend` on the interpreter: the reference's logits and tokens, in every mode of running a pass."""
+"""`TritonBackend` on the interpreter: the reference's logits and tokens, however a pass is run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
-from kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
+from kernel_checkpoints import VOCAB_SIZE, backend_config, make_backend, make_batch, prompt, scattered_blocks
 
+from quipu.kernels.batch import LogitRules, Processing, Scoring, StepBatch
+from quipu.kernels.processors import LogitProcessor
+from quipu.kernels.reference.backend import ReferenceBackend
 from quipu.kernels.triton.backend import TritonBackend
 from quipu.kernels.triton.configs import SMALL
 from quipu.kernels.triton.device import CpuDevice
@@ -30,23 +34,145 @@ class CountingDevice(CpuDevice):
         return super().capture(work)
 
 
-def make_triton(model_path: Path, **changes: Any) -> TritonBackend:
+def make_triton(model_path: Path, device: CpuDevice | None = None, **changes: Any) -> TritonBackend:
     """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
-    backend = TritonBackend(backend_config(model_path, **(SIZES | changes)), CountingDevice(), SMALL)
+    backend = TritonBackend(backend_config(model_path, **(SIZES | changes)), device or CpuDevice(), SMALL)
     backend.cache.fill(float("nan"))
     return backend
 
 
-def row(start: int, end: int, **more: Any) -> dict[str, Any]:
-    return {"token_ids": TOKENS[start:end], "position": start, "blocks": BLOCKS, **more}
+def row(index: int, **more: Any) -> dict[str, Any]:
+    """A prompt of four tokens in a slot and a block of its own."""
+    return {"slot": index, "token_ids": prompt(4, seed=index), "position": 0, "blocks": [5 + index], **more}
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "llama-rope3"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-tied", "qwen3-odd", "llama-rope3", "mistral", "gemma2", "gemma3", "phi3", "phi4", "qwen3-moe"]
+)
 def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> None:
-    """A prompt in two chunks, then a decoded token, beside another row each time."""
+    """Every family: a chunk of a prompt, the rest of it, then a decoded token, beside another row each time."""
     ours, theirs = make_triton(checkpoints[name]), make_backend(checkpoints[name])
-    other = {"token_ids": prompt(3, seed=9), "position": 0, "blocks": scattered_blocks(4, seed=1)[3:]}
-    for start, end in ((0, 17), (17, 36), (36, 37)):
-        batch = make_batch(other, row(start, end, slot=1))
-        wanted = list(range(3 + end - start))
+    for start, end in ((0, 9), (9, 20), (20, 21)):
+        mine = {"token_ids": TOKENS[start:end], "position": start, "blocks": BLOCKS, "slot": 1}
+        batch = make_batch(row(0, token_ids=prompt(1, seed=9)), mine)
+        wanted = list(range(1 + end - start))
         torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
+
+
+def generate(backend: TritonBackend | ReferenceBackend, *, carried: bool) -> list[list[int]]:
+    """Two rows, one greedy and one sampled, three tokens each."""
+    sampling = [{}, {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "seed": 1 << 63}]
+    drawn = [backend.step(make_batch(*(row(i, **sampling[i]) for i in range(2)))).token_ids]
+    for turn in range(1, 3):
+        rows = [
+            row(i, token_ids=[0 if carried else drawn[-1][i]], carried=carried, position=3 + turn, output_position=turn)
+            | sampling[i]
+            for i in range(2)
+        ]
+        drawn.append(backend.step(make_batch(*rows)).token_ids)
+    return drawn
+
+
+def test_the_references_tokens(checkpoints: dict[str, Path]) -> None:
+    """Greedy and sampled text is the reference's, whether tokens are carried on the device or fed."""
+    theirs = generate(make_backend(checkpoints["llama"]), carried=False)
+    assert generate(make_triton(checkpoints["llama"]), carried=True) == theirs
+    assert generate(make_triton(checkpoints["llama"]), carried=False) == theirs
+
+
+def test_decode_is_captured_once_for_each_size(checkpoints: dict[str, Path]) -> None:
+    """Passes of one token a row replay what was captured for their padded size, contexts and rows whatever they are;
+    prompts are not captured."""
+    device = CountingDevice()
+    ours, theirs = make_triton(checkpoints["llama"], device), make_backend(checkpoints["llama"])
+    prompts = make_batch(*(row(i) for i in range(4)))
+    assert ours.logits(prompts, []).shape == theirs.logits(prompts, []).shape == (0, VOCAB_SIZE)
+    assert device.num_captured == 0
+    # three rows are padded to four; each set of rows and contexts meets the columns that another one left
+    for slots in ([0, 1, 2], [3, 1, 0, 2], [2, 3, 0], [1], [2]):
+        rows = [row(i, token_ids=[TOKENS[i]], position=4) for i in slots]
+        batch = make_batch(*rows)
+        wanted = list(range(len(slots)))[::-1]
+        torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
+    assert device.num_captured == 2
+    assert ours.runner.num_replayed == 5
+
+
+def test_parts_grow(checkpoints: dict[str, Path]) -> None:
+    """More chunks than decode's memory was made for: more memory, captured anew, and the same numbers."""
+    device = CountingDevice()
+    ours, theirs = make_triton(checkpoints["llama"], device), make_backend(checkpoints["llama"])
+    first = make_batch({"token_ids": TOKENS[:39], "position": 0, "blocks": BLOCKS})
+    ours.logits(first, []), theirs.logits(first, [])
+    ours.runner._memory = attrs.evolve(ours.runner._memory, parts=ours.runner._make_parts(1))
+    near = make_batch(row(1, token_ids=TOKENS[:1]))
+    ours.logits(near, []), theirs.logits(near, [])
+    far = make_batch({"token_ids": TOKENS[39:40], "position": 39, "blocks": BLOCKS})
+    torch.testing.assert_close(ours.logits(far, [0]), theirs.logits(far, [0]), atol=1e-4, rtol=0)
+    assert device.num_captured == 2
+
+
+def test_a_slot_that_drew_nothing_cannot_carry(checkpoints: dict[str, Path]) -> None:
+    """The executor's mistake is named, not fed to the model as token 0."""
+    backend = make_triton(checkpoints["llama"])
+    with pytest.raises(ValueError, match="slot 3"):
+        backend.step(make_batch(row(0, slot=3, token_ids=[0], carried=True, position=4)))
+
+
+def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
+    """One row reads unwritten KV, so its logits are NaN: the pass raises, and no slot's carried token has moved."""
+    backend = make_triton(checkpoints["llama"])
+    first = backend.step(make_batch(row(0))).token_ids[0]
+    carry = row(0, token_ids=[0], carried=True, position=4, output_position=1)
+    with pytest.raises(ArithmeticError, match="row 1"):
+        backend.step(make_batch(carry, row(1, token_ids=[1], position=3)))
+    host = row(0, token_ids=[first], position=4, output_position=1)
+    assert backend.step(make_batch(carry)) == backend.step(make_batch(host))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"token_ids": [VOCAB_SIZE]}, "token id"),
+        ({"token_ids": [-1]}, "token id"),
+        ({"position": 48, "blocks": [1] * 4}, "position"),
+        ({"blocks": [160]}, "block 160"),
+        ({"position": 16, "blocks": [1]}, "row 0 ends before"),
+        ({"token_ids": [1] * 49, "blocks": [1] * 4}, "49 tokens"),
+    ],
+)
+def test_what_the_kernels_would_not_survive(checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
+    """A batch that points out of the model's or the pool's memory is refused before anything is launched."""
+    backend = make_triton(checkpoints["llama"])
+    with pytest.raises(ValueError, match=named):
+        backend.step(make_batch({"token_ids": [1], "position": 0, "blocks": [1], **changes}))
+
+
+def scored(backend: TritonBackend | ReferenceBackend, batch: StepBatch) -> tuple[list[Any], list[float]]:
+    """Everything that is told of tokens, and the logprobs."""
+    drawn = backend.step(batch)
+    assert drawn.scores is not None
+    assert drawn.prompt_scores is not None
+    both = [drawn.scores, drawn.prompt_scores]
+    told = [drawn.token_ids, *((s.token_ids, s.ranks, s.top_ids) for s in both)]
+    return told, [logprob for s in both for logprob in s.logprobs]
+
+
+def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
+    """Logprobs of drawn and prompt tokens, and draws under a ban, a bias and a bit mask, are the reference's."""
+    rules = LogitRules(bias={7: 50.0}, allowed_token_ids=(5, 7, 9))
+    mask = bytearray(VOCAB_SIZE // 8)
+    mask[2] = 1  # token 16 alone
+
+    def batch() -> StepBatch:
+        return attrs.evolve(
+            make_batch(row(0), row(1, temperature=1.0), row(2, samples=False), row(3)),
+            processing=Processing([1], [LogitProcessor(rules, prompt(4, seed=1), [])], [3], [bytes(mask)]),
+            scoring=Scoring([0, 3], [3, 0], [8, 9, 10], prompt(4, seed=2)[1:], [0, 2, 1]),
+        )
+
+    told, logprobs = scored(make_triton(checkpoints["llama"]), batch())
+    theirs, their_logprobs = scored(make_backend(checkpoints["llama"]), batch())
+    assert told == theirs
+    assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
+    assert told[0][1:] == [7, 16]

@@ -1,0 +1,102 @@
+"""The strict mode on the interpreter: it asks before it promises, and what it promises holds to the bit."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernel_checkpoints import make_batch, prompt, scattered_blocks
+from test_triton_backend import BLOCKS, TOKENS, make_triton
+from triton.runtime import interpreter
+
+from quipu.kernels.triton import probe
+from quipu.kernels.triton.configs import SMALL, token_ladder
+from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
+from quipu.kernels.triton.probe import products_alike
+
+
+@pytest.fixture(autouse=True)
+def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as a tensor core makes them, every row alike. numpy's, which the interpreter takes, show the place of a
+    row within its tile."""
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        product = np.add.reduce(a.data[:, :, None] * b.data[None], axis=1)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+class FirstRowsLinear(LibraryLinear):
+    """A library whose result shows the number of rows, as cuBLAS's may."""
+
+    def __call__(
+        self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        exact = super().__call__(x_NI, weight_OI, bias_O, dtype)
+        return torch.nextafter(exact, exact + 1) if x_NI.shape[0] > 4 else exact
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
+@pytest.mark.parametrize("biased", [False, True])
+def test_own_product(rows: int, biased: bool) -> None:
+    """Few rows or many, slices of K that do not divide it, columns that fill no tile: torch's product."""
+    x_NI, weight_OI, bias_O = torch.randn(rows, 72), torch.randn(37, 72), torch.randn(37)
+    ours = OwnLinear(SMALL)(x_NI, weight_OI, bias_O if biased else None, torch.float32)
+    torch.testing.assert_close(ours, torch.nn.functional.linear(x_NI, weight_OI, bias_O if biased else None))
+
+
+def test_the_question_can_be_answered_no() -> None:
+    """Our own product keeps a row's bits among any number of rows; one that does not is found out."""
+    weight_OI, sizes = torch.randn(24, 48), [1, 4, 8, 16, 24]
+    assert products_alike(OwnLinear(SMALL), weight_OI, sizes, torch.float32)
+    assert not products_alike(FirstRowsLinear(), weight_OI, sizes, torch.float32)
+
+
+def test_ladder() -> None:
+    """Sizes ascend to the largest, and padding adds at most 8 tokens, or a seventh of what is there."""
+    for most in (1, 7, 48, 100, 8192):
+        sizes = token_ladder(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        assert all(above - below <= max(8, below / 7) for below, above in itertools.pairwise(sizes))
+    assert len(token_ladder(8192)) < 64
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "gemma2", "qwen3-moe"])
+def test_bits(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefilled at once and alone, in chunks beside others in other blocks, or token by token behind them: the same
+    bits, and the capabilities say so. Where the library's products are not alike, our own take their place."""
+    monkeypatch.setattr(probe, "products_alike", lambda linear, *_: linear.name == "own")  # minutes otherwise
+    backend = make_triton(checkpoints[name], determinism="strict")
+    assert backend.capabilities.invariant
+    assert backend.way is not None
+    assert backend.way.linear.name == "own"
+    length, looked_at = 20, 2
+    whole = make_batch({"token_ids": TOKENS[:length], "position": 0, "blocks": BLOCKS})
+    cold = backend.logits(whole, list(range(length - looked_at, length)))
+    assert cold.isfinite().all()
+    backend.cache.fill(float("nan"))
+    results, position, others = [], 0, scattered_blocks(7, seed=4)
+    for turn, size in enumerate([7, 11, *[1] * looked_at]):
+        mine = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": others[:3], "slot": 1}
+        beside = [
+            {"token_ids": prompt(1 + 2 * i, seed=turn + i), "position": 0, "blocks": [others[3 + i]], "slot": 2 * i}
+            for i in range(2)
+        ]
+        batch = make_batch(beside[0], mine, beside[1]) if turn % 2 else make_batch(mine, *beside)
+        first = batch.query_start[turn % 2]
+        results.append(backend.logits(batch, [first] if size == 1 else []))
+        position += size
+    assert torch.equal(torch.cat(results), cold)
+
+
+def test_fast_promises_nothing(checkpoints: dict[str, Path]) -> None:
+    """Without being asked for, strict is not claimed: nobody has looked."""
+    backend = make_triton(checkpoints["qwen3-tied"])
+    assert not backend.capabilities.invariant
+    assert not backend.capabilities.strict_is_free
