@@ -100,6 +100,8 @@ void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
         one.y = op.y + shared.starts[e] * op.out_width;
         own.counter = shared.counters + e * 8;
         linear(one, its, own);
+        if (its.num_tokens <= kOwnRows) continue;
+#pragma omp barrier
     }
 }
 

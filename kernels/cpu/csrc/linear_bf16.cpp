@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 128;  // with the whole depth of x: their share stays in the second-level cache
 constexpr int64_t kDepth = 512;       // a panel of that depth stays in the first-level cache
-constexpr int64_t kFewRows = 16;      // so few that each thread rounds them for itself, sooner than it would wait for others
 constexpr int64_t kGroup = 4;         // panels of a piece of work, at most
 
 static_assert(kDepth % kPairStep == 0);
@@ -31,7 +30,7 @@ void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
 const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
     static thread_local std::vector<bf16> kept;
     size_t size = num_rows * padded_depth(op.width);
-    if (num_rows <= kFewRows) {
+    if (num_rows <= kOwnRows) {  // each thread rounds them for itself, sooner than it would wait for others
         kept.resize(std::max(kept.size(), size));
         round_rows(op, 0, num_rows, kept.data());
         return kept.data();

@@ -89,6 +89,10 @@ struct Share {
     Share(int64_t n, const Worker& w) : begin(n * w.thread / w.num_threads), end(n * (w.thread + 1) / w.num_threads) {}
 };
 
+// So many rows linear keeps for each thread by itself, where it keeps any; more of them, where all threads read them until
+// the next barrier.
+constexpr int64_t kOwnRows = 16;
+
 inline int64_t num_rows(const Op& op, const Pass& pass) { return op.looked_at ? pass.num_looked_at : pass.num_tokens; }
 
 void embed(const Op&, const Pass&, const Worker&);
