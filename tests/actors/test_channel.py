@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, WireMessage
-from quipu.actors.messages import Abort, EngineReady, SamplingParams, StepReport, Submit
+from quipu.actors.messages import Abort, EngineReady, LogitRules, SamplingParams, StepReport, Submit
 
 
 async def test_first_in_first_out_across_both_ways_in() -> None:
@@ -106,7 +106,8 @@ def messages() -> list[WireMessage]:
         ),
         *([2], ["a step failed"], ["internal"], 3, 4, 5, 6, 7),
     )
-    sampling = SamplingParams(max_tokens=5, temperature=0.7, seed=2**64 - 1, stop_token_ids=(1, 2))
+    rules = LogitRules(bias={7: -1.5}, bad_words=((1, 2), (3,)), allowed_token_ids=(7,), min_tokens=2)
+    sampling = SamplingParams(max_tokens=5, temperature=0.7, seed=2**64 - 1, stop_token_ids=(1, 2), rules=rules)
     return [
         EngineReady(1, 64, 16, "fake", "none"),
         Submit(2**40, list(range(2000)), b"r" * 32, [bytes([i]) * 32 for i in range(100)], sampling),

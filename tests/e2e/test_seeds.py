@@ -11,7 +11,7 @@ from tests.e2e.servers import Server
 
 SAMPLED = {"model": "demo", "temperature": 1, "top_p": 0.98}
 CHAT = [{"role": "user", "content": text_prompt("seeds", 12)}]
-PENALISED = {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "bad_words": ["the"]}
+PENALISED = {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "bad_words": ["the"], "logit_bias": {"500": 1.5}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": text_prompt("seeds", 20), "max_tokens": 24, **PENALISED}),
     "choices": ("/v1/completions", {"prompt": ["a", "a"], "n": 3, "max_tokens": 16, "ignore_eos": True}),
