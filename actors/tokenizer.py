@@ -10,7 +10,6 @@ not tokenised again (`core/segments.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import attrs
 import structlog
@@ -120,15 +119,12 @@ class TokenizerActor:
         await self._submit(request, prompts, budgets, sampling)
 
     async def _complete_sampling(self, request: Encode) -> SamplingParams:
-        words = request.bad_words
-        is_short = sum(map(len, words)) <= INLINE_CHARACTERS
-        encode = partial(_encode_bad_words, self._vocabulary, words)
-        return complete_rules(
-            request.sampling,
-            encode() if is_short else await trio.to_thread.run_sync(encode),
-            self._config.engine.eos_token_ids,
-            self._config.vocab_size,
-        )
+        """What no output may hold, and what would end it too early, as tokens."""
+        words: list[tuple[int, ...]] = []
+        if request.bad_words:
+            words = await trio.to_thread.run_sync(_encode_bad_words, self._vocabulary, request.bad_words)
+        engine = self._config.engine
+        return complete_rules(request.sampling, words, engine.eos_token_ids, self._config.vocab_size)
 
     async def _encode(self, prompt: Prompt, request: Encode | None = None) -> EncodedPrompt:
         with_echo = request is not None and request.echo
