@@ -19,7 +19,7 @@ import attrs
 import jinja2
 import tokenizers
 
-from quipu.actors.chat_template import ChatTemplate, TemplateError
+from quipu.actors.chat_template import ChatTemplate, RenderedChat, TemplateError
 from quipu.actors.checkpoint import CheckpointError
 from quipu.actors.core.scribe import Spelling
 from quipu.actors.core.segments import SegmentCache
@@ -71,14 +71,18 @@ class Vocabulary:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
+    def render_chat(self, chat: ChatPrompt) -> RenderedChat:
+        """A chat's text, through the chat template. Raises TemplateError."""
+        if self._template is None:
+            raise TemplateError("this model has no chat template; use /v1/completions")
+        return self._template.render(chat)
+
     def encode_chat(self, chat: ChatPrompt, cache: SegmentCache | None = None, owner: str = "") -> EncodedChat:
-        """Ids of a chat rendered through the chat template. Raises TemplateError.
+        """Ids of a chat, rendered. Raises TemplateError.
 
         What `owner` has put into `cache` with the turns before is not tokenised again; the ids are the same.
         """
-        if self._template is None:
-            raise TemplateError("this model has no chat template; use /v1/completions")
-        rendered = self._template.render(chat)
+        rendered = self.render_chat(chat)
         text = rendered.text
         starts = self._seams.starts(text)
         token_ids: array[int] = array("I")

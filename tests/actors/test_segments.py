@@ -106,8 +106,7 @@ def test_a_growing_chat_has_the_ids_of_a_new_one(
             marks.append(ContentMark(300, turn, len(content) // 2 if turn % 3 else len(content)))
         chat = ChatPrompt(tuple(messages), marks=tuple(marks))
         encoded = vocabulary.encode_chat(chat, kept, "someone")
-        rendered = vocabulary._template.render(chat) if vocabulary._template else None
-        assert rendered is not None
+        rendered = vocabulary.render_chat(chat)
         whole = vocabulary.tokenizer.encode(rendered.text, add_special_tokens=False)
         assert encoded.token_ids == whole.ids
         assert [b.position for b in encoded.breakpoints] == [

@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.chat_tokens import measure_row
 from bench.engine_overhead import describe, period_of
 from bench.http_load import Answer
 from bench.request_budget import PARTS, budget_of, make_chat
 from bench.spans import FOLDER, Span, read_spans
+
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.vocabulary import Vocabulary
 
 
 def test_period_and_step() -> None:
@@ -107,3 +111,10 @@ def test_both_commands_run(command: tuple[str, ...]) -> None:
         assert rows.keys() == {*PARTS, "first_token"}
         assert all(value >= 0 for value in rows.values())
         assert all(rows[part] > 0 for part in ("parse", "tokenise", "hash", "match", "step", "detokenise"))
+
+
+def test_tokens_of_a_chat_that_grows() -> None:
+    """The three ways give one list of ids, and every way has its time."""
+    row = measure_row(Vocabulary(DEMO), 4, 80, 1)
+    assert row["num_tokens"] > 4 * 80
+    assert all(row[name] > 0 for name in ("whole_ms", "first_ms", "next_ms", "ratio"))

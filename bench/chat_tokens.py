@@ -1,0 +1,89 @@
+"""What it costs to tokenise a chat that has grown by one turn: all of it, or only what is new.
+
+    python -m bench.chat_tokens [--json] [--rounds 7] [--model FOLDER]
+
+The same chat three ways, in turns: `whole` renders it and encodes the text at once, as every server does; `first` is
+quipu's way with an empty cache, `next` with a cache that has seen the turns before. The ids are compared, too. Best of
+the rounds, in milliseconds; rendering the template is part of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.core.segments import SegmentCache
+from quipu.actors.messages import ChatPrompt
+from quipu.actors.vocabulary import Vocabulary
+from quipu.web.bench.prompts import WORDS
+
+CHATS = ((2, 100), (8, 150), (40, 150), (40, 600))
+"""Turns, and words of each."""
+CACHE_BYTES = 64 << 20
+
+
+def make_chat(num_turns: int, num_words: int, draw: random.Random) -> tuple[dict[str, str], ...]:
+    """Turns of words, and a short question at the end."""
+    turns = [
+        {"role": "user" if turn % 2 == 0 else "assistant", "content": " ".join(draw.choices(WORDS, k=num_words))}
+        for turn in range(num_turns)
+    ]
+    return (*turns, {"role": "user", "content": "And what does the last knot say?"})
+
+
+def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: int) -> dict[str, Any]:
+    """One chat. Raises ValueError where the ids differ."""
+    chat = make_chat(num_turns, num_words, random.Random(num_turns * num_words))
+    before, after = ChatPrompt(chat[:-2]), ChatPrompt(chat)
+
+    def whole() -> list[int]:
+        text = vocabulary.render_chat(after).text
+        return vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+
+    best: dict[str, float] = {}
+    ids: dict[str, list[int]] = {}
+    for _ in range(rounds):
+        seen = SegmentCache(CACHE_BYTES)
+        vocabulary.encode_chat(before, seen, "bench")
+        ways: dict[str, Callable[[], list[int]]] = {
+            "whole": whole,
+            "first": lambda: vocabulary.encode_chat(after, SegmentCache(CACHE_BYTES), "bench").token_ids,
+            "next": lambda seen=seen: vocabulary.encode_chat(after, seen, "bench").token_ids,
+        }
+        for name, way in ways.items():
+            began_s = time.perf_counter()
+            ids[name] = way()
+            best[name] = min(best.get(name, float("inf")), time.perf_counter() - began_s)
+    if not ids["whole"] == ids["first"] == ids["next"]:
+        raise ValueError("the ids of a chat depend on what was cached")
+    numbers = {f"{name}_ms": seconds * 1000 for name, seconds in best.items()}
+    ratio = best["whole"] / best["next"]
+    return {"num_turns": num_turns, "num_tokens": len(ids["whole"]), **numbers, "ratio": ratio}
+
+
+def main() -> None:
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.chat_tokens", description=summary)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint (default: the demo)")
+    arguments = parser.parse_args()
+    vocabulary = Vocabulary(arguments.model)
+    rows = [measure_row(vocabulary, turns, words, arguments.rounds) for turns, words in CHATS]
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+        return
+    print(f"{'turns':>6} {'tokens':>8} {'whole ms':>9} {'first ms':>9} {'next ms':>9} {'ratio':>6}")
+    for row in rows:
+        times = " ".join(f"{row[name]:9.3f}" for name in ("whole_ms", "first_ms", "next_ms"))
+        print(f"{row['num_turns']:>6} {row['num_tokens']:>8} {times} {row['ratio']:6.1f}")
+
+
+if __name__ == "__main__":
+    main()
