@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
@@ -117,6 +119,7 @@ def describe(periods: Sequence[Period], warm: Sequence[tuple[float, float]], lon
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
     parser = argparse.ArgumentParser(
         prog="python -m bench.engine_overhead", description=(__doc__ or "").splitlines()[0]
     )

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,6 +111,7 @@ def describe(budgets: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m bench.request_budget", description=summary)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

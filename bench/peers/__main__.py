@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -151,6 +152,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="only whether it runs: few tokens, one round")
