@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cpu_backends import make_cpu_backend, needs_kernels
 from kernel_checkpoints import CONFIGS, make_backend
-from oracles import TOLERANCES, allowed_for, differences, run, run_reference, run_transformers
+from oracles import TOLERANCES, check, differences, run, run_reference, run_transformers
 from test_logprobs import drawn_and_prompt
 
 pytestmark = needs_kernels
@@ -18,15 +18,20 @@ pytestmark = needs_kernels
 # In float32 both do the same arithmetic in another order. In bfloat16 a key or a value that lies between two numbers of
 # the cache may be rounded to the other one, which is a 256th of it.
 CLOSE = {"float32": 2e-5, "bfloat16": 4e-3}
+ROUNDING = ("amx_bf16", "avx512_bf16")
+"""Instruction sets on which bfloat16 matrices meet activations rounded to it: as far from the reference as torch is."""
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
     """Every position's logits, prefilled and decoded, are the reference's but for rounding."""
-    ours = run(make_cpu_backend(checkpoints[name], dtype=dtype))
-    theirs = run_reference(checkpoints[name], dtype)
+    backend = make_cpu_backend(checkpoints[name], dtype=dtype)
+    ours, theirs = run(backend), run_reference(checkpoints[name], dtype)
     assert theirs.std() > 0.5, "logits too flat to tell a wrong model from a right one"
+    if dtype == "bfloat16" and backend.capabilities.instruction_set in ROUNDING:
+        check(name, dtype, differences(ours, theirs))
+        return
     difference = ((ours - theirs).abs().max() / theirs.std()).item()
     print(name, dtype, difference)
     assert difference <= CLOSE[dtype]
@@ -37,12 +42,7 @@ def test_logits_match_transformers(checkpoints: dict[str, Path], name: str) -> N
     """Teacher-forced argmax regret, mean and p99 differences are within the reference's own tolerances."""
     for dtype in TOLERANCES:
         ours = run(make_cpu_backend(checkpoints[name], dtype=dtype))
-        found = differences(ours, run_transformers(checkpoints[name], dtype))
-        print(name, dtype, found)
-        allowed = allowed_for(name, dtype)
-        assert found.regret <= allowed.regret
-        assert found.mean <= allowed.mean
-        assert found.p99 <= allowed.p99
+        check(name, dtype, differences(ours, run_transformers(checkpoints[name], dtype)))
 
 
 def test_logprobs(checkpoints: dict[str, Path]) -> None:

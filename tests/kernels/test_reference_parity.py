@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kernel_checkpoints import CONFIGS
-from oracles import TOLERANCES, allowed_for, differences, run_reference, run_transformers
+from oracles import TOLERANCES, check, differences, run_reference, run_transformers
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -15,12 +15,11 @@ def test_logits_match_transformers(checkpoints: dict[str, Path], name: str) -> N
     exact = run_transformers(checkpoints[name], "float32")
     assert exact.std() > 0.5, "logits too flat to tell a wrong model from a right one"
     for dtype in TOLERANCES:
-        found = differences(run_reference(checkpoints[name], dtype), run_transformers(checkpoints[name], dtype))
-        allowed = allowed_for(name, dtype)
-        print(name, dtype, found)
-        assert found.regret <= allowed.regret
-        assert found.mean <= allowed.mean
-        assert found.p99 <= allowed.p99
+        check(
+            name,
+            dtype,
+            differences(run_reference(checkpoints[name], dtype), run_transformers(checkpoints[name], dtype)),
+        )
     ours = differences(run_reference(checkpoints[name], "bfloat16"), exact)
     theirs = differences(run_transformers(checkpoints[name], "bfloat16"), exact)
     print(name, "to float32: ours", ours, "theirs", theirs)
