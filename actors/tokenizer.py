@@ -20,6 +20,7 @@ from quipu.actors.config import HouseConfig
 from quipu.actors.core.drawing import complete_rules, contradiction, sequence_seed
 from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
+from quipu.actors.core.room import output_room, too_long
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.messages import (
     Breakpoint,
@@ -48,7 +49,6 @@ INLINE_CHARACTERS = 4096
 """Shorter texts are encoded in the loop: a round trip to a thread costs more than they do."""
 PROMPT_TAIL = 8
 """Prompt ids that a decoder may want to see before the first output."""
-_CODE_TOO_LONG = "context_length_exceeded"
 
 
 TokenizerMessage = Encode | CountTokens
@@ -106,10 +106,11 @@ class TokenizerActor:
                 self._refuse(request, RequestError(ErrorKind.INVALID, str(error), request.prompt_param))
                 return
         budgets: list[int] = []
+        longest = self._registry.info.max_model_len
         for asked, prompt in zip(request.prompts, prompts, strict=True):
-            budget = self._max_tokens(request, len(prompt.token_ids))
+            budget = output_room(request, len(prompt.token_ids), longest)
             if isinstance(budget, RequestError):
-                self._refuse(request, await self._blame(request, asked, budget))
+                self._refuse(request, await self._blame(request, asked, budget, longest))
                 return
             budgets.append(budget)
         sampling = await self._complete_sampling(request)
@@ -162,36 +163,15 @@ class TokenizerActor:
             encoded = self._vocabulary.encode_chat(prompt, self._segments, owner)
         return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
 
-    def _max_tokens(self, request: Encode, num_prompt_tokens: int) -> int | RequestError:
-        """Output tokens that one prompt may have, or why it cannot be served. One is drawn even where 0 are wanted."""
-        longest = self._registry.info.max_model_len
-        room = longest - num_prompt_tokens
-        if num_prompt_tokens == 0:
-            return RequestError(ErrorKind.INVALID, f"{request.prompt_param} has no tokens", request.prompt_param)
-        if room < 1:
-            return _too_long(request.prompt_param, num_prompt_tokens, longest)
-        if request.max_tokens is None:
-            return room
-        if request.max_tokens > room:
-            asked = num_prompt_tokens + request.max_tokens
-            message = (
-                f"this model's maximum context length is {longest} tokens, but {asked} were asked for ("
-                f"{num_prompt_tokens} in {request.prompt_param}, {request.max_tokens} in "
-                f"{request.max_tokens_param})"
-            )
-            return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, _CODE_TOO_LONG)
-        return request.max_tokens
-
-    async def _blame(self, request: Encode, prompt: Prompt, error: RequestError) -> RequestError:
+    async def _blame(self, request: Encode, prompt: Prompt, error: RequestError, longest: int) -> RequestError:
         """Why a prompt cannot be served: in the name of its system message's field, where that alone is too long."""
-        longest = self._registry.info.max_model_len
         if not request.system_param or error.param != request.prompt_param or not isinstance(prompt, ChatPrompt):
             return error
         first = prompt.messages[0]
         if first["role"] != "system":
             return error
         num_tokens = len(await trio.to_thread.run_sync(self._vocabulary.encode, str(first["content"])))
-        return error if num_tokens < longest else _too_long(request.system_param, num_tokens, longest)
+        return error if num_tokens < longest else too_long(request.system_param, num_tokens, longest)
 
     async def _submit(
         self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int], sampling: SamplingParams
@@ -258,14 +238,6 @@ class TokenizerActor:
 
     def _refuse(self, request: Encode, error: RequestError) -> None:
         self._accountant.post(Refused(request.request_id, error))
-
-
-def _too_long(param: str, num_tokens: int, longest: int) -> RequestError:
-    message = (
-        f"this model's maximum context length is {longest} tokens, but {param} has {num_tokens} tokens, which leaves "
-        "no room for an output"
-    )
-    return RequestError(ErrorKind.INVALID, message, param, _CODE_TOO_LONG)
 
 
 def _encode_bad_words(vocabulary: Vocabulary, words: Sequence[str]) -> list[tuple[int, ...]]:
