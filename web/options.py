@@ -24,8 +24,9 @@ class AppOptions:
     request_timeout_s: float | None = None
     """From receipt to the end of the answer; None is for ever."""
     heartbeat_s: float = 15.0
-    """Silence after which a stream sends a comment."""
+    """Silence after which a stream sends a comment; up to a quarter more where its chunks go past the body."""
     direct_streams: bool = True
-    """Chunks of a stream go to its client's socket past the response body, where the connection allows it."""
+    """Chunks of a stream go to its client's socket past the response body, where the connection allows it
+    (`line.py`). Off in tests and measurements of the other way."""
     sink_limit_bytes: int = 4 << 20
     """What may wait for one client that does not read, before its request is ended."""
