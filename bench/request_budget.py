@@ -27,7 +27,7 @@ import attrs
 from bench.http_load import Answer, ask_all
 from bench.peers.checkpoint import make_checkpoint
 from bench.peers.servers import HOME
-from bench.spans import Span, read_spans
+from bench.spans import Span, own_seconds, read_spans
 from bench.timed_server import MODEL, TimedServer
 
 PARTS = {
@@ -71,14 +71,10 @@ def budget_of(answer: Answer, spans: Sequence[Span]) -> dict[str, float]:
     if not steps:
         raise ValueError("no step ran between a request and its first token")
     first = steps[0]
-    for span in inside:
-        if span.name == "executor":
-            seconds["books"] += span.seconds
-        elif span.name == "step":
-            seconds["step"] += span.seconds
-            seconds["books"] -= span.seconds
-        elif not first.start_s <= span.start_s <= first.end_s:  # the next step is planned while this one runs
-            seconds[span.name] += span.seconds
+    for span, own_s in zip(inside, own_seconds(inside), strict=True):
+        # the next step is planned while this one runs: that takes the request no time
+        if span.thread == first.thread or not first.start_s <= span.start_s <= first.end_s:
+            seconds[span.name] += own_s
     seconds["elsewhere"] = end_s - begin_s - sum(seconds.values())
     return {name: value * 1000 for name, value in seconds.items()} | {"first_token": (end_s - begin_s) * 1000}
 

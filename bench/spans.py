@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import struct
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import attrs
 
 FOLDER = "QUIPU_BENCH_SPANS"
 """Environment variable: where spans go."""
-RECORD = struct.Struct("=16sddI")
+RECORD = struct.Struct("=16sddIQ")
 
 
 @attrs.frozen
@@ -28,6 +29,8 @@ class Span:
     end_s: float
     size: int
     """Whatever the watcher counts: rows of a step."""
+    thread: tuple[int, int] = (0, 0)
+    """Process and thread."""
 
     @property
     def seconds(self) -> float:
@@ -51,7 +54,10 @@ def watch(owner: Any, attribute: str, name: str, size: Callable[..., int] = lamb
             return watched(*arguments, **named)
         finally:
             end_s = time.perf_counter()
-            os.write(_descriptor(), RECORD.pack(name.encode(), start_s, end_s, size(*arguments, **named)))
+            os.write(
+                _descriptor(),
+                RECORD.pack(name.encode(), start_s, end_s, size(*arguments, **named), threading.get_ident()),
+            )
 
     setattr(owner, attribute, timed)
 
@@ -63,7 +69,22 @@ def read_spans(folder: Path) -> list[Span]:
         data = path.read_bytes()
         whole = data[: len(data) // RECORD.size * RECORD.size]
         spans += [
-            Span(name.rstrip(b"\0").decode(), start_s, end_s, size)
-            for name, start_s, end_s, size in RECORD.iter_unpack(whole)
+            Span(name.rstrip(b"\0").decode(), start_s, end_s, size, (int(path.stem), thread))
+            for name, start_s, end_s, size, thread in RECORD.iter_unpack(whole)
         ]
     return sorted(spans, key=lambda span: span.start_s)
+
+
+def own_seconds(spans: Sequence[Span]) -> list[float]:
+    """Of each span, what it did not spend in spans inside it; those of other threads are not inside."""
+    own = [span.seconds for span in spans]
+    open_ones: dict[tuple[int, int], list[int]] = {}
+    for index in sorted(range(len(spans)), key=lambda at: (spans[at].start_s, -spans[at].end_s)):
+        span = spans[index]
+        around = open_ones.setdefault(span.thread, [])
+        while around and spans[around[-1]].end_s <= span.start_s:
+            around.pop()
+        if around:
+            own[around[-1]] -= span.seconds
+        around.append(index)
+    return own

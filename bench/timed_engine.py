@@ -27,7 +27,7 @@ def main() -> int:
     watch(Batcher, "next_move", "schedule")
     watch(Batcher, "accept", "schedule")
     watch(Batcher, "on_done", "schedule")
-    watch(Executor, "run", "executor")
+    watch(Executor, "run", "books")
     return engine.main(sys.argv[1:])
 
 

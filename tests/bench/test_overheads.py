@@ -14,7 +14,7 @@ from bench.chat_tokens import measure_row
 from bench.engine_overhead import describe, period_of
 from bench.http_load import Answer
 from bench.request_budget import PARTS, budget_of, make_chat
-from bench.spans import FOLDER, Span, read_spans
+from bench.spans import FOLDER, Span, own_seconds, read_spans
 
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.vocabulary import Vocabulary
@@ -44,20 +44,35 @@ def test_rows_of_the_overhead() -> None:
     assert rows[1]["value"] == pytest.approx(10)
 
 
+def test_own_time() -> None:
+    """What is inside is not counted twice, however deep; another thread's is beside, not inside."""
+    spans = [
+        Span("outer", 0.0, 10.0, 0, (1, 1)),
+        Span("inner", 1.0, 4.0, 0, (1, 1)),
+        Span("innermost", 2.0, 3.0, 0, (1, 1)),
+        Span("other", 2.0, 9.0, 0, (1, 2)),
+        Span("later", 5.0, 6.0, 0, (1, 1)),
+    ]
+    assert own_seconds(spans) == [6.0, 2.0, 1.0, 7.0, 1.0]
+
+
 def test_budget_adds_up() -> None:
     """Every part between sending and first token, each moment once; what nobody did is elsewhere."""
+    web, engine, executor = (1, 1), (2, 1), (2, 2)
     spans = [
-        Span("tokenise", 0.5, 0.9, 0),  # of the request before
-        Span("parse", 1.001, 1.002, 0),
-        Span("tokenise", 1.002, 1.005, 0),
-        Span("schedule", 1.006, 1.007, 0),
-        Span("executor", 1.008, 1.034, 0),
-        Span("step", 1.009, 1.033, 1),
-        Span("schedule", 1.010, 1.012, 0),  # the next step, meanwhile
-        Span("write", 1.035, 1.037, 0),  # the client was faster
+        Span("tokenise", 0.5, 0.9, 0, web),  # of the request before
+        Span("parse", 1.001, 1.002, 0, web),
+        Span("tokenise", 1.002, 1.005, 0, web),
+        Span("schedule", 1.006, 1.007, 0, engine),
+        Span("books", 1.008, 1.034, 0, executor),
+        Span("step", 1.009, 1.033, 1, executor),
+        Span("schedule", 1.010, 1.012, 0, engine),  # the next step, meanwhile
+        Span("detokenise", 1.0345, 1.038, 0, web),
+        Span("write", 1.035, 1.037, 0, web),  # inside that; the client was faster
     ]
     budget = budget_of(Answer(1.0, (1.036, 1.06)), spans)
-    expected = {"parse": 1, "tokenise": 3, "schedule": 1, "step": 24, "books": 2, "write": 1, "elsewhere": 4}
+    expected = {"parse": 1, "tokenise": 3, "schedule": 1, "step": 24, "books": 2, "detokenise": 0.5, "write": 1}
+    expected["elsewhere"] = 36 - sum(expected.values())
     assert budget == pytest.approx({"first_token": 36, **dict.fromkeys(PARTS, 0), **expected})
     with pytest.raises(ValueError, match="no step"):
         budget_of(Answer(2.0, (2.1,)), spans)
