@@ -25,7 +25,7 @@ from quipu.kernels.models.registry import find_family
 from quipu.kernels.pool import Device as PoolDevice
 from quipu.kernels.pool import choose_pool
 from quipu.kernels.profile import NUM_BLOCKS, largest_pass
-from quipu.kernels.triton.configs import Tiles, tiles_for
+from quipu.kernels.triton.configs import Tiles, shared_tile, tiles_for
 from quipu.kernels.triton.device import CudaDevice, Device
 from quipu.kernels.triton.matrices import LibraryLinear, Linear
 from quipu.kernels.triton.ops import Heads
@@ -73,6 +73,9 @@ class TritonBackend:
             source, dtype = open_weights(
                 config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
             )
+            if dtype == torch.float32:
+                # without tensor cores a tile of many rows leaves no registers
+                self._tiles = shared_tile(self._tiles)
             weights = DeviceWeights(source, device.torch_device)
             self._model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored all the same; it is the embedding.

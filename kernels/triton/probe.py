@@ -89,8 +89,8 @@ def attention_kinds(
     model: Model, num_layers: int, heads: Heads, device: Device, tiles: Tiles, dtype: torch.dtype
 ) -> list[AttentionKind]:
     """What a model's layers ask, from one token that it is fed."""
-    batch = _batch([(0, 0, 1)], [0])
-    columns, memory = _pass(batch, num_layers, 2, heads, 16, device, tiles, dtype)
+    batch = same_blocks([(0, 0, 1)], [0])
+    columns, memory = make_pass(batch, num_layers, 2, heads, 16, device, tiles, dtype)
     ops = _Noting(columns, memory, tiles, LibraryLinear())
     ops.finish(model.forward(columns.device["token_ids"], ops))
     return list(dict.fromkeys(ops.kinds))
@@ -120,8 +120,8 @@ def attention_alike(
     cut = length // 3
 
     def attend(rows: list[tuple[int, int, int]], q_nHE: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        columns, memory = _pass(
-            _batch(rows, blocks), 1, len(blocks) + 1, heads, block_size, device, tiles, dtype, cache
+        columns, memory = make_pass(
+            same_blocks(rows, blocks), 1, len(blocks) + 1, heads, block_size, device, tiles, dtype, cache
         )  # fmt: skip
         ops = TritonOps(columns, memory, tiles, LibraryLinear())
         return ops.attend(0, q_nHE, scale=kind.scale, window=kind.window, soft_cap=kind.soft_cap)
@@ -173,7 +173,7 @@ def _cache(
     return KVCache(num_blocks, shape, device.torch_device)
 
 
-def _pass(
+def make_pass(
     batch: StepBatch,
     num_layers: int,
     num_blocks: int,
@@ -203,7 +203,7 @@ def _pass(
     return columns, memory
 
 
-def _batch(rows: list[tuple[int, int, int]], blocks: list[int]) -> StepBatch:
+def same_blocks(rows: list[tuple[int, int, int]], blocks: list[int]) -> StepBatch:
     """Rows of (slot, first position, length) over the same blocks."""
     count = len(rows)
     start = np.concatenate(([0], np.cumsum([length for _, _, length in rows])))

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quipu.kernels.triton import activation, decode, linear, norm, prefill, rope_kv, sample
+from quipu.kernels.triton import activation, decode, experts, linear, norm, prefill, rope_kv, sample
 from quipu.kernels.triton.attention import decode_launch, prefill_launch
 from quipu.kernels.triton.configs import HOPPER, Launch
 
@@ -46,13 +46,16 @@ class Case:
     num_stages: int = 3
 
 
-def attention_cases(name: str, heads: int, kv_heads: int, head_dim: int, **meaning: Any) -> list[Case]:
+def attention_cases(
+    name: str, heads: int, kv_heads: int, head_dim: int, *, stored: str = BF16, **meaning: Any
+) -> list[Case]:
     group = heads // kv_heads
     constants = {
         "CAPPED": False, "WINDOW": 0, "SLOTS": 16, "KV_HEADS": kv_heads, "GROUP": group, "E": head_dim,
         "E_BLOCK": triton.next_power_of_2(head_dim), "KEYS": HOPPER.keys, "CHUNK": HOPPER.chunk, **meaning,
     }  # fmt: skip
-    parts = {"weighted_ptr": F32, "highest_ptr": F32, "total_ptr": F32}
+    held = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), stored)
+    parts = {"weighted_ptr": F32, "highest_ptr": F32, "total_ptr": F32, **held}
     few, many = decode_launch(HOPPER, group), prefill_launch(HOPPER, group, head_dim)
     sums = {key: constants[key] for key in ("KV_HEADS", "GROUP", "E", "E_BLOCK")}
 
@@ -62,10 +65,12 @@ def attention_cases(name: str, heads: int, kv_heads: int, head_dim: int, **meani
             launch.num_stages,
         )  # fmt: skip
 
+    # float32 has one tile for both: `backend.py` sees to it
+    own = [case("prefill", prefill.prefill_kernel, held, many)] if stored == BF16 else []
     return [
+        *own,
         case("decode", decode.decode_chunks_kernel, parts, few, PROGRAMS=HOPPER.programs // kv_heads),
-        case("prefill", prefill.prefill_kernel, {}, many),
-        case("shared prefill", prefill.prefill_kernel, {}, few),
+        case("shared prefill", prefill.prefill_kernel, held, few),
         Case(f"decode sum {name}", decode.decode_sum_kernel, parts, {**sums, "ROWS": few.rows}, few.num_warps),
     ]
 
@@ -99,6 +104,20 @@ def linear_cases(num_in: int, num_out: int) -> list[Case]:
     ]  # fmt: skip
 
 
+def expert_cases() -> list[Case]:
+    """Qwen3-30B-A3B's: 128 experts, 8 of them chosen."""
+    tile = {"ROWS": HOPPER.linear.rows, "COLUMNS": HOPPER.columns, "DEPTH": HOPPER.depth, "SLICE": HOPPER.slice}
+    pairs = {"matrices_ptr": I64, "order_ptr": I32, "pair_ends_ptr": I32, "tile_ends_ptr": I32}
+    shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "NUM_IN": 2048, "NUM_OUT": 1536}
+    chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "NORMALISE": True, "BLOCK": 128}
+    launch = (HOPPER.linear.num_warps, HOPPER.linear.num_stages)
+    return [
+        Case("route", experts.route_kernel, {"chosen_ptr": I32, "weights_ptr": F32}, chosen),
+        Case("pairs of 128 experts", experts.pairs_linear_kernel, pairs, {**shape, **tile}, *launch),
+        Case("weigh", experts.weigh_kernel, {"weights_ptr": F32}, {"CHOSEN": 8, "WIDTH": 2048, "BLOCK": 1024}),
+    ]
+
+
 def cases() -> list[Case]:
     width = {"WIDTH": 1024, "BLOCK": 1024}
     draws = {
@@ -114,11 +133,13 @@ def cases() -> list[Case]:
         *attention_cases("16/8 heads of 128", 16, 8, 128),
         *attention_cases("32/8 heads of 128", 32, 8, 128),
         *attention_cases("24/8 heads of 96", 24, 8, 96),
+        *attention_cases("16/8 heads of 128 in float32", 16, 8, 128, stored=F32),
         *attention_cases("8/4 heads of 256, window, soft cap", 8, 4, 256, CAPPED=True, WINDOW=4096),
         turn_case("16/8 heads of 128", 16, 8, 128, 64),
         turn_case("32/8 heads of 128, no norm", 32, 8, 128, 64, NORM=False),
         turn_case("24/8 heads of 128, 96 turned", 24, 8, 128, 48, NORM=False),
         *linear_cases(1024, 6144),
+        *expert_cases(),
         Case("norm", norm.rms_norm_kernel, {}, {**width, "ADD": False}),
         Case("add and norm", norm.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),

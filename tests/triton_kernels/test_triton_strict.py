@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from kernel_checkpoints import make_batch, prompt, scattered_blocks
 from test_triton_backend import BLOCKS, TOKENS, make_triton
 from triton.runtime import interpreter
 
+from gpu.interpreted import create_dot
 from quipu.kernels.triton import probe
 from quipu.kernels.triton.configs import SMALL, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
@@ -21,13 +20,7 @@ from quipu.kernels.triton.probe import products_alike
 
 @pytest.fixture(autouse=True)
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as a tensor core makes them, every row alike. numpy's, which the interpreter takes, show the place of a
-    row within its tile."""
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
-        product = np.add.reduce(a.data[:, :, None] * b.data[None], axis=1)
-        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
-
+    """Every row of a tile alike, as on a GPU."""
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 

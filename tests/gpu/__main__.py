@@ -1,0 +1,96 @@
+"""`make gpu`: what only a device can answer. Prints tables, writes JSON, exits 1 where something failed.
+
+    python -m tests.gpu [--json gpu.json] [--only parity,bits,limits,throughput] [--rehearse]
+
+Needs torch with CUDA, Triton, numpy, attrs and safetensors; parity needs transformers, throughput all of quipu's
+dependencies. Each part stands by itself: one that fails says why, and the others run. `--rehearse` runs every line on
+the CPU with Triton's interpreter (TRITON_INTERPRET=1) and sizes that mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.machine import Machine, this_machine
+
+Rows = list[dict[str, Any]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="(default: %(default)s)")
+    parser.add_argument("--only", help="some of the parts, with commas between")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, to see that the lines run")
+    arguments = parser.parse_args()
+    machine = this_machine(rehearsal=arguments.rehearse)
+    report: dict[str, Any] = {"machine": machine.describe(), "failed": {}}
+    print(report["machine"])
+    parts = _parts(machine, report)
+    for name in arguments.only.split(",") if arguments.only else parts:
+        try:
+            report[name] = parts[name]()
+            _print(name, report[name])
+        except Exception as error:
+            report["failed"][name] = f"{type(error).__name__}: {error}"
+            print(f"\n{name}: failed", file=sys.stderr)
+            traceback.print_exc()
+        arguments.json.write_text(json.dumps(report, indent=1))  # what is known so far, should a later part not end
+    return 1 if report["failed"] or _wrong(report) else 0
+
+
+def _parts(machine: Machine, report: dict[str, Any]) -> dict[str, Callable[[], Rows]]:
+    """Imported one by one: what one lacks another does not need."""
+
+    def bits() -> Rows:
+        from tests.gpu import bits
+
+        return bits.products(machine) + bits.attention(machine) + bits.passes(machine)
+
+    def parity() -> Rows:
+        from tests.gpu.parity import families
+
+        return families(machine)
+
+    def limits() -> Rows:
+        from tests.gpu import limits
+
+        rates = limits.measure_rates(machine)
+        report["rates"] = {"bytes_per_second": rates.bytes, "operations_per_second": rates.operations}
+        print(report["rates"])
+        found = limits.kernels(machine, rates)
+        for determinism in ("fast", "strict"):
+            found += limits.steps(machine, rates, determinism)
+        return found
+
+    def throughput() -> Rows:
+        from tests.gpu.beside import throughput
+
+        return throughput(machine)
+
+    return {"bits": bits, "parity": parity, "limits": limits, "throughput": throughput}
+
+
+def _wrong(report: dict[str, Any]) -> bool:
+    """Parity outside of its tolerance, or a strict pass with other bits. The two questions may be answered no."""
+    strict = [row for row in report.get("bits", []) if row["question"] == "strict passes"]
+    return any(not row["ok"] for row in report.get("parity", [])) or any(not row["alike"] for row in strict)
+
+
+def _print(name: str, rows: Rows) -> None:
+    print(f"\n{name}")
+    for row in rows:
+        print("  " + "  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
+
+
+def _show(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The findings' two open questions, and what follows from them: which results do not show their batch.
+
+(i) Are rows of a cuBLAS product the same bits for every number of rows, with the settings that forbid split-K? (ii) Are
+a token's bits the same from the decode kernel as from the prefill kernel? And does the strict mode, which asks both at
+start, keep its promise in whole passes?
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tests.gpu.machine import Machine
+from tests.gpu.models import make_backend, one_row, several_rows
+
+from quipu.kernels.triton.configs import shared_tile, token_ladder
+from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
+from quipu.kernels.triton.ops import Heads
+from quipu.kernels.triton.probe import AttentionKind, attention_alike
+
+# (in, out) of Qwen3-0.6B's and of an 8B model's matrices
+SHAPES = [(1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (4096, 6144), (4096, 24576), (12288, 4096)]
+MOST_ROWS = 4096
+HEADS = {
+    "16/8 heads of 128": (Heads(16, 8, 128), AttentionKind(128**-0.5, None, None)),
+    "32/8 heads of 128": (Heads(32, 8, 128), AttentionKind(128**-0.5, None, None)),
+    "32/32 heads of 128": (Heads(32, 32, 128), AttentionKind(128**-0.5, None, None)),
+    "24/8 heads of 96": (Heads(24, 8, 96), AttentionKind(96**-0.5, None, None)),
+    "8/4 heads of 256, window, soft cap": (Heads(8, 4, 256), AttentionKind(256**-0.5, 300, 50.0)),
+}
+
+
+def products(machine: Machine) -> list[dict[str, Any]]:
+    """Of each shape: for how many numbers of rows the first rows' bits are others than among the most."""
+    rows = []
+    shapes, most = ([(48, 40)], 24) if machine.rehearsal else (SHAPES, MOST_ROWS)
+    dtype = torch.float32 if machine.rehearsal else torch.bfloat16
+    for num_in, num_out in shapes:
+        weight = torch.randn(num_out, num_in, dtype=dtype, device=machine.place)
+        x = torch.randn(most, num_in, dtype=dtype, device=machine.place)
+        for linear, counts in (
+            (LibraryLinear(), list(range(1, most + 1))),
+            (OwnLinear(machine.tiles), token_ladder(most)),
+        ):
+            strange = _strange_counts(linear, x, weight, counts)
+            rows.append(
+                {
+                    "question": "(i) rows of a product",
+                    "what": f"{linear.name}, {num_in} to {num_out}",
+                    "asked": len(counts),
+                    "unlike": len(strange),
+                    "first_unlike": strange[:8],
+                    "alike": not strange,
+                }
+            )
+    return rows
+
+
+def _strange_counts(linear: Linear, x: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> list[int]:
+    whole = linear(x, weight, None, x.dtype)
+    unlike = [(linear(x[:count], weight, None, x.dtype) != whole[:count]).any() for count in counts]
+    return [count for count, strange in zip(counts, torch.stack(unlike).tolist(), strict=True) if strange]
+
+
+def attention(machine: Machine) -> list[dict[str, Any]]:
+    """Of each shape: prompt at once, in pieces, and token by token; with a tile of its own, and with decode's."""
+    rows = []
+    dtype = torch.float32 if machine.rehearsal else torch.bfloat16
+    asked = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0))} if machine.rehearsal else HEADS
+    for name, (heads, kind) in asked.items():
+        for what, tiles in (("own tile", machine.tiles), ("decode's tile", shared_tile(machine.tiles))):
+            alike = attention_alike(kind, heads, 16, machine.device, tiles, dtype)
+            rows.append({"question": "(ii) decode and prefill", "what": f"{name}, {what}", "alike": alike})
+    return rows
+
+
+def passes(machine: Machine) -> list[dict[str, Any]]:
+    """Whole passes of a strict backend: the last positions' logits, computed in six ways."""
+    backend = make_backend(machine, determinism="strict")
+    length, looked_at = (20, 2) if machine.rehearsal else (700, 8)
+    cold = one_row(backend, length, looked_at, [length])
+    rows = []
+    ways = {
+        "again": one_row(backend, length, looked_at, [length]),
+        "chunks": one_row(backend, length, looked_at, [length // 3, length - length // 3]),
+        "token by token": one_row(backend, length, looked_at, [length - looked_at, *[1] * looked_at]),
+    }
+    for others in (1,) if machine.rehearsal else (1, 7, 30):
+        ways[f"beside {others} others"] = several_rows(backend, length, looked_at, others)
+    for name, logits in ways.items():
+        rows.append(
+            {
+                "question": "strict passes",
+                "what": name,
+                "alike": torch.equal(logits, cold),
+                "largest_difference": (logits - cold).abs().max().item(),
+                "way": str(backend.way),
+            }
+        )
+    backend.close()
+    return rows

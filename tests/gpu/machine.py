@@ -1,0 +1,102 @@
+"""The GPU that `make gpu` runs on and how it is timed; or, for a rehearsal without one, the interpreter's stand-in."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from quipu.kernels.triton.configs import SMALL, Tiles, tiles_for
+from quipu.kernels.triton.device import CpuDevice, CudaDevice, Device
+
+_FLUSHED_BYTES = 256 << 20
+"""More than any cache: written between two timings, so that none finds its data there."""
+
+
+@attrs.frozen
+class Machine:
+    """Where things run."""
+
+    device: Device
+    tiles: Tiles
+    rehearsal: bool
+
+    @property
+    def place(self) -> torch.device:
+        return self.device.torch_device
+
+    def describe(self) -> dict[str, Any]:
+        import triton
+
+        about = {"device": self.device.name, "torch": torch.__version__, "triton": triton.__version__}
+        if self.rehearsal:
+            return about | {"rehearsal": True}
+        properties: Any = torch.cuda.get_device_properties(self.place)
+        return about | {
+            "capability": list(torch.cuda.get_device_capability(self.place)),
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+        }
+
+    def time_s(self, work: Callable[[], object], *, captured: bool = True, repeats: int = 20) -> float:
+        """Median seconds of one run, with cold caches; the launches of many small kernels go into a graph."""
+        if self.rehearsal:
+            started = time.perf_counter()
+            work()
+            return time.perf_counter() - started
+        for _ in range(3):
+            work()
+        run = work
+        if captured:
+            run = self.device.capture(lambda: _run(work, self.place))
+        spoiled = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=self.place)
+        cuda: Any = torch.cuda
+        times = []
+        for _ in range(repeats):
+            spoiled.zero_()
+            begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return statistics.median(times)
+
+    def wall_s(self, work: Callable[[], object], repeats: int = 20) -> float:
+        """Median seconds of one run as the host sees it, until the device is done."""
+        times = []
+        for _ in range(1 if self.rehearsal else repeats + 3):
+            self.synchronize()
+            started = time.perf_counter()
+            work()
+            self.synchronize()
+            times.append(time.perf_counter() - started)
+        return statistics.median(times[-repeats:])
+
+    def synchronize(self) -> None:
+        if not self.rehearsal:
+            torch.cuda.synchronize(self.place)
+
+
+def _run(work: Callable[[], object], place: torch.device) -> torch.Tensor:
+    work()
+    return torch.empty(0, device=place)
+
+
+def this_machine(*, rehearsal: bool) -> Machine:
+    """Starts CUDA, with what strict needs in the environment."""
+    if rehearsal:
+        from tests.gpu import interpreted
+
+        interpreted.interpreter.InterpreterBuilder.create_dot = interpreted.create_dot
+        return Machine(CpuDevice(), SMALL, rehearsal=True)
+    from quipu.kernels.triton.present import ask_for_strict, check_capability
+
+    if not ask_for_strict():
+        raise RuntimeError("CUDA was started before cuBLAS's settings were made")
+    check_capability()
+    return Machine(CudaDevice(), tiles_for(torch.cuda.get_device_capability()), rehearsal=False)

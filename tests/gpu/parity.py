@@ -1,0 +1,65 @@
+"""Logits of small random checkpoints of every family, beside the reference's: prompts, chunks, decode, graphs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_checkpoints import CONFIGS, backend_config, make_batch, make_checkpoint, prompt, scattered_blocks
+from tests.gpu.machine import Machine
+
+from quipu.kernels.reference.backend import ReferenceBackend
+from quipu.kernels.triton.backend import TritonBackend
+
+# In standard deviations of the logits. In bfloat16 the reference still computes in float32: what is compared is the
+# rounding of every operation.
+ALLOWED = {"float32": (1e-4, 1e-3), "bfloat16": (0.05, 0.5)}
+"""Mean and largest difference."""
+
+
+def families(machine: Machine) -> list[dict[str, Any]]:
+    """Each family in each dtype: a prompt in two chunks, then tokens one by one, teacher-forced."""
+    asked = [(name, dtype, "fast") for name in CONFIGS for dtype in ALLOWED]
+    asked += [(name, "bfloat16", "strict") for name in CONFIGS]
+    if machine.rehearsal:
+        asked = [("llama", "float32", "fast")]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: make_checkpoint(Path(folder, name), name) for name in {name for name, _, _ in asked}}
+        return [_family(machine, paths[name], name, dtype, determinism) for name, dtype, determinism in asked]
+
+
+def _family(machine: Machine, path: Path, name: str, dtype: str, determinism: str) -> dict[str, Any]:
+    length, decoded = (20, 2) if machine.rehearsal else (300, 64)
+    sizes = {"max_num_batched_tokens": 48, "max_model_len": 48} if machine.rehearsal else {}
+    config = backend_config(path, dtype=dtype, determinism=determinism, **sizes)
+    ours, theirs = TritonBackend(config, machine.device, machine.tiles), ReferenceBackend(config)
+    ours.cache.fill(float("nan"))
+    ours_MV, theirs_MV = (_logits(backend, length, decoded) for backend in (ours, theirs))
+    difference = (ours_MV - theirs_MV).abs() / theirs_MV.std()
+    best = ours_MV.argmax(-1, keepdim=True)
+    regret = ((theirs_MV.max(-1).values - theirs_MV.gather(1, best)[:, 0]) / theirs_MV.std()).max().item()
+    mean, largest = difference.mean().item(), difference.max().item()
+    result = {
+        "name": f"{name}, {dtype}, {determinism}",
+        "mean_difference": mean,
+        "largest_difference": largest,
+        "regret": regret,
+        "replayed": ours.runner.num_replayed,
+        "ok": mean <= ALLOWED[dtype][0] and largest <= ALLOWED[dtype][1],
+    }
+    ours.close()
+    return result
+
+
+def _logits(backend: TritonBackend | ReferenceBackend, length: int, decoded: int) -> torch.Tensor:
+    """Of every position."""
+    token_ids = prompt(length + decoded, seed=7)
+    blocks = scattered_blocks(-(-len(token_ids) // 16), seed=1)
+    results, position = [], 0
+    for size in [length // 3, length - length // 3, *[1] * decoded]:
+        batch = make_batch({"token_ids": token_ids[position : position + size], "position": position, "blocks": blocks})
+        results.append(backend.logits(batch, list(range(size))))
+        position += size
+    return torch.cat(results)
