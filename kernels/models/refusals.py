@@ -31,6 +31,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "use_bias": _NOTHING,
     "bias": _NOTHING,
     "lm_head_bias": _NOTHING,
+    "full_attn_mod": (None, 1),
+    "interpolate_factor": (None, 1),
     "pruned_heads": _NOTHING,
     "per_layer_config": _NOTHING,
     "block_configs": _NOTHING,
@@ -60,6 +62,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "no_rope_layer_interval": _NOTHING,
     "position_embedding_type": (None, "absolute", "rope"),
     "rope_interleaved": _NOTHING,
+    "use_mrope": _NOTHING,
     "rope_local_base_freq": (None,),
     "rotary_pct": (None, 1.0),
     # other scales
