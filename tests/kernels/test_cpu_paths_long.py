@@ -22,7 +22,7 @@ from test_cpu_invariance import (  # noqa: F401 - pytest finds them here
 
 from quipu.kernels.cpu.backend import CpuBackend
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first use of an emulated instruction set compiles it
 
 
 @pytest.fixture(params=PATHS, ids=str)

@@ -19,6 +19,8 @@ from quipu.kernels.cpu.build import Kernels
 from quipu.kernels.cpu.measure import one_linear
 from quipu.kernels.cpu.packing import pack
 
+pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
+
 Floats = npt.NDArray[np.float32]
 
 DEPTHS = [(1, 40), (7, 16), (64, 33), (100, 96), (512, 31), (1100, 150)]

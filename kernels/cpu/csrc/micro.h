@@ -97,7 +97,9 @@ struct Target {
 };
 
 // Unrolled before anything else, so that each element of an array becomes a register.
+#ifndef UNROLL
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 // Memory that will be read next is asked for while something else is multiplied: `ask` is called with every kStride values
 // of k, for little at a time, so that memory is always busy and never overrun.

@@ -1,0 +1,151 @@
+// Attention over a bfloat16 cache where the processor multiplies bfloat16 itself (AVX-512 BF16, AMX): attention.cpp's, with
+// queries and weights rounded to bfloat16 and both products on pairs. Sums and the softmax are float32.
+//
+// What must always hold: as in attention.cpp. In addition results are never denormal between two chunks: the products
+// take a denormal for 0, so a chunk that adds nothing to a row would otherwise change it.
+#include "program.h"
+#include "vec.h"
+
+#ifdef QUIPU_PAIRS
+#include <cfloat>
+#include <vector>
+
+#include "attention.h"
+#include "pairs.h"
+
+namespace {
+
+constexpr int64_t kRowsOfWork = 128;  // query rows of a piece: each chunk is packed once for all of them
+
+static_assert(kChunk % kPairStep == 0 && kPanel % kPairStep == 0);
+
+// What a thread keeps from pass to pass.
+struct Scratch {
+    std::vector<bf16> queries, weights, values;
+    std::vector<float> scores, results, maxima, sums;
+    std::vector<uint32_t> keys, zeros;
+    template <class T>
+    static void fit(std::vector<T>& v, int64_t size) {
+        if (static_cast<int64_t>(v.size()) < size) v.resize(size);
+    }
+    void fit(int64_t rows, int64_t width, int64_t padded_width) {
+        fit(queries, rows * padded_width);
+        fit(weights, rows * kChunk);
+        fit(values, kChunk * padded_width);
+        fit(scores, rows * kChunk);
+        fit(results, rows * padded_width);
+        fit(maxima, rows);
+        fit(sums, rows);
+        fit(keys, kChunk * width / 2);
+        fit(zeros, width / 2);
+    }
+};
+
+// Two rows of values, side by side in pairs: into row `k` of each panel of columns, which are `panel_stride` apart.
+void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
+    for (int64_t column = 0; column < width; column += 8) {
+        __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + column));
+        __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + column));
+        __m128i* at = reinterpret_cast<__m128i*>(to + column / kPanel * panel_stride + k * kPanel + column % kPanel * 2);
+        _mm_storeu_si128(at, _mm_unpacklo_epi16(a, b));
+        _mm_storeu_si128(at + 1, _mm_unpackhi_epi16(a, b));
+    }
+}
+
+// What earlier chunks gave, as this one's maximum has it.
+void keep(float* results, int64_t width, float kept) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        Vec y = load(results + i) * splat(kept);
+        store(results + i, zero_where_below(larger(y, splat(0) - y), FLT_MIN, y));
+    }
+}
+
+// `next` is the piece that this thread has next, or null: its keys are asked for in time.
+void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next, Pairs& pairs) {
+    static thread_local Scratch scratch;
+    int64_t width = op.width, padded_width = padded_depth(width), words = width / 2;
+    int64_t sharing = op.num_heads / op.num_kv_heads, rows = (piece.last - piece.first) * sharing;
+    scratch.fit(rows, width, padded_width);
+    int64_t begin = pass.query_start[piece.sequence];
+    const int64_t* position = pass.positions + begin;
+    Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(bf16)), value_slots = slots_of(op.values, op, pass, piece, sizeof(bf16));
+    const bf16* nothing = reinterpret_cast<const bf16*>(scratch.zeros.data());
+
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
+        const float* query = op.x + token * op.x_stride + head * width;
+        bf16* to = scratch.queries.data() + r * padded_width;
+        for (int64_t i = 0; i < width; i++) narrow(query[i] * op.scale, to + i);
+        std::fill(to + width, to + padded_width, 0);
+        scratch.maxima[r] = -INFINITY;
+        scratch.sums[r] = 0;
+    }
+    std::fill_n(scratch.results.begin(), rows * padded_width, 0.0f);
+
+    int64_t window = op.window ? op.window : piece.end;
+    for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
+        int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
+        const bf16* values[kChunk];
+        const uint32_t* keys[kChunk];
+        for (int64_t i = 0; i < count; i++) {
+            int64_t block = (chunk + i) / pass.block_size, slot = (chunk + i) % pass.block_size;
+            keys[i] = reinterpret_cast<const uint32_t*>(key_slots.at(block, slot));
+            values[i] = reinterpret_cast<const bf16*>(value_slots.at(block, slot));
+        }
+        for (int64_t i = count; i < padded; i++) {
+            keys[i] = scratch.zeros.data();
+            values[i] = nothing;
+        }
+        // While keys are turned the values come, and while these are, the next keys.
+        Coming values_come(value_slots, chunk, chunk + count, padded / kTurned * (words / kTurned));
+        for (int64_t i = 0; i < padded; i += kTurned)
+            for (int64_t word = 0; word < words; word += kTurned) {
+                values_come.ask();
+                transpose(keys + i, word, scratch.keys.data() + (i / kPanel * words + word) * kPanel + i % kPanel);
+            }
+        for (int64_t i = 0; i < padded; i += kPanel)
+            pairs.add(scratch.queries.data(), padded_width, rows, reinterpret_cast<const bf16*>(scratch.keys.data() + i * words), width,
+                      true, scratch.scores.data() + i, kChunk);
+
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t own = position[piece.first + r / sharing] - chunk;
+            float* scores = scratch.scores.data() + r * kChunk;
+            float kept = weigh(scores, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
+            keep(scratch.results.data() + r * padded_width, padded_width, kept);
+            for (int64_t i = 0; i < padded; i++) narrow(scores[i], scratch.weights.data() + r * kChunk + i);
+        }
+
+        bool more = chunk + kChunk < piece.end;
+        const Piece& after = more || !next ? piece : *next;
+        int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
+        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(bf16)), from, to, padded / 2);
+        int64_t panel_stride = padded * kPanel;
+        for (int64_t i = 0; i < padded; i += 2) {
+            keys_come.ask();
+            interleave(values[i], values[i + 1], width, i, panel_stride, scratch.values.data());
+        }
+        for (int64_t column = 0; column < width; column += kPanel)
+            pairs.add(scratch.weights.data(), kChunk, rows, scratch.values.data() + column / kPanel * panel_stride, padded, false,
+                      scratch.results.data() + column, padded_width);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
+        float *results = scratch.results.data() + r * padded_width, *y = op.y + token * op.y_stride + head * width;
+        for (int64_t i = 0; i < width; i++) y[i] = results[i] / scratch.sums[r];
+    }
+}
+
+}  // namespace
+
+void attend_bf16(const Op& op, const Pass& pass, const Worker& worker) {
+    Pieces pieces(op, pass, kRowsOfWork);
+    Pairs pairs;
+    Piece piece, next;
+    bool more = pieces.find(worker.thread, &piece);
+    while (more) {
+        more = pieces.find(worker.num_threads + worker.next(), &next);
+        attend_piece(op, pass, piece, more ? &next : nullptr, pairs);
+        piece = next;
+    }
+}
+#endif
