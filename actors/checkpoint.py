@@ -60,9 +60,9 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
     """Read config.json and generation_config.json of the checkpoint in `path`. Raises CheckpointError."""
     config = _read_json(path / "config.json")
     try:
-        max_model_len = int(config["max_position_embeddings"])
+        max_model_len = _longest(config)
         vocab_size = int(config["vocab_size"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: {type(error).__name__} at {error}") from error
     if dtype == "auto":
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -80,6 +80,15 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
         eos_token_ids=tuple(dict.fromkeys(eos)),
         dtype=dtype,
     )
+
+
+def _longest(config: dict[str, Any]) -> int:
+    """Tokens of a context. YaRN multiplies what was trained, which configs often leave as `max_position_embeddings`."""
+    longest = int(config["max_position_embeddings"])
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) == "yarn" and "original_max_position_embeddings" in rope:
+        longest = max(longest, int(rope["factor"] * rope["original_max_position_embeddings"]))
+    return longest
 
 
 def _as_ids(value: object) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from quipu.kernels.models.rope_config import Rope, ShortFactors
+from quipu.kernels.models.rope_config import Rope, ShortFactors, YarnScaling
 
 
 @attrs.frozen
@@ -156,13 +156,12 @@ def same_window(data: dict[str, Any], window: int | None) -> tuple[int | None, .
 
 
 def check_length(config: DecoderConfig, max_model_len: int) -> None:
-    """Raises ValueError for a length beyond the model's positions."""
-    if max_model_len > config.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len {max_model_len} exceeds the model's max_position_embeddings "
-            f"{config.max_position_embeddings}"
-        )
-    scaling = config.rope.scaling
+    """Raises ValueError for a length beyond the model's positions, those that YaRN adds among them."""
+    longest, scaling = config.max_position_embeddings, config.rope.scaling
+    if isinstance(scaling, YarnScaling):
+        longest = max(longest, int(scaling.factor * scaling.original_max_position_embeddings))
+    if max_model_len > longest:
+        raise ValueError(f"max_model_len {max_model_len} exceeds the model's max_position_embeddings {longest}")
     if isinstance(scaling, ShortFactors) and max_model_len > scaling.original_max_position_embeddings:
         raise ValueError(
             f"max_model_len {max_model_len} exceeds original_max_position_embeddings "

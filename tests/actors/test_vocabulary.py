@@ -139,6 +139,21 @@ def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
         resolve("nobody/no-such-model")  # the suite runs offline
 
 
+def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
+    """In either spelling; a length that the config gives is never shortened, and other scalings leave it as it is."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+
+    def longest(**entries: object) -> int:
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 5, **entries}))
+        return read_info(tmp_path).max_model_len
+
+    assert longest(max_position_embeddings=1000, rope_scaling=yarn) == 4000
+    assert longest(max_position_embeddings=1000, rope_parameters={**yarn, "rope_type": "yarn"}) == 4000
+    assert longest(max_position_embeddings=5000, rope_scaling=yarn) == 5000
+    assert longest(max_position_embeddings=1000, rope_scaling={**yarn, "type": "llama3"}) == 1000
+    assert longest(max_position_embeddings=1000, rope_scaling=None) == 1000
+
+
 def test_demo_info() -> None:
     """What the web side reads of the demo checkpoint."""
     info = read_info(resolve("demo"), name="demo")

@@ -216,6 +216,15 @@ def test_longrope_up_to_the_original_length() -> None:
         check_length(attrs.evolve(config, rope=parse("phi4").rope), 2049)
 
 
+def test_yarn_adds_positions() -> None:
+    """Four times what was trained, where the config says less, as Qwen's do; never fewer than the config says."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+    check_length(parse("qwen2-yarn", rope_parameters=yarn), 4000)
+    with pytest.raises(ValueError, match="max_position_embeddings 4000"):
+        check_length(parse("qwen2-yarn", rope_parameters=yarn), 4001)
+    check_length(parse("qwen2-yarn"), 2048)
+
+
 def test_strangers_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """An entry that nobody knows is left out, as transformers leaves it out, and named in a warning."""
     with caplog.at_level(logging.WARNING):
