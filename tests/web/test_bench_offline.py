@@ -99,7 +99,8 @@ def test_latency(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert len(report["latencies"]) == 4
     assert report["avg_latency"] == pytest.approx(sum(report["latencies"]) / 4)
     assert report["output_tokens_per_second"] == pytest.approx(15 / report["avg_latency"])
-    assert report["engine"]["executor"] == "fake"
+    assert (report["engine"]["executor"], report["engine"]["backend"]) == ("fake", "fake")
+    assert report["engine"]["num_blocks"] > 0
 
 
 def test_latency_in_numbers() -> None:

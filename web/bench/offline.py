@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import attrs
 import numpy as np
 import orjson
 from tqdm import tqdm
@@ -147,14 +148,13 @@ def describe_throughput(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(asked: Offline, engine: Engine) -> dict[str, Any]:
-    """What was measured."""
+    """What was measured: the flags, and the engine that ran, as it says itself."""
     flags = {name: value for name, value in vars(asked.bench).items() if isinstance(value, int | float | str)}
-    settings = engine.house.desk.info.settings
-    return {
-        "quipu_version": quipu.__version__,
-        **flags,
-        "engine": {k: v for k, v in settings.items() if k != "data_dir"},
-    }
+    info = engine.house.desk.info
+    ran = {} if info.engine is None else attrs.asdict(info.engine)
+    ran.pop("incarnation", None)
+    settings = {name: value for name, value in info.settings.items() if name not in ("data_dir", *ran)}
+    return {"quipu_version": quipu.__version__, **flags, "engine": ran | settings}
 
 
 def _bar(total: int, bench: argparse.Namespace) -> tqdm[Any]:
