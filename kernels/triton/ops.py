@@ -113,7 +113,8 @@ class TritonOps:
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
         x_ND = table_VD.new_empty((num_tokens, width))
-        embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, _block(width))
+        rounded = float(torch.tensor(scale, dtype=table_VD.dtype))  # as the model was trained
+        embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, rounded, width, _block(width))
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,0 +1,125 @@
+"""Single operations on the interpreter, and that launches which wait for one another do not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
+
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.reference.ops import ReferenceOps
+from quipu.kernels.reference.plan import make_plan
+from quipu.kernels.triton.ops import TritonOps
+
+SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=16)
+BATCH = make_batch(
+    {"length": 3, "position": 2, "blocks": [4, 7], "slot": 1}, {"length": 1, "position": 5, "blocks": [2, 9], "slot": 0}
+)
+TOKENS = 4
+
+
+class Table:
+    """A rotary table over part of a head."""
+
+    def __init__(self, half: int) -> None:
+        angle_PR = torch.outer(torch.arange(32.0), 0.3 ** torch.arange(half))
+        self.cos_PR, self.sin_PR = angle_PR.cos(), angle_PR.sin()
+
+    def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cos_PR[positions_N], self.sin_PR[positions_N]
+
+
+def both() -> tuple[TritonOps, ReferenceOps, Cache]:
+    cache = Cache(SHAPE.num_kv_heads, SHAPE.head_dim)
+    reference: Any = ReferenceOps(make_plan(BATCH, [None] * 8, BLOCK_SIZE), KVCache.__new__(KVCache))
+    return make_ops(BATCH, cache, SHAPE), reference, cache
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs[: len(ours)], atol=2e-6, rtol=1e-5)
+
+
+# numpy says so; the limit that comes of it is meant
+overflows = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
+
+
+@overflows
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+def test_gated(name: str) -> None:
+    """Large arguments, too, whose exponentials overflow or vanish."""
+    ours, theirs, _ = both()
+    gate_up = torch.randn(TOKENS, 2 * 40) * torch.tensor([1.0, 10.0, 100.0, 3.0])[:, None]
+    close(getattr(ours, name)(gate_up), getattr(theirs, name)(gate_up))
+
+
+@overflows
+def test_soft_cap_and_embed() -> None:
+    """Far beyond the cap the result is the cap; rows of the table are scaled, and may come twice."""
+    ours, theirs, _ = both()
+    x, table = torch.randn(TOKENS, 50) * 300, torch.randn(9, 24)
+    close(ours.soft_cap(x, 5.0), theirs.soft_cap(x, 5.0))
+    ids = torch.tensor([3, 8, 0, 3], dtype=torch.int32)
+    close(ours.embed(ids, table, 1.7), table[ids.long()] * 1.7)
+    half = ours.embed(ids, table.half(), 1.7)
+    close(half, table.half()[ids.long()] * torch.tensor(1.7, dtype=torch.half))
+
+
+def test_a_sum_joins_the_norm_behind_it() -> None:
+    """Read through the norm, by itself, in another shape or after the norm: the sum is always there."""
+    ours, theirs, _ = both()
+    x, y, weight = torch.randn(TOKENS, 40), torch.randn(TOKENS, 40), torch.rand(40)
+    total = ours.add(x, y)
+    close(ours.rms_norm(total, weight, 1e-5), theirs.rms_norm(x + y, weight, 1e-5))
+    close(ours.finish(total), x + y)
+    close(ours.finish(ours.add(x, y)), x + y)
+    close(ours.silu_mul(ours.add(x, y).view(2 * TOKENS, 20).flatten(1)), theirs.silu_mul((x + y).view(2 * TOKENS, 20)))
+    again = ours.add(ours.add(x, y), y)
+    close(ours.rms_norm(again, weight, 1e-5), theirs.rms_norm(x + 2 * y, weight, 1e-5))
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("half", [8, 6, 0])
+def test_queries_and_keys(norm: bool, half: int) -> None:
+    """Normed, turned (all of the head, part, not at all) and written in one launch: the queries, and the cache's slots;
+    no other slot is touched. Keys that are read before they are written are there as well."""
+    ours, theirs, cache = both()
+    qkv = torch.randn(TOKENS, 10, 16)
+    q, k, v = qkv.split([6, 2, 2], dim=1)
+    q_weight, k_weight = torch.rand(16), torch.rand(16)
+    table: Any = Table(half)
+
+    def turned(ops: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = ops.rms_norm(x, weight, 1e-6) if norm else x
+        return x if half == 0 else ops.rope(x, table)
+
+    expected_q, expected_k = (turned(theirs, _padded(x), w)[:TOKENS] for x, w in ((q, q_weight), (k, k_weight)))
+    for looks in (False, True):
+        new_q, new_k = turned(ours, q, q_weight), turned(ours, k, k_weight)
+        if looks:
+            close(ours.finish(new_k), expected_k)
+        ours.write_kv(0, new_k, v)
+        close(ours.finish(new_q).contiguous(), expected_q)
+        close(ours.finish(new_k).contiguous(), expected_k)
+        slots = [(4, 2), (4, 3), (7, 0), (9, 1)]  # block and slot of positions 2, 3, 4 and 5
+        for tensor, new in zip(cache.pair, (expected_k, v), strict=True):
+            close(torch.stack([tensor[block, :, slot] for block, slot in slots]), new)
+            assert tensor.isfinite().sum() == new.numel()
+            tensor.fill_(torch.nan)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """To the reference's tile."""
+    return torch.cat([x, torch.zeros(32 - len(x), *x.shape[1:])])
+
+
+def test_padding_writes_to_the_null_block() -> None:
+    """Tokens beyond the batch's own touch slot 0 of block 0 and nothing else."""
+    cache = Cache(SHAPE.num_kv_heads, SHAPE.head_dim)
+    batch = attrs.evolve(BATCH)
+    ops = make_ops(batch, cache, SHAPE, padding=3)
+    ops.write_kv(0, torch.ones(TOKENS + 3, 2, 16), torch.ones(TOKENS + 3, 2, 16))
+    written = cache.pair[0].isfinite()[:, 0, :, 0].nonzero().tolist()
+    assert written == [[0, 0], [4, 2], [4, 3], [7, 0], [9, 1]]
