@@ -1,0 +1,145 @@
+"""From a plan to what a backend runs on, and from what it found out to what the scheduler is told.
+
+Used by the executor alone, which keeps a `SequenceState` for each sequence between passes.
+
+What must always hold: a batch's rows are those of its plan, in order; what changes a row's logits knows every token
+before the one that is drawn, whoever computed them; what nobody asks for is not in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from quipu.actors.messages import SamplingParams, Scores, StepPlan, StepScores
+from quipu.kernels import batch as kernel_batch
+from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
+from quipu.kernels.processors import LogitProcessor
+
+
+@attrs.define(eq=False)
+class SequenceState:
+    """What the executor keeps of a sequence between passes."""
+
+    slot: int
+    sampling: SamplingParams
+    num_outputs: int
+    """Drawn so far, by this admission and those before."""
+    keys: list[bytes]
+    """Chain keys of its full blocks, the root first."""
+    tokens: list[int]
+    """Ids at positions 0.. that were fed, or will be."""
+    table: list[int] = attrs.field(factory=list)
+    processor: LogitProcessor | None = None
+    """Made when it first draws, where its sampling has rules; from then on told of every token."""
+
+    def processor_for_draw(self) -> LogitProcessor | None:
+        """What changes its logits. Called when all tokens before the next draw are known."""
+        rules = self.sampling.rules
+        if rules is None:
+            return None
+        if self.processor is None:
+            num_prompt_tokens = len(self.tokens) - self.num_outputs
+            kernel_rules = kernel_batch.LogitRules(**attrs.asdict(rules, recurse=False))
+            self.processor = LogitProcessor(
+                kernel_rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:]
+            )
+        return self.processor
+
+    def draw(self, token_id: int) -> None:
+        """Take note of an output."""
+        self.tokens.append(token_id)
+        self.num_outputs += 1
+        if self.processor is not None:
+            self.processor.note(token_id)
+
+
+def make_batch(
+    plan: StepPlan, states: Sequence[SequenceState], *, some_are_scored: bool, some_have_rules: bool
+) -> StepBatch:
+    """The pass of a plan, whose rows' sequences `states` are. Without scores and rules nobody is asked for any."""
+    token_ids: list[int] = []
+    query_start = [0]
+    for row_tokens in plan.row_token_ids:
+        token_ids += row_tokens or (0,)
+        query_start.append(len(token_ids))
+    sampling = [state.sampling for state in states]
+    return StepBatch(
+        slots=[state.slot for state in states],
+        query_start=query_start,
+        positions=plan.row_starts,
+        token_ids=token_ids,
+        carried=[not row_tokens for row_tokens in plan.row_token_ids],
+        block_tables=[state.table for state in states],
+        samples=plan.row_samples,
+        temperature=[s.temperature for s in sampling],
+        top_p=[s.top_p for s in sampling],
+        top_k=[s.top_k for s in sampling],
+        min_p=[s.min_p for s in sampling],
+        seed=[s.seed for s in sampling],
+        output_position=[state.num_outputs for state in states],
+        scoring=_make_scoring(plan, states, query_start) if some_are_scored or plan.to_score else None,
+        processing=_make_processing(plan, states) if some_have_rules or plan.masks else None,
+    )
+
+
+def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: list[int]) -> Scoring | None:
+    """What the backend is asked to score, or None."""
+    drawn = [
+        (row, state.sampling.logprobs)
+        for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
+        if samples and state.sampling.logprobs is not None
+    ]
+    asked = plan.to_score
+    if not drawn and asked is None:
+        return None
+    scoring = Scoring([row for row, _ in drawn], [count for _, count in drawn], [], [], [])
+    if asked is not None:
+        for row, position, token_ids in zip(asked.rows, asked.positions, asked.token_ids, strict=True):
+            first = query_start[row] + position - 1 - plan.row_starts[row]
+            scoring.prompt_tokens.extend(range(first, first + len(token_ids)))
+            scoring.prompt_target_ids.extend(token_ids)
+            scoring.prompt_num_top.extend([states[row].sampling.prompt_logprobs or 0] * len(token_ids))
+    return scoring
+
+
+def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Processing | None:
+    """What changes the logits of the rows that draw, or None."""
+    processors = [
+        (row, processor)
+        for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
+        if samples and (processor := state.processor_for_draw()) is not None
+    ]
+    masks = plan.masks
+    if not processors and masks is None:
+        return None
+    return Processing(
+        rows=[row for row, _ in processors],
+        processors=[processor for _, processor in processors],
+        masked_rows=[] if masks is None else masks.rows,
+        masks=[] if masks is None else masks.words,
+    )
+
+
+def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
+    """What the backend found out, by sequence. Raises ValueError for a backend that leaves the question unanswered."""
+    if drawn.scores is None or drawn.prompt_scores is None:
+        raise ValueError("the backend gives no logprobs")
+    prompts = []
+    start = 0
+    asked = plan.to_score
+    for token_ids in asked.token_ids if asked is not None else ():
+        prompts.append(_columns(drawn.prompt_scores.cut(start, start + len(token_ids))))
+        start += len(token_ids)
+    return StepScores(
+        drawn_ids=[plan.row_ids[row] for row in scoring.drawn_rows],
+        drawn=_columns(drawn.scores),
+        prompt_ids=[plan.row_ids[row] for row in asked.rows] if asked is not None else [],
+        prompt_positions=asked.positions if asked is not None else [],
+        prompts=prompts,
+    )
+
+
+def _columns(scores: kernel_batch.Scores) -> Scores:
+    return Scores(scores.token_ids, scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
