@@ -19,6 +19,7 @@ from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.profile import each_kernel_once
 from quipu.kernels.cpu.program import STORED, Bounds, Pass, check_layout
 from quipu.kernels.cpu.recorder import Program, record
+from quipu.kernels.cpu.sampler import draw
 from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.logprobs import score
 from quipu.kernels.machine import memory, peak_of, resident
@@ -26,7 +27,6 @@ from quipu.kernels.models.config import DecoderConfig, check_length, read_config
 from quipu.kernels.models.registry import find_family
 from quipu.kernels.pool import Device, choose_pool
 from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
-from quipu.kernels.sampling import draw
 from quipu.kernels.weights import open_weights
 
 # Below this hidden size a second thread costs more than it brings.
@@ -148,7 +148,7 @@ class CpuBackend:
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         one_pass = self._pass(batch)
         logits_MV = self._run(one_pass, [batch.query_start[row + 1] - 1 for row in rows])
-        token_ids = draw(batch, rows, logits_MV.numpy())
+        token_ids = draw(self._library, batch, rows, logits_MV.numpy(), num_threads=self.num_threads)
         drawn = Drawn(rows=rows, token_ids=token_ids)
         if batch.scoring is not None:
             drawn = self._score(one_pass, batch.scoring, drawn, logits_MV)

@@ -39,9 +39,9 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
         *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
-        ("normalise", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("normalise", "activation", "turned")),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
-        *((name, ctypes.c_void_p) for name in ("matrices", "deal")),
+        *((name, ctypes.c_void_p) for name in ("matrices", "deal", "norm", "key_norm", "v", "room", "raw")),
     )
 
 

@@ -1,8 +1,9 @@
 """Runs a model once and writes down the operations that it asks for: the CPU's counterpart of a CUDA graph.
 
 A model is Python, its steps are not: `Recorder` gives it small tensors (two rows, never looked at) and notes for each
-call which of them went in and which came out. Later each becomes memory for as many rows as a pass may have, and the
-notes a list of C structs that one call replays. `backend.py` is the only caller.
+call which of them went in and which came out. Then calls that one kernel does together are fused (`fusing.py`), each
+value becomes memory for as many rows as a pass may have, and the notes a list of C structs that one call replays
+(`layout.py`). `backend.py` is the only caller.
 
 What must always hold: every number that a model makes comes from a recorded call. A tensor that torch made itself has
 memory that no note names, and using it is refused at load.
@@ -11,13 +12,15 @@ memory that no note names, and using it is refused at load.
 from __future__ import annotations
 
 import ctypes
-from itertools import pairwise
 from typing import Any
 
 import attrs
 import torch
 
 from quipu.kernels.cpu import program
+from quipu.kernels.cpu.fusing import fuse
+from quipu.kernels.cpu.layout import compile_note, join, lay_out
+from quipu.kernels.cpu.notes import Note, Place
 from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.program import STORED, Bounds, Op
 from quipu.kernels.kv_cache import KVCache
@@ -26,29 +29,6 @@ from quipu.kernels.models.rope import RopeTable
 from quipu.kernels.ops import Experts
 
 _ROWS = 2  # one would leave strides between rows undefined
-
-
-@attrs.frozen
-class Place:
-    """Where a tensor lies in the rows of a value."""
-
-    value: int
-    offset: int
-    """Elements from the start of each row."""
-
-
-@attrs.define
-class Note:
-    """One call: its numbers, and which values stand behind its pointers."""
-
-    fields: dict[str, Any]
-    x: Place | None
-    z: Place | None
-    y: Place
-
-    @property
-    def read(self) -> list[int]:
-        return [place.value for place in (self.x, self.z) if place is not None]
 
 
 @attrs.frozen
@@ -264,72 +244,22 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
     num_trunk = len(recorder.notes)
     model.logits(recorder.start_head(x_ND), recorder)
-    _join(recorder.notes)
+    trunk, head = fuse(recorder.notes[:num_trunk]), fuse(recorder.notes[num_trunk:])
+    notes = [*trunk, *head]
+    join(notes)
     rows = [bounds.num_looked_at if looked_at else bounds.num_tokens for looked_at in recorder.looked_at]
-    memory = _lay_out(recorder.notes, recorder.widths, rows)
-    ops = [_compile(note, recorder.widths, memory) for note in recorder.notes]
+    memory = lay_out(notes, recorder.widths, rows)
+    ops = [compile_note(note, recorder.widths, memory) for note in notes]
 
     def array(part: list[Op]) -> ctypes.Array[Op]:
         return (Op * len(part))(*part)
 
-    last = recorder.notes[-1].y.value
+    last = notes[-1].y.value
     return Program(
-        trunk=array(ops[:num_trunk]),
-        head=array(ops[num_trunk:]),
+        trunk=array(ops[: len(trunk)]),
+        head=array(ops[len(trunk) :]),
         whole=array(ops),
         logits_MV=memory[last][: bounds.num_looked_at * recorder.widths[last]].view(bounds.num_looked_at, -1),
-        memory=[*memory, *recorder.memory],
-        workspace=memory,
+        memory=[*memory.values(), *recorder.memory],
+        workspace=list(memory.values()),
     )
-
-
-def _join(notes: list[Note]) -> None:
-    """Spare threads the wait between operations that work on the same rows."""
-    for note, following in pairwise(notes):
-        kinds = {note.fields["kind"], following.fields["kind"]}
-        same_rows = note.fields["looked_at"] == following.fields["looked_at"]
-        note.fields["joined"] = kinds <= program.ROW_WISE and same_rows
-
-
-def _lay_out(notes: list[Note], widths: list[int], rows: list[int]) -> list[torch.Tensor]:
-    """Memory for every value; values that are done with make room for later ones.
-
-    Not while operations are joined: one thread's next row would lie where another still reads its last. And the last
-    value of the trunk is kept: the head may be run again for other tokens.
-    """
-    last_read = {value: index for index, note in enumerate(notes) for value in note.read}
-    for note in notes:
-        if note.fields["kind"] == program.GATHER:
-            last_read[note.read[0]] = len(notes)
-    last_read[notes[-1].y.value] = len(notes)
-    sizes: list[int] = []
-    held_by: list[int | None] = []
-    room: list[int] = []
-    for index, note in enumerate(notes):
-        size = widths[note.y.value] * rows[note.y.value]
-        free = [slot for slot, holder in enumerate(held_by) if holder is None]
-        if free:
-            slot = min(free, key=lambda slot: (max(size - sizes[slot], 0), abs(size - sizes[slot])))
-            sizes[slot] = max(sizes[slot], size)
-        else:
-            slot = len(sizes)
-            sizes.append(size)
-            held_by.append(None)
-        held_by[slot] = note.y.value
-        room.append(slot)
-        if note.fields["joined"]:
-            continue
-        for slot, holder in enumerate(held_by):
-            if holder is not None and last_read.get(holder, index) <= index:
-                held_by[slot] = None
-    memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
-    return [memory[slot] for slot in room]
-
-
-def _compile(note: Note, widths: list[int], memory: list[torch.Tensor]) -> Op:
-    op = Op(**note.fields)
-    for name, place in (("x", note.x), ("z", note.z), ("y", note.y)):
-        if place is not None:
-            setattr(op, name, memory[place.value].data_ptr() + 4 * place.offset)
-            setattr(op, f"{name}_stride", widths[place.value])
-    return op

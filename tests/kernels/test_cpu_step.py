@@ -155,13 +155,13 @@ def test_a_model_that_leaves_ops_is_refused(checkpoints: dict[str, Path], stray:
 
 def test_joined_operations_leave_each_other_alone(checkpoints: dict[str, Path]) -> None:
     """Between two waits no operation writes where one before it reads: another thread may still be there."""
-    ops = list(make_cpu_backend(checkpoints["qwen3-tied"])._program.whole)
-    written = sorted({op.y for op in ops if op.y})
+    ops = list(make_cpu_backend(checkpoints["gemma2"])._program.whole)
+    written = sorted({place for op in ops for place in (op.y, op.room, op.raw) if place})
     group: set[int] = set()
     num_joined = 0
     for op in ops:
-        assert op.y not in group
+        assert not {op.y, op.room, op.raw} - {None} & group
         places = [written[bisect.bisect(written, place) - 1] for place in (op.x, op.z) if place]
-        group = group | {*places, op.y} if op.joined else set()
+        group = group | {*places, op.y, op.room, op.raw} - {None} if op.joined else set()
         num_joined += op.joined
-    assert num_joined >= 10
+    assert num_joined >= 4

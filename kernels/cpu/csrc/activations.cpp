@@ -1,6 +1,7 @@
 // What is done to each number of a row by itself, other than SiLU: GELU and the soft cap.
 //
 // What must always hold: a thread has the same rows in each of these and of rows.cpp, so that they may be joined.
+#include "activate.h"
 #include "program.h"
 #include "tanh.h"
 
@@ -16,17 +17,12 @@ void each(int64_t width, F f) {
 
 }  // namespace
 
-// y = gelu(first half of the row) * second half: x / 2 * (1 + tanh(u)) is x / (1 + exp(-2u)).
+// y = gelu(first half of the row) * second half
 void gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
-    const Vec linear = splat(-1.5957691216f), cubic = splat(-0.0713548162f);  // -2 sqrt(2 / pi), and that times 0.044715
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
-        const float* gate = op.x + s.begin * op.x_stride;
+        const float *gate = op.x + s.begin * op.x_stride, *up = gate + op.width;
         float* y = op.y + s.begin * op.y_stride;
-        each(op.width, [&](int64_t i, Mask mask) {
-            Vec x = load(gate + i, mask);
-            Vec below = splat(1) + exp(x * fma(x * x, cubic, linear));
-            store(y + i, mask, x / below * load(gate + op.width + i, mask));
-        });
+        each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, gelu_mul(load(gate + i, mask), load(up + i, mask))); });
     }
 }
 

@@ -148,14 +148,29 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 // attention_bf16.cpp; null where the instruction set has nothing for it
 __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 
-void attend(const Op& op, const Pass& pass, const Worker& worker) {
+void attend(const Op& asked, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
-    if (attend_bf16 && op.stored == kBfloat16) return attend_bf16(op, pass, worker);
+    Op op = asked;
+    bool halves = attend_bf16 && op.stored == kBfloat16;
     Pieces pieces(op, pass, kRowsOfWork);
+    // A step that only decodes need not wait between writing the cache and reading it.
+    bool own = op.turned && !halves && pieces.one_each();
+    if (op.turned) {
+        op.x = op.room;
+        op.x_stride = op.num_heads * op.width;
+        if (!own) {
+            for (Share s(pass.num_tokens * op.num_kv_heads, worker); s.begin < s.end; s.begin++)
+                turn(asked, pass, s.begin / op.num_kv_heads, s.begin % op.num_kv_heads);
+            worker.wait();
+        }
+    }
+    if (halves) return attend_bf16(op, pass, worker);
     Piece piece, next;
     bool more = pieces.find(worker.thread, &piece);
     while (more) {
         more = pieces.find(worker.num_threads + worker.next(), &next);
+        if (own)
+            for (int64_t i = piece.first; i < piece.last; i++) turn(asked, pass, pass.query_start[piece.sequence] + i, piece.head);
         if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, more ? &next : nullptr);
         else attend_piece<float>(op, pass, piece, more ? &next : nullptr);
         piece = next;

@@ -114,6 +114,12 @@ struct Pieces {
         last = length();
     }
     int64_t length() const { return pass.query_start[sequence + 1] - pass.query_start[sequence]; }
+    // Whether each sequence's heads are one piece: nobody but the thread that has it reads what it writes to the cache.
+    bool one_each() const {
+        for (int64_t i = 0; i < pass.num_sequences; i++)
+            if (pass.query_start[i + 1] - pass.query_start[i] > tokens) return false;
+        return true;
+    }
     // Piece number `number`, which is not before the one found last. False: there are not so many.
     bool find(int64_t number, Piece* piece) {
         // the last tokens first: they have the most to do, and the end should be even

@@ -1,10 +1,16 @@
-// y = x @ weight.T (+ bias) (+ z), and how weights are packed for it.
+// y = x @ weight.T (+ bias) (+ z), and how weights are packed for it. With what stands before and behind it in a model:
+// x may be normed first (Op::norm), and y may be gate and up, of which the activation is kept (Op::activation).
+#include <vector>
+
+#include "activate.h"
 #include "micro.h"
+#include "norm.h"
 #include "program.h"
 
 namespace {
 
 constexpr int64_t kRowsAtOnce = 128;  // their share of x stays in the second-level cache
+constexpr int64_t kFewRows = 8;       // so few that each thread norms them all sooner than it would wait for others
 constexpr int64_t kGroup = 3;         // panels of a piece of work: 6 Vecs of columns, which 2 and 3 divide
 
 PackedF32 right_hand(const Op& op, int64_t panel, const float*) {
@@ -29,11 +35,11 @@ Target target(const Op& op, int64_t row, int64_t panel) {
 // Columns are dealt out by the group, and one panel at a time in the end, so that threads end together.
 struct Pieces {
     int64_t num_panels, groups, chunks;
-    Pieces(const Op& op, int64_t num_rows, int num_threads) {
-        num_panels = (op.out_width + kPanel - 1) / kPanel;
+    Pieces(int64_t num_columns, int64_t num_rows, int num_threads) {
+        num_panels = (num_columns + kPanel - 1) / kPanel;
         chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
         int64_t singles = chunks == 1 ? kGroup * num_threads : 0;
-        groups = std::max<int64_t>(0, op.out_width / kPanel - singles) / kGroup;
+        groups = std::max<int64_t>(0, num_columns / kPanel - singles) / kGroup;
     }
     int64_t count() const { return (groups + num_panels - kGroup * groups) * chunks; }
     // neighbours in time share their weights
@@ -70,7 +76,7 @@ void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target
 int64_t num_calls(int64_t rows, int64_t panels) { return panels < kGroup ? 1 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3; }
 
 template <class T>
-void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, Ahead ahead) {
+void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, const Target& target, Ahead ahead) {
     auto right = right_hand(op, panel, (T*)nullptr);
     int64_t calls = 0;
     for (int64_t part = 0; part < num_parts(rows); part++) calls += num_calls(split(rows, part + 1) - split(rows, part), panels);
@@ -79,28 +85,63 @@ void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int6
     for (int64_t part = 0; part < num_parts(rows); part++) {
         int64_t m = row + split(rows, part), count = row + split(rows, part + 1) - m;
         PlainRows a{op.x + m * op.x_stride, op.x_stride};
-        Target t = target(op, m, panel);
+        Target t = target.rows(m - row);
         with_rows(count, [&](auto size) { multiply_part<size.value>(a, right, op.width, panels, t, ahead); });
     }
 }
 
+template <class T>
+Ahead panels_ahead(const Op& op, int64_t first, int64_t panels) {
+    return {reinterpret_cast<const char*>(right_hand(op, first, (T*)nullptr).p),
+            reinterpret_cast<const char*>(right_hand(op, first + panels, (T*)nullptr).p), 0};
+}
+
 // A group of panels comes from memory while the one before it is multiplied, and stays in the second-level cache while
-// all rows of a chunk meet it. So a piece is taken one ahead; the first of each thread is its own.
+// all rows of a chunk meet it. So a piece is taken one ahead; the first of each thread is its own. With an activation a
+// piece is some columns of gate and the same ones of up.
 template <class T>
 void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
-    Pieces pieces(op, num_rows, worker.num_threads);
+    static thread_local std::vector<float> both;
+    int64_t columns = op.activation ? op.out_width / 2 : op.out_width, half = columns / kPanel;
+    constexpr int64_t wide = kGroup * kPanel;
+    if (op.activation) both.resize(std::max<size_t>(both.size(), std::min(num_rows, kRowsAtOnce) * 2 * wide));
+    Pieces pieces(columns, num_rows, worker.num_threads);
     for (int64_t piece = worker.thread, next; piece < pieces.count(); piece = next) {
         next = worker.num_threads + worker.next();
-        int64_t chunk = pieces.chunk(piece), panel = pieces.panel(piece);
+        int64_t chunk = pieces.chunk(piece), panel = pieces.panel(piece), panels = pieces.panels(piece);
         int64_t row = num_rows * chunk / pieces.chunks, rows = num_rows * (chunk + 1) / pieces.chunks - row;
-        Ahead ahead{};
-        if (next < pieces.count() && pieces.panel(next) != panel) {
-            int64_t first = pieces.panel(next), last = first + pieces.panels(next);
-            ahead.p = reinterpret_cast<const char*>(right_hand(op, first, (T*)nullptr).p);
-            ahead.end = reinterpret_cast<const char*>(right_hand(op, last, (T*)nullptr).p);
+        bool other = next < pieces.count() && pieces.panel(next) != panel;
+        Ahead ahead = other ? panels_ahead<T>(op, pieces.panel(next), pieces.panels(next)) : Ahead{};
+        if (!op.activation) {
+            multiply_piece<T>(op, row, rows, panel, panels, target(op, row, panel), ahead);
+            continue;
         }
-        multiply_piece<T>(op, row, rows, panel, pieces.panels(piece), ahead);
+        const float* bias = op.bias ? op.bias + panel * kPanel : nullptr;
+        Target gate{both.data(), 2 * wide, true, bias, nullptr, 0, wide};
+        Target up{both.data() + wide, 2 * wide, true, bias ? bias + columns : nullptr, nullptr, 0, wide};
+        multiply_piece<T>(op, row, rows, panel, panels, gate, ahead);
+        if (other) ahead = panels_ahead<T>(op, half + pieces.panel(next), pieces.panels(next));
+        multiply_piece<T>(op, row, rows, half + panel, panels, up, ahead);
+        for (int64_t m = 0; m < rows; m++)
+            for (int64_t i = 0; i < panels * kPanel; i += kLanes) {
+                Vec g = load(gate.c + m * 2 * wide + i), u = load(up.c + m * 2 * wide + i);
+                store(op.y + (row + m) * op.y_stride + panel * kPanel + i, op.activation == kGeluMul ? gelu_mul(g, u) : silu_mul(g, u));
+            }
     }
+}
+
+// Rows of x after their norm, into op.x.
+void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
+    static thread_local std::vector<float> kept;
+    bool few = num_rows <= kFewRows;
+    if (few) kept.resize(std::max<size_t>(kept.size(), num_rows * op.width));
+    float* to = few ? kept.data() : op.room;
+    Share s(num_rows, worker);
+    if (few) s.begin = 0, s.end = num_rows;
+    for (; s.begin < s.end; s.begin++) norm(op.x + s.begin * op.x_stride, op.norm, to + s.begin * op.width, op.width, op.eps);
+    if (!few) worker.wait();
+    op.x = to;
+    op.x_stride = op.width;
 }
 
 }  // namespace
@@ -108,10 +149,22 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
 // linear_bf16.cpp; null where the instruction set has nothing for it
 __attribute__((weak)) void linear_bf16(const Op&, int64_t num_rows, const Worker&);
 
-void linear(const Op& op, const Pass& pass, const Worker& worker) {
-    if (linear_bf16 && op.stored == kBfloat16) return linear_bf16(op, num_rows(op, pass), worker);
-    if (op.stored == kBfloat16) linear_of<bf16>(op, num_rows(op, pass), worker);
-    else linear_of<float>(op, num_rows(op, pass), worker);
+void linear(const Op& asked, const Pass& pass, const Worker& worker) {
+    Op op = asked;
+    int64_t n = num_rows(op, pass);
+    bool pairs = linear_bf16 && op.stored == kBfloat16;
+    if (op.norm) norm_rows(op, n, worker);
+    // what this cannot do in the registers is done after it
+    bool later = op.activation && (pairs || op.out_width / 2 % kPanel);
+    if (later) op.activation = 0, op.y = op.raw, op.y_stride = op.out_width;
+    if (pairs) linear_bf16(op, n, worker);
+    else if (op.stored == kBfloat16) linear_of<bf16>(op, n, worker);
+    else linear_of<float>(op, n, worker);
+    if (!later) return;
+    worker.wait();
+    op.x = op.raw, op.x_stride = op.out_width, op.width = op.out_width / 2, op.y = asked.y, op.y_stride = asked.y_stride;
+    if (asked.activation == kGeluMul) gelu_mul(op, pass, worker);
+    else silu_mul(op, pass, worker);
 }
 
 // Rows of a packed matrix: an embedding that is also the head need not be kept twice.

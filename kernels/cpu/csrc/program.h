@@ -46,6 +46,8 @@ struct Op {
     float scale;        // of attention's scores, or of an embedding
     float soft_cap;     // c: x becomes c * tanh(x / c); 0: it does not
     int32_t normalise;  // route: the weights of the chosen come to 1
+    int32_t activation; // linear: y is gate and up no longer, but silu_mul's or gelu_mul's result (their kind); 0: neither
+    int32_t turned;     // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
     const float* x;
     const float* z;  // second argument: what linear adds, the values of write_kv
     const void* weight;
@@ -57,6 +59,11 @@ struct Op {
     void* values;
     const void* const* matrices;  // one an expert
     void* deal;                   // which rows go to which expert; experts.cpp says how
+    const float* norm;      // linear: x is rms_norm's argument, and this its weight; attend, turned: weights of the queries' norm
+    const float* key_norm;  // attend, turned: and of the keys'
+    const float* v;         // attend, turned: values, in x's rows
+    float* room;            // for as many rows: of linear's x after the norm; of attend's queries
+    float* raw;             // for as many rows: linear's y before the activation
 };
 
 // The columns of one pass; see StepBatch in ../../batch.py.
@@ -76,11 +83,14 @@ struct Pass {
 };
 
 // One thread's share of an operation. `next` hands out numbers from 0, to all threads together.
+struct Team;
 struct Worker {
     int thread;
     int num_threads;
     int64_t* counter;
+    Team* team;
     int64_t next() const { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+    void wait() const;  // until all threads are here; team.cpp
 };
 
 // A thread's share of the rows, the same in each operation that works row by row.
@@ -104,6 +114,7 @@ void write_kv(const Op&, const Pass&, const Worker&);
 void attend(const Op&, const Pass&, const Worker&);
 void silu_mul(const Op&, const Pass&, const Worker&);
 void add(const Op&, const Pass&, const Worker&);
+void turn(const Op&, const Pass&, int64_t token, int64_t kv_head);  // a part of attend
 void gelu_mul(const Op&, const Pass&, const Worker&);
 void soft_cap(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);

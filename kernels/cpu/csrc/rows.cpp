@@ -3,35 +3,36 @@
 // What must always hold: a thread has the same rows in each of these, so that one of them may follow another (Op::joined)
 // before all threads have done with the first.
 #include <algorithm>
+#include <vector>
 
+#include "activate.h"
+#include "norm.h"
 #include "program.h"
-#include "vec.h"
 
 namespace {
 
-// x times this is x divided by its root mean square.
-float inverse_rms(const float* x, int64_t width, float eps) {
-    Vec squares = splat(0);
-    int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-    float sum = sum_lanes(squares);
-    for (; i < width; i++) sum = std::fma(x[i], x[i], sum);
-    return 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
-}
-
-void norm(const float* x, const float* weight, float* y, int64_t width, float eps) {
-    float r = inverse_rms(x, width, eps);
-    for (int64_t i = 0; i < width; i++) y[i] = x[i] * r * weight[i];
-}
-
 template <class T>
-void write(const Op& op, const Pass& pass, int64_t n, int64_t head) {
+void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
     int64_t slot = pass.positions[n] % pass.block_size;
     int64_t at = ((pass.blocks[n] * op.num_kv_heads + head) * pass.block_size + slot) * op.width;
-    const float* k = op.x + n * op.x_stride + head * op.width;
-    const float* v = op.z + n * op.z_stride + head * op.width;
     for (int64_t i = 0; i < op.width; i++) narrow(k[i], static_cast<T*>(op.keys) + at + i);
     for (int64_t i = 0; i < op.width; i++) narrow(v[i], static_cast<T*>(op.values) + at + i);
+}
+void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
+    if (op.stored == kBfloat16) write<bf16>(op, pass, n, head, k, v);
+    else write<float>(op, pass, n, head, k, v);
+}
+
+// One head at a position; y may be x.
+void turn_head(const Op& op, int64_t position, const float* x, float* y) {
+    int64_t half = op.out_width / 2;
+    const float *cos = op.cos + position * half, *sin = op.sin + position * half;
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[half + i];
+        y[i] = a * cos[i] - b * sin[i];
+        y[half + i] = b * cos[i] + a * sin[i];
+    }
+    for (int64_t i = op.out_width; i < op.width; i++) y[i] = x[i];
 }
 
 }  // namespace
@@ -50,45 +51,47 @@ void rms_norm(const Op& op, const Pass& pass, const Worker& worker) {
 }
 
 void rope(const Op& op, const Pass& pass, const Worker& worker) {
-    int64_t half = op.out_width / 2;
-    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
-        const float* cos = op.cos + pass.positions[s.begin] * half;
-        const float* sin = op.sin + pass.positions[s.begin] * half;
-        for (int64_t h = 0; h < op.num_heads; h++) {
-            const float* x = op.x + s.begin * op.x_stride + h * op.width;
-            float* y = op.y + s.begin * op.y_stride + h * op.width;
-            for (int64_t i = 0; i < half; i++) {
-                float a = x[i], b = x[half + i];
-                y[i] = a * cos[i] - b * sin[i];
-                y[half + i] = b * cos[i] + a * sin[i];
-            }
-            for (int64_t i = op.out_width; i < op.width; i++) y[i] = x[i];
-        }
-    }
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
+        for (int64_t h = 0; h < op.num_heads; h++)
+            turn_head(op, pass.positions[s.begin], op.x + s.begin * op.x_stride + h * op.width,
+                      op.y + s.begin * op.y_stride + h * op.width);
 }
 
 void write_kv(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
-        for (int64_t h = 0; h < op.num_kv_heads; h++) {
-            if (op.stored == kBfloat16) write<bf16>(op, pass, s.begin, h);
-            else write<float>(op, pass, s.begin, h);
-        }
+        for (int64_t h = 0; h < op.num_kv_heads; h++)
+            write(op, pass, s.begin, h, op.x + s.begin * op.x_stride + h * op.width, op.z + s.begin * op.z_stride + h * op.width);
+}
+
+// The query heads of a key/value head: normed and turned into op.room. Its key: the same, and into the cache beside its
+// value.
+void turn(const Op& op, const Pass& pass, int64_t n, int64_t head) {
+    int64_t sharing = op.num_heads / op.num_kv_heads, position = pass.positions[n];
+    static thread_local std::vector<float> row;
+    row.resize(op.width);
+    auto one = [&](const float* x, const float* weight, float* y) {
+        if (weight) norm(x, weight, row.data(), op.width, op.eps);
+        turn_head(op, position, weight ? row.data() : x, y);
+    };
+    for (int64_t h = head * sharing; h < (head + 1) * sharing; h++)
+        one(op.x + n * op.x_stride + h * op.width, op.norm, op.room + (n * op.num_heads + h) * op.width);
+    static thread_local std::vector<float> key;
+    key.resize(op.width);
+    one(op.z + n * op.z_stride + head * op.width, op.key_norm, key.data());
+    write(op, pass, n, head, key.data(), op.v + n * op.x_stride + head * op.width);
 }
 
 // y = silu(first half of the row) * second half
 void silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
-    auto activate = [](Vec gate, Vec up) {
-        return gate / (splat(1) + exp(splat(0) - gate)) * up;
-    };
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
         const float* gate = op.x + s.begin * op.x_stride;
         const float* up = gate + op.width;
         float* y = op.y + s.begin * op.y_stride;
         int64_t i = 0;
-        for (; i + kLanes <= op.width; i += kLanes) store(y + i, activate(load(gate + i), load(up + i)));
+        for (; i + kLanes <= op.width; i += kLanes) store(y + i, silu_mul(load(gate + i), load(up + i)));
         if (i < op.width) {
             Mask mask = first_lanes(op.width - i);
-            store(y + i, mask, activate(load(gate + i, mask), load(up + i, mask)));
+            store(y + i, mask, silu_mul(load(gate + i, mask), load(up + i, mask)));
         }
     }
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "program.h"
+#include "team.h"
 
 extern "C" int64_t quipu_sizes(int32_t which) { return which ? sizeof(Pass) : sizeof(Op); }
 
@@ -24,13 +25,14 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
         gelu_mul, soft_cap, route, deal, expert_linear, expert_silu_mul, mix,
     };
     std::vector<int64_t> counters(num_ops * 8);  // each on a cache line of its own
+    Team team;
 #pragma omp parallel num_threads(static_cast<int>(pass->num_threads))
     {
         int thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
         for (int64_t i = 0; i < num_ops; i++) {
-            kernels[ops[i].kind](ops[i], *pass, Worker{thread, num_threads, &counters[i * 8]});
-            if (ops[i].joined) continue;
-#pragma omp barrier
+            Worker worker{thread, num_threads, &counters[i * 8], &team};
+            kernels[ops[i].kind](ops[i], *pass, worker);
+            if (!ops[i].joined) worker.wait();
         }
     }
 }

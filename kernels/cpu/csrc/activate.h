@@ -1,0 +1,11 @@
+// Activations of gated MLPs, a Vec of gate and of up at a time.
+#pragma once
+#include "vec.h"
+
+inline Vec silu_mul(Vec gate, Vec up) { return gate / (splat(1) + exp(splat(0) - gate)) * up; }
+
+// x / 2 * (1 + tanh(u)) is x / (1 + exp(-2u)).
+inline Vec gelu_mul(Vec gate, Vec up) {
+    const Vec linear = splat(-1.5957691216f), cubic = splat(-0.0713548162f);  // -2 sqrt(2 / pi), and that times 0.044715
+    return gate / (splat(1) + exp(gate * fma(gate * gate, cubic, linear))) * up;
+}

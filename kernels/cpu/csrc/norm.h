@@ -1,0 +1,18 @@
+// RMSNorm of one row, or of one head of it.
+#pragma once
+#include "vec.h"
+
+// x times this is x divided by its root mean square.
+inline float inverse_rms(const float* x, int64_t width, float eps) {
+    Vec squares = splat(0);
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+    float sum = sum_lanes(squares);
+    for (; i < width; i++) sum = std::fma(x[i], x[i], sum);
+    return 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
+}
+
+inline void norm(const float* x, const float* weight, float* y, int64_t width, float eps) {
+    float r = inverse_rms(x, width, eps);
+    for (int64_t i = 0; i < width; i++) y[i] = x[i] * r * weight[i];
+}

@@ -1,0 +1,219 @@
+// From rows of logits to tokens: the very ones that ../../sampling.py draws, which says what each setting means.
+//
+// The oracle computes in float64 over a sorted vocabulary. Here few tokens are looked at more than once: those whose
+// scores say that they can matter are gathered, sorted as far as needed and weighed in float64; the mass of all others is
+// added up in float32. Every sum comes with a bound of what it may be off the oracle's by (other order, other exp), and a
+// decision is taken only where it is the same on both sides of that bound. Where it is not (an exact tie of masses, one
+// draw in some millions), the row is left to the oracle.
+//
+// What must always hold: an answer is the oracle's token, whatever the other rows and the number of threads.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "vec.h"
+
+struct Draw {
+    double temperature, top_p, log_min_p;
+    int64_t top_k;
+    uint64_t seed, position;
+};
+
+namespace {
+
+constexpr int64_t kUndecided = -1;    // the oracle draws
+constexpr int64_t kNoNumbers = -2;    // and says what is wrong
+constexpr int64_t kBlock = 64;        // tokens whose maximum is kept, so that most blocks are never looked at again
+constexpr double kDouble = 1e-10;     // that sums of float64, each of at most 2^18 terms within two ulp, may be off: 2^18 x 2^-52 and more
+constexpr double kFloat = 1e-4;       // the same for float32: scores down to -87 off by 5e-7 of themselves, and blocks' sums
+static_assert(kBlock % kLanes == 0);
+
+// Philox4x32-10 (Salmon et al., SC 2011), as ../../philox.py has it.
+double uniform(uint64_t seed, uint64_t position) {
+    uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = uint64_t{0xD2511F53u} * c0, b = uint64_t{0xCD9E8D57u} * c2;
+        uint32_t n0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+        c1 = static_cast<uint32_t>(b), c3 = static_cast<uint32_t>(a), c0 = n0, c2 = n2;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    return static_cast<double>((uint64_t{c1} << 32 | c0) >> 11) * 0x1p-53;
+}
+
+struct Candidate {
+    double score;
+    int64_t id;
+    bool operator<(const Candidate& other) const { return score > other.score || (score == other.score && id < other.id); }
+};
+
+struct Row {
+    const float* x;
+    int64_t size;
+    float top;
+    std::vector<float> maxima;  // of each block
+    std::vector<Candidate> found;
+    int64_t sorted;
+
+    int64_t end(int64_t block) const { return std::min(size, (block + 1) * kBlock); }
+
+    // False: NaN, or no finite maximum.
+    bool look(const float* logits, int64_t count) {
+        x = logits, size = count;
+        maxima.resize((size + kBlock - 1) / kBlock);
+        top = -INFINITY;
+        uint32_t nan = 0;
+        for (size_t block = 0; block < maxima.size(); block++) {
+            int64_t first = block * kBlock, last = end(block);
+            float most = -INFINITY;
+            if (last - first == kBlock) {
+                Vec m = load(x + first);
+                for (int64_t i = first + kLanes; i < last; i += kLanes) m = larger(m, load(x + i));
+                most = max_lanes(m);
+            } else {
+                for (int64_t i = first; i < last; i++) most = std::max(most, x[i]);
+            }
+            for (int64_t i = first; i < last; i++) {
+                uint32_t bits;
+                memcpy(&bits, x + i, 4);
+                nan |= (bits & 0x7fffffffu) > 0x7f800000u;
+            }
+            maxima[block] = most;
+            top = std::max(top, most);
+        }
+        return !nan && std::isfinite(top);
+    }
+    int64_t best() const {
+        for (size_t block = 0;; block++)
+            if (maxima[block] == top)
+                for (int64_t i = block * kBlock;; i++)
+                    if (x[i] == top) return i;
+    }
+    double score(float logit, const Draw& d) const {
+        return (static_cast<double>(logit) - static_cast<double>(top)) / d.temperature;
+    }
+    // All tokens from this logit on that min_p leaves.
+    void gather(float least, const Draw& d) {
+        found.clear();
+        sorted = 0;
+        for (size_t block = 0; block < maxima.size(); block++)
+            if (maxima[block] >= least)
+                for (int64_t i = block * kBlock; i < end(block); i++)
+                    if (x[i] >= least) {
+                        double s = score(x[i], d);
+                        if (s >= d.log_min_p) found.push_back({s, i});
+                    }
+    }
+    // The first count + 1 in order.
+    const Candidate& at(int64_t count) {
+        while (count >= sorted) {
+            int64_t more = std::min<int64_t>(found.size(), std::max<int64_t>(64, 4 * sorted));
+            if (more < static_cast<int64_t>(found.size())) std::nth_element(found.begin() + sorted, found.begin() + more, found.end());
+            std::sort(found.begin() + sorted, found.begin() + more);
+            sorted = more;
+        }
+        return found[count];
+    }
+    // The mass of tokens below this logit, each within kFloat of itself.
+    double mass_below(float bound, const Draw& d) const {
+        Vec inverse = splat(static_cast<float>(1 / d.temperature)), most = splat(top);
+        double total = 0;
+        for (int64_t first = 0; first < size; first += 16 * kBlock) {
+            Vec sum = splat(0);
+            int64_t last = std::min(size, first + 16 * kBlock), i = first;
+            for (; i + kLanes <= last; i += kLanes) {
+                Vec logit = load(x + i), p = exp((logit - most) * inverse);
+                sum = sum + (p - zero_where_below(logit, bound, p));
+            }
+            total += sum_lanes(sum);
+            for (; i < last; i++)
+                if (x[i] < bound) total += std::exp(score(x[i], d));
+        }
+        return total;
+    }
+};
+
+enum class Outcome { kDrawn, kMore, kUnsure };
+
+// Draw among row.found, beside which there are tokens of less score and this mass, off by `off` at most.
+Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, int64_t* id) {
+    int64_t count = row.found.size();
+    double total = rest, margin;
+    for (const Candidate& c : row.found) total += std::exp(c.score);
+    margin = off + kDouble * total;
+    if (d.top_p < 1) {
+        double limit = d.top_p * total, mass = 0;
+        int64_t kept = 0;
+        for (; kept < count; kept++) {
+            if (kept > 0 && std::abs(mass - limit) <= 2 * margin) return Outcome::kUnsure;
+            if (kept > 0 && mass >= limit) break;
+            mass += std::exp(row.at(kept).score);
+        }
+        if (kept == count && rest > 0 && mass <= limit + 2 * margin) return Outcome::kMore;
+        count = kept;
+        total = mass;
+        margin = kDouble * total;
+        rest = 0;
+    }
+    double target = u * total, mass = 0;
+    for (int64_t i = 0; i < count; i++) {
+        mass += std::exp(row.at(i).score);
+        if (std::abs(mass - target) <= 2 * margin) return Outcome::kUnsure;
+        if (mass > target) {
+            *id = row.at(i).id;
+            return Outcome::kDrawn;
+        }
+    }
+    return rest > 0 ? Outcome::kMore : Outcome::kUnsure;
+}
+
+int64_t draw(Row& row, const Draw& d) {
+    if (d.temperature == 0) return row.best();
+    // where other bounds would hold, or logits that differ could have one score
+    if (!(d.temperature >= 1e-3 && d.temperature <= 1e3) || std::abs(row.top) > 1e4f) return kUndecided;
+    double u = uniform(d.seed, d.position);
+    int64_t id = kUndecided;
+    if (d.top_k > 0 && d.top_k < row.size) {
+        int64_t k = d.top_k;
+        float least = -INFINITY;
+        if (k <= static_cast<int64_t>(row.maxima.size())) {
+            // as many blocks reach this, so as many tokens do
+            std::vector<float> largest(row.maxima);
+            std::nth_element(largest.begin(), largest.begin() + k - 1, largest.end(), [](float a, float b) { return a > b; });
+            least = largest[k - 1];
+        }
+        least = std::max(least, std::numeric_limits<float>::lowest());
+        row.gather(least, d);
+        if (static_cast<int64_t>(row.found.size()) >= k) {
+            double border = row.at(k - 1).score;
+            if (row.score(std::nextafter(least, -INFINITY), d) >= border) return kUndecided;
+            row.found.resize(k);
+            row.sorted = std::min(row.sorted, k);
+        }
+        return draw_among(row, d, u, 0, 0, &id) == Outcome::kDrawn ? id : kUndecided;
+    }
+    for (double window : {12.0, 20.0, 40.0, 1e9}) {
+        double bound = static_cast<double>(row.top) - window * d.temperature;
+        float least = bound < -1e30 ? std::numeric_limits<float>::lowest() : static_cast<float>(bound);
+        bool all = window > 1e8 || row.score(least, d) < d.log_min_p;
+        if (!all && std::isfinite(d.log_min_p)) continue;  // a cut within the rest
+        row.gather(least, d);
+        double rest = all ? 0 : row.mass_below(least, d);
+        Outcome outcome = draw_among(row, d, u, rest, kFloat * rest, &id);
+        if (outcome == Outcome::kDrawn) return id;
+        if (outcome == Outcome::kUnsure && all) return kUndecided;
+    }
+    return kUndecided;
+}
+
+}  // namespace
+
+// One token for each row, or one of the two numbers below 0.
+extern "C" void quipu_sample(const float* logits, int64_t stride, int64_t vocab_size, int64_t num_rows, const Draw* draws, int64_t* ids,
+                             int64_t num_threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(num_threads)) if (num_rows > 1)
+    for (int64_t r = 0; r < num_rows; r++) {
+        static thread_local Row row;
+        ids[r] = row.look(logits + r * stride, vocab_size) ? draw(row, draws[r]) : kNoNumbers;
+    }
+}

@@ -1,0 +1,112 @@
+"""Calls that one kernel does together: a model asks for them one by one and stays a plain file.
+
+    rms_norm, linear                              the product norms its input
+    linear, silu_mul or gelu_mul                  and keeps of gate and up the activation only
+    linear, add                                   and adds
+    rms_norm, rope, rms_norm, rope,
+    write_kv, attend                              attention norms, turns and writes what it then reads (norms or not)
+
+Each saves threads a wait for each other, and the way of a value through memory. `recorder.py` is the only caller.
+
+What must always hold: a value is fused away only if nobody else reads it; the bits are those of the calls one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quipu.kernels.cpu import program
+from quipu.kernels.cpu.notes import Note, Place
+
+
+def fuse(notes: list[Note]) -> list[Note]:
+    """The same calls in fewer notes."""
+    readers = Counter(value for note in notes for value in note.read)
+    makers = {note.y.value: note for note in notes}
+    notes = _attention_in_one(notes, readers, makers)
+    fused: list[Note] = []
+    for note in notes:
+        last = fused[-1] if fused else None
+        joined = None if last is None else _two_in_one(last, note, readers)
+        if joined is None:
+            fused.append(note)
+        else:
+            fused[-1] = joined
+    return fused
+
+
+def _two_in_one(first: Note, second: Note, readers: Counter[int]) -> Note | None:
+    """Both as one note, or None where no kernel does the two."""
+    if readers[first.y.value] != 1:
+        return None
+    whole = Place(first.y.value, 0)
+    if first.kind == program.RMS_NORM and second.kind == program.LINEAR and second.x == whole:
+        if first.fields["num_heads"] != 1:
+            return None
+        fields = {**second.fields, "norm": first.fields["weight"], "eps": first.fields["eps"]}
+        return Note(fields, first.x, second.z, second.y, room=whole)
+    if first.kind != program.LINEAR or first.z is not None or first.fields.get("activation"):
+        return None
+    if second.kind in (program.SILU_MUL, program.GELU_MUL) and second.x == whole:
+        return Note({**first.fields, "activation": second.kind}, first.x, None, second.y, room=first.room, raw=whole)
+    if second.kind == program.ADD and whole in (second.x, second.z):
+        added = second.z if second.x == whole else second.x
+        return Note(first.fields, first.x, added, second.y, room=first.room)
+    return None
+
+
+def _attention_in_one(notes: list[Note], readers: Counter[int], makers: dict[int, Note]) -> list[Note]:
+    """Each attention with what stands before it, where it reads heads of one value."""
+    result: list[Note] = []
+    for note in notes:
+        fused = _attention(note, result, readers, makers) if note.kind == program.ATTEND else None
+        if fused is not None:
+            del result[-fused[1] :]
+        result.append(note if fused is None else fused[0])
+    return result
+
+
+def _attention(
+    attend: Note, before: list[Note], readers: Counter[int], makers: dict[int, Note]
+) -> tuple[Note, int] | None:
+    """The note, and how many of those before it are in it."""
+    write = before[-1]
+    if write.kind != program.WRITE_KV or write.x is None or write.z is None or attend.x is None:
+        return None
+    if write.fields["keys"] != attend.fields["keys"]:
+        return None
+    q, k = (_turned(place, readers, makers) for place in (attend.x, write.x))
+    if q is None or k is None:
+        return None
+    inside = [*q, *k]
+    if {id(note) for note in before[-1 - len(inside) : -1]} != {id(note) for note in inside}:
+        return None
+    q_rope, k_rope = q[-1], k[-1]
+    q_from, k_from = q[0].x, k[0].x
+    if q_from is None or k_from is None or {k_from.value, write.z.value} != {q_from.value}:
+        return None
+    if any(q_rope.fields[name] != k_rope.fields[name] for name in ("cos", "sin", "out_width", "width")):
+        return None
+    norms = [note for note in inside if note.kind == program.RMS_NORM]
+    if len({note.fields["eps"] for note in norms}) > 1:
+        return None
+    fields = {
+        **attend.fields,
+        "turned": True,
+        **{name: q_rope.fields[name] for name in ("cos", "sin", "out_width")},
+        "norm": q[0].fields["weight"] if len(q) == 2 else None,
+        "key_norm": k[0].fields["weight"] if len(k) == 2 else None,
+        "eps": norms[0].fields["eps"] if norms else 0.0,
+    }
+    return Note(fields, q_from, k_from, attend.y, v=write.z, room=attend.x), 1 + len(inside)
+
+
+def _turned(place: Place, readers: Counter[int], makers: dict[int, Note]) -> list[Note] | None:
+    """The rope that made this, after the norm that made what it turns, if one did; None where it is anything else."""
+    rope = makers[place.value]
+    if rope.kind != program.ROPE or readers[place.value] != 1 or rope.x is None or place.offset:
+        return None
+    norm = makers[rope.x.value]
+    if norm.kind == program.RMS_NORM and readers[rope.x.value] == 1:
+        return [norm, rope]
+    return [rope]

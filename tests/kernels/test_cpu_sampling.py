@@ -1,0 +1,101 @@
+"""The sampler in C against its oracle, `sampling.sample`: the same token, always."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cpu_backends import needs_kernels
+from kernel_checkpoints import make_batch
+
+from quipu.kernels.batch import StepBatch
+from quipu.kernels.cpu.build import load
+from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
+from quipu.kernels.cpu.sampler import decided, draw
+from quipu.kernels.sampling import draw as oracle
+
+pytestmark = needs_kernels
+
+Logits = npt.NDArray[np.float32]
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def library() -> Any:
+    return load(choose_instruction_set(processor_flags()))
+
+
+def batch_of(settings: list[dict[str, Any]]) -> StepBatch:
+    return make_batch(*({"token_ids": [1], "position": 0, "blocks": [1], **one} for one in settings))
+
+
+def random_settings(rng: random.Random) -> dict[str, Any]:
+    return {
+        "temperature": rng.choice([0.0, 0.05, 0.3, 0.7, 1.0, 1.0, 1.5, 5.0]),
+        "top_k": rng.choice([0, 0, 1, 2, 20, 50, 3000]),
+        "top_p": rng.choice([1.0, 1.0, 0.95, 0.5, 1e-6]),
+        "min_p": rng.choice([0.0, 0.0, 0.02, 0.5, 1e-12]),
+        "seed": rng.getrandbits(64),
+        "output_position": rng.choice([0, 1, 77, 1 << 33]),
+    }
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("spread", [0.02, 1.0, 3.0, 12.0])
+def test_the_oracles_tokens(spread: float, num_threads: int) -> None:
+    """Over flat and steep distributions and all settings together; nearly always the oracle need not be asked."""
+    rng, rounds, num_sure = random.Random(spread), 12, 0
+    for turn in range(rounds):
+        logits = np.random.default_rng(turn).normal(0, spread, (8, 4999)).astype(np.float32)
+        batch = batch_of([random_settings(rng) for _ in range(8)])
+        expected = oracle(batch, range(8), logits)
+        assert draw(library(), batch, range(8), logits, num_threads=num_threads) == expected
+        sure = decided(library(), batch, range(8), logits, num_threads=num_threads)
+        assert all(token_id in (None, wanted) for token_id, wanted in zip(sure, expected, strict=True))
+        num_sure += sum(token_id is not None for token_id in sure)
+    assert num_sure >= 0.98 * 8 * rounds
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"top_k": 3}, {"top_k": 40}, {"top_p": 0.5}, {"top_p": 0.6, "top_k": 5}, {"min_p": 0.3}, {"temperature": 0.0}],
+)
+def test_ties(settings: dict[str, Any]) -> None:
+    """Where whole groups of logits are equal, every border lies on a tie: still the oracle's token."""
+    rng = np.random.default_rng(1)
+    logits = rng.integers(-2, 3, (60, 700)).astype(np.float32)
+    batch = batch_of([{**OFF, "seed": seed, **settings} for seed in range(60)])
+    assert draw(library(), batch, range(60), logits, num_threads=1) == oracle(batch, range(60), logits)
+
+
+def test_masked_tokens_and_short_rows() -> None:
+    """Logits of minus infinity, as masks and bans leave them, are never drawn; a vocabulary may have any size."""
+    rng = np.random.default_rng(2)
+    for size in (1, 2, 7, 63, 64, 65, 130):
+        logits = rng.normal(0, 2, (20, size)).astype(np.float32)
+        logits[:, rng.permutation(size)[: size // 2]] = -np.inf
+        for settings in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0.0}):
+            batch = batch_of([{**OFF, "seed": seed, **settings} for seed in range(20)])
+            assert draw(library(), batch, range(20), logits, num_threads=1) == oracle(batch, range(20), logits)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers(bad: float, temperature: float) -> None:
+    """Raise as the oracle does, wherever in the row they stand."""
+    for place in (0, 70, 128):
+        logits = np.zeros((2, 129), np.float32)
+        logits[1, place] = bad
+        with pytest.raises(ArithmeticError, match=f"token {place}"):
+            batch = batch_of([{**OFF, "temperature": temperature}] * 2)
+            draw(library(), batch, range(2), logits, num_threads=1)
+
+
+def test_temperatures_out_of_reach() -> None:
+    """Where the C code's bounds do not hold, the oracle draws."""
+    logits = np.random.default_rng(3).normal(0, 2, (4, 300)).astype(np.float32)
+    batch = batch_of([{**OFF, "temperature": t, "seed": 5} for t in (1e-9, 1e-4, 1e4, 1e30)])
+    assert decided(library(), batch, range(4), logits, num_threads=1) == [None] * 4
+    assert draw(library(), batch, range(4), logits, num_threads=1) == oracle(batch, range(4), logits)
