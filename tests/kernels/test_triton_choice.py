@@ -1,0 +1,81 @@
+"""When the GPU's executor is taken. No Triton here: its own tests are in `tests/triton_kernels`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from kernel_checkpoints import backend_config
+
+from quipu.kernels.backend import load_backend
+from quipu.kernels.triton import present
+
+
+class Taken:
+    """Stands for the executor; one whose GPU is too old says so."""
+
+    too_old = False
+
+    def __init__(self, config: object) -> None:
+        if self.too_old:
+            raise present.NotForTriton("the GPU is too old")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
+    """A machine that has a device and Triton."""
+    module = ModuleType("quipu.kernels.triton.backend")
+    taken = type("Taken", (Taken,), {})
+    module.TritonBackend = taken
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(present, "why_not", lambda: None)
+    return taken
+
+
+@pytest.mark.parametrize("name", ["auto", "triton"])
+def test_taken_where_there_is_a_device(gpu: type[Taken], checkpoints: dict[str, Path], name: str) -> None:
+    """By its name, and as the first choice."""
+    assert isinstance(load_backend(name, backend_config(checkpoints["llama"])), gpu)
+
+
+def test_an_old_gpu(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
+    """Refused by name; otherwise the processor runs the model."""
+    gpu.too_old = True
+    config = backend_config(checkpoints["llama"])
+    with pytest.raises(ValueError, match="cannot run here: the GPU is too old"):
+        load_backend("triton", config)
+    assert load_backend("auto", config).capabilities.name in ("cpu", "reference")
+
+
+def test_no_device(monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path]) -> None:
+    """Asked for by name, it says what is missing; otherwise nobody hears of it."""
+    monkeypatch.setattr(present.importlib.util, "find_spec", lambda name: None)
+    config = backend_config(checkpoints["llama"])
+    with pytest.raises(ValueError, match="cannot run here: Triton is not installed"):
+        load_backend("triton", config)
+    assert load_backend("auto", config).capabilities.name in ("cpu", "reference")
+    monkeypatch.setattr(present.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="no CUDA device"):
+        load_backend("triton", config)
+
+
+def test_strict_comes_before_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS reads its settings when it starts: set before, they count; afterwards nobody claims that they do."""
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.setenv(name, "")
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    try:
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+        assert not present.ask_for_strict()
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+        assert present.ask_for_strict()
+        assert not matmul.allow_bf16_reduced_precision_reduction
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+        assert present.ask_for_strict()
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = allowed
