@@ -46,6 +46,10 @@ private:
         uint8_t rows[16] = {};
     };
 
+    // Compilers' intrinsics for tiles do not say which memory they read (GCC 12's load of a shape names 8 of its 64 bytes, its
+    // load of a tile none): without this, what was written before might not be there, or not at all.
+    static void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
+
     int64_t upper_ = 0, lower_ = 0;  // rows of the upper tiles (0, 1, 4) and of the lower ones (2, 3, 5)
 
     void shape(int64_t upper, int64_t lower) {
@@ -58,6 +62,7 @@ private:
             config.rows[tile] = static_cast<uint8_t>(right ? kTileRows : std::max<int64_t>(1, low ? lower : upper));
             config.bytes_a_row[tile] = 64;
         }
+        settle(&config);
         _tile_loadconfig(&config);
     }
 
@@ -67,6 +72,7 @@ private:
                           float* sums, int64_t sums_stride) {
         int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
         float* lower = sums + kTileRows * sums_stride;
+        settle(rest);
         if (fresh) {
             _tile_zero(0);
             _tile_zero(1);
