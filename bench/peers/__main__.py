@@ -3,8 +3,8 @@
     python -m bench.peers [--json] [--quick] [--peers transformers vllm openvino llama.cpp] [--rounds 3]
 
 All serve one random checkpoint in the true shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, to exactly the
-length asked for. They are up together and take turns, in an order that changes with every round; a number is the best
-of the rounds, since a busy moment of the machine only ever makes it worse. Rows:
+length asked for. They are up together and take turns, in an order that changes with every round, and whose turn it is
+not is stopped; a number is the best of the rounds, since a busy moment of the machine only ever makes it worse. Rows:
 
     decode_N               tokens a second of N streams together, while all of them decode (prompts of 64 tokens)
     prefill_1024           prompt tokens a second: a prompt of 1,024 that nobody has seen, to its first token
@@ -111,16 +111,22 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                     measure(server.port, warm_up, random.Random(f"warm up {seed}"))
                 except (PeerFailed, LoadFailed, OSError) as error:
                     about[peer.name] = {"failed": str(error)}
+                finally:
+                    server.pause()
                 _say(f"{peer.name}: {about[peer.name]}")
             for number in range(num_rounds):
                 for peer in peers if number % 2 == 0 else reversed(peers):
                     if "failed" in about[peer.name]:
                         continue
+                    server = servers[peer.name]
+                    server.resume()
                     try:
-                        numbers = measure(servers[peer.name].port, load, random.Random(f"{seed} {number}"))
+                        numbers = measure(server.port, load, random.Random(f"{seed} {number}"))
                     except (LoadFailed, OSError) as error:
                         about[peer.name]["failed"] = str(error)
                         continue
+                    finally:
+                        server.pause()
                     rounds[peer.name].append(numbers)
                     _say(f"round {number + 1}, {peer.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in numbers.items()))
         finally:

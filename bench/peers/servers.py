@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -134,7 +135,12 @@ class Server:
         command = [str(peer.python), *peer.command(str(model), self.port)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env={**os.environ, **peer.environment}, stdout=output, stderr=subprocess.STDOUT
+                command,
+                cwd=ROOT,
+                env={**os.environ, **peer.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def wait(self) -> dict[str, Any]:
@@ -157,10 +163,23 @@ class Server:
             lines = self._log.read_text("utf-8", "replace").strip().splitlines()
             raise PeerFailed(f"{self.peer.name} has ended: {lines[-1][:300] if lines else 'without a word'}")
 
+    def pause(self) -> None:
+        """Keep it from computing anything: some spin while they have nothing to do."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
     def stop(self) -> None:
+        self.resume()
         self._process.terminate()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all that it has started, but for sessions of their own: quipu's engine, which sleeps when idle."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)

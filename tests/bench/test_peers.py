@@ -19,7 +19,7 @@ import pytest
 from bench.http_load import Answer, EventCounter, LoadFailed, ask_all, completion, decode_rate
 from bench.peers.__main__ import Load, best_of, compare, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
-from bench.peers.servers import PEERS
+from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import serve
 from tokenizers import Tokenizer
 
@@ -181,3 +181,34 @@ def test_random_weights() -> None:
     assert all(first[name].equal(again[name]) for name in first)
     assert first["model.layers.0.mlp.up_proj.weight"].shape == (64, 32)
     assert not first["model.layers.0.mlp.up_proj.weight"].equal(first["model.layers.1.mlp.up_proj.weight"])
+
+
+def test_a_server_that_dies(tmp_path: Path) -> None:
+    """What it said last is the reason."""
+    peer = attrs.evolve(PEERS[1], command=lambda model, port: ["-c", f"print({model!r}); raise SystemExit('no AVX')"])
+    server = Server(peer, Path("folder"), tmp_path / "log")
+    with pytest.raises(PeerFailed, match="transformers has ended: no AVX"):
+        server.wait()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_only_one_computes(tmp_path: Path) -> None:
+    """A paused server answers nobody until it goes on; at the end it is gone."""
+    flags = ["--executor", "fake", "--log-level", "warning", "--data-dir", str(tmp_path), "--served-model-name", "m"]
+    peer = attrs.evolve(
+        PEERS[0], command=lambda model, port: ["-m", "quipu.web.cli", "serve", model, "--port", str(port), *flags]
+    )
+    server = Server(peer, Path("kernels/demo"), tmp_path / "log")
+    try:
+        assert server.wait() == {"weights": "bfloat16", "kv": "bfloat16"}
+        assert len(ask_all(server.port, [completion("m", [5, 6], 4)])[0].tokens_s) == 4
+        server.pause()
+        with pytest.raises(TimeoutError):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/ready", timeout=1)
+        server.resume()
+        assert len(ask_all(server.port, [completion("m", [5, 6], 4)])[0].tokens_s) == 4
+    finally:
+        server.stop()
+    with pytest.raises(PeerFailed):
+        server.check()
