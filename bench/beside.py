@@ -1,0 +1,166 @@
+"""A decode step beside something else that wants the processor, against the same step alone.
+
+    python -m bench.beside [--json] [--layers 28] [--rounds 5] [--num-seqs 1]
+
+- planning: another thread of the process plans 256 sequences while the step runs, as the engine's own loop does. A step
+  is one call without the interpreter lock, so with a core left over planning should not show; where the step has every
+  core, planning takes its share of one of them. Both are measured: one thread less than there are cores, and all.
+- neighbour: another process keeps one core busy, all threads computing.
+
+Steps alone and beside take turns. A ratio is of medians: the machine's other guests disturb both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+# as the server's engine process has it; read once, when torch loads
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+from bench import execution
+from bench.engine_jobs import decoding_engine, quiet_collector
+from quipu.kernels.cpu.backend import CpuBackend
+
+PLANNED = 256
+NUM_BLOCKS = 1 << 16
+STEPS_A_TURN = 6
+
+
+class Planner:
+    """A thread that plans one step of many sequences each time it is told to."""
+
+    def __init__(self) -> None:
+        self._engine = decoding_engine(num_seqs=PLANNED, num_blocks=NUM_BLOCKS, block_size=execution.BLOCK_SIZE)
+        self._begin, self._done = threading.Event(), threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def begin(self) -> None:
+        self._done.clear()
+        self._begin.set()
+
+    def wait_done(self) -> None:
+        self._done.wait()
+
+    def close(self) -> None:
+        self._closing = True
+        self._begin.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._begin.wait()
+            self._begin.clear()
+            if self._closing:
+                return
+            self._engine.finish_step()
+            self._engine.pump()
+            self._done.set()
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """A process that does nothing but use one core."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def timed(step: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def beside_planning(step: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Medians in milliseconds."""
+    planner = Planner()
+    alone, beside = [], []
+
+    def with_plan() -> None:
+        planner.begin()
+        step()
+
+    with quiet_collector():
+        for _ in range(rounds * STEPS_A_TURN):
+            alone.append(timed(step))
+            beside.append(timed(with_plan))
+            planner.wait_done()
+    planner.close()
+    return medians(alone, beside)
+
+
+def beside_neighbour(step: Callable[[], object], rounds: int) -> dict[str, float]:
+    alone, beside = [], []
+    for _ in range(rounds):
+        for times, context in ((alone, nullcontext()), (beside, busy_neighbour())):
+            with context:
+                step()
+                times.extend(timed(step) for _ in range(STEPS_A_TURN))
+    return medians(alone, beside)
+
+
+def medians(alone: list[float], beside: list[float]) -> dict[str, float]:
+    first, second = statistics.median(alone), statistics.median(beside)
+    return {"alone_ms": first * 1000, "beside_ms": second * 1000, "ratio": second / first}
+
+
+def measure(num_seqs: int, rounds: int) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    work = execution.Work("decode", num_seqs, 1, execution.CONTEXT)
+    with tempfile.TemporaryDirectory() as folder:
+        backend = execution.make_backend("cpu", Path(folder))
+        assert isinstance(backend, CpuBackend)
+        batch = execution.make_batch(work)
+        backend.step(batch)
+        most = backend.num_threads
+        for num_threads in sorted({max(1, most - 1), most}):
+            backend.num_threads = num_threads
+            rows[f"planning {PLANNED}, {num_threads} of {most} threads"] = beside_planning(
+                lambda: backend.step(batch), rounds
+            )
+        rows[f"busy neighbour, {most} of {most} threads"] = beside_neighbour(lambda: backend.step(batch), rounds)
+        backend.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.beside", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--num-seqs", type=int, default=1, help="sequences that decode")
+    arguments = parser.parse_args()
+    execution.SHAPE["num_hidden_layers"] = arguments.layers
+    rows = measure(arguments.num_seqs, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(f"{'':34} {'alone':>9} {'beside':>9} {'ratio':>7}")
+    for name, row in rows.items():
+        print(f"{name:34} {row['alone_ms']:6.1f} ms {row['beside_ms']:6.1f} ms {row['ratio']:6.2f}x")
+
+
+if __name__ == "__main__":
+    main()
