@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.kernels_here import needs_kernels
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
 from tests.kernels.broken_checkpoints import BREAKS, change_config
 
+from kernels_here import needs_kernels
 from quipu.actors.checkpoint import DEMO
 
 FAST_BREAK = "not a number in a matrix"

@@ -1,30 +1,17 @@
-"""The CPU backend as tests want it, and the mark that skips them where there are no kernels.
-
-A skip says what is missing: a compiler, or the processor's instructions.
-"""
+"""The CPU backend as tests want it, and the mark of those that need it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kernel_checkpoints import backend_config
 
+from kernels_here import needs_kernels
 from quipu.kernels.cpu.backend import CpuBackend
-from quipu.kernels.cpu.build import CannotBuild, Kernels, load_kernels
+from quipu.kernels.cpu.build import Kernels
 
-
-def _why_not() -> str:
-    try:
-        load_kernels()
-    except CannotBuild as error:
-        return f"no CPU kernels here: {error}"
-    return ""
-
-
-_missing = _why_not()
-needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2: the reason says which
+__all__ = ["make_cpu_backend", "needs_kernels"]
 
 
 def make_cpu_backend(

@@ -1,4 +1,7 @@
-"""The mark of tests that need servers on the CPU kernels."""
+"""The mark of tests that need the CPU kernels.
+
+A skip says what is missing: a compiler, or the processor's instructions.
+"""
 
 from __future__ import annotations
 
