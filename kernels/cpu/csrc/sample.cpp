@@ -25,7 +25,7 @@ constexpr int64_t kUndecided = -1;    // the oracle draws
 constexpr int64_t kNoNumbers = -2;    // and says what is wrong
 constexpr int64_t kBlock = 64;        // tokens whose maximum is kept, so that most blocks are never looked at again
 constexpr double kDouble = 1e-10;     // that sums of float64, each of at most 2^18 terms within two ulp, may be off: 2^18 x 2^-52 and more
-constexpr double kFloat = 1e-4;       // the same for float32: scores down to -87 off by 5e-7 of themselves, and blocks' sums
+constexpr double kFloat = 1e-5;       // the same for float32: three roundings of a score down to -40, and sums of 32 terms a lane
 static_assert(kBlock % kLanes == 0);
 
 // Philox4x32-10 (Salmon et al., SC 2011), as ../../philox.py has it.
@@ -42,7 +42,7 @@ double uniform(uint64_t seed, uint64_t position) {
 }
 
 struct Candidate {
-    double score;
+    double score, mass;
     int64_t id;
     bool operator<(const Candidate& other) const { return score > other.score || (score == other.score && id < other.id); }
 };
@@ -101,7 +101,7 @@ struct Row {
                 for (int64_t i = block * kBlock; i < end(block); i++)
                     if (x[i] >= least) {
                         double s = score(x[i], d);
-                        if (s >= d.log_min_p) found.push_back({s, i});
+                        if (s >= d.log_min_p) found.push_back({s, std::exp(s), i});
                     }
     }
     // The first count + 1 in order.
@@ -118,9 +118,9 @@ struct Row {
     double mass_below(float bound, const Draw& d) const {
         Vec inverse = splat(static_cast<float>(1 / d.temperature)), most = splat(top);
         double total = 0;
-        for (int64_t first = 0; first < size; first += 16 * kBlock) {
+        for (int64_t first = 0; first < size; first += 4 * kBlock) {
             Vec sum = splat(0);
-            int64_t last = std::min(size, first + 16 * kBlock), i = first;
+            int64_t last = std::min(size, first + 4 * kBlock), i = first;
             for (; i + kLanes <= last; i += kLanes) {
                 Vec logit = load(x + i), p = exp((logit - most) * inverse);
                 sum = sum + (p - zero_where_below(logit, bound, p));
@@ -139,7 +139,7 @@ enum class Outcome { kDrawn, kMore, kUnsure };
 Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, int64_t* id) {
     int64_t count = row.found.size();
     double total = rest, margin;
-    for (const Candidate& c : row.found) total += std::exp(c.score);
+    for (const Candidate& c : row.found) total += c.mass;
     margin = off + kDouble * total;
     if (d.top_p < 1) {
         double limit = d.top_p * total, mass = 0;
@@ -147,7 +147,7 @@ Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, i
         for (; kept < count; kept++) {
             if (kept > 0 && std::abs(mass - limit) <= 2 * margin) return Outcome::kUnsure;
             if (kept > 0 && mass >= limit) break;
-            mass += std::exp(row.at(kept).score);
+            mass += row.at(kept).mass;
         }
         if (kept == count && rest > 0 && mass <= limit + 2 * margin) return Outcome::kMore;
         count = kept;
@@ -157,7 +157,7 @@ Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, i
     }
     double target = u * total, mass = 0;
     for (int64_t i = 0; i < count; i++) {
-        mass += std::exp(row.at(i).score);
+        mass += row.at(i).mass;
         if (std::abs(mass - target) <= 2 * margin) return Outcome::kUnsure;
         if (mass > target) {
             *id = row.at(i).id;
@@ -192,9 +192,10 @@ int64_t draw(Row& row, const Draw& d) {
         }
         return draw_among(row, d, u, 0, 0, &id) == Outcome::kDrawn ? id : kUndecided;
     }
-    for (double window : {12.0, 20.0, 40.0, 1e9}) {
+    for (double window : {6.0, 12.0, 20.0, 40.0, 1e9}) {
         double bound = static_cast<double>(row.top) - window * d.temperature;
         float least = bound < -1e30 ? std::numeric_limits<float>::lowest() : static_cast<float>(bound);
+        if (window < 12 && d.top_p < 1) continue;  // the border of top_p is seldom so near
         bool all = window > 1e8 || row.score(least, d) < d.log_min_p;
         if (!all && std::isfinite(d.log_min_p)) continue;  // a cut within the rest
         row.gather(least, d);
