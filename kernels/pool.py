@@ -72,6 +72,15 @@ def choose_pool(config: BackendConfig, device: Device) -> Pool:
     )
 
 
+def check_weights_fit(num_bytes: int, memory: Memory) -> None:
+    """Raises ValueError where weights are larger than what is available: better than to be killed half way."""
+    if num_bytes > memory.available:
+        raise ValueError(
+            f"the weights take {show(num_bytes)} of memory, and {show(memory.available)} of {show(memory.total)} are "
+            f"available"
+        )
+
+
 def _choose(config: BackendConfig, device: Device) -> _Choice:
     if config.num_blocks is not None:
         return _Choice(config.num_blocks, f"--num-blocks {config.num_blocks}", None)

@@ -75,6 +75,11 @@ class Source(Protocol):
 
     def check_all_used(self, ignore: frozenset[str]) -> None: ...
 
+    @property
+    def num_elements(self) -> int:
+        """Of everything there is; 0 where that follows from the model alone."""
+        ...
+
 
 def open_weights(
     model_path: Path, config_json: dict[str, Any], *, load_format: str, dtype: str, held_in: torch.dtype | None = None
@@ -142,6 +147,11 @@ class PieceByPiece:
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore)
         self._pieces = Scratch()
+
+    @property
+    def expected_bytes(self) -> int:
+        """What everything there is comes to as it is held; 0 where that cannot be said."""
+        return self._source.num_elements * self._held_in.itemsize
 
     @property
     def held_in(self) -> torch.dtype:
@@ -215,6 +225,10 @@ class SafetensorsSource:
         self._files.close()
         self._rounded, self._bits = Scratch(), Scratch()
 
+    @property
+    def num_elements(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self._stored.values())
+
     def _refused(self, message: str) -> ValueError:
         self._progress.abandon()
         return ValueError(message)
@@ -234,6 +248,10 @@ class DummySource:
 
     def check_all_used(self, ignore: frozenset[str]) -> None:
         pass
+
+    @property
+    def num_elements(self) -> int:
+        return 0
 
 
 class Scratch:

@@ -25,7 +25,7 @@ from quipu.kernels.logprobs import score
 from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import DecoderConfig, check_length, read_config
 from quipu.kernels.models.registry import find_family
-from quipu.kernels.pool import Device, choose_pool
+from quipu.kernels.pool import Device, check_weights_fit, choose_pool
 from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
 from quipu.kernels.weights import open_weights
 
@@ -66,6 +66,7 @@ class CpuBackend:
                 config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
             )
             _check_supported(model_config, dtype)
+            check_weights_fit(source.expected_bytes, memory())
             weights = PackedWeights(source, self._library)
             model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored all the same; it is the embedding.

@@ -23,7 +23,7 @@ from quipu.kernels.logprobs import score
 from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.registry import Model, find_family
-from quipu.kernels.pool import Device, choose_pool
+from quipu.kernels.pool import Device, check_weights_fit, choose_pool
 from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
@@ -58,6 +58,7 @@ class ReferenceBackend:
                 dtype=config.dtype,
                 held_in=torch.float32,
             )
+            check_weights_fit(weights.expected_bytes, memory())
             self._model = family.build(model_config, weights, config.max_model_len)
             # A tied head may be stored all the same; it is the embedding.
             weights.check_all_used(

@@ -136,6 +136,18 @@ def test_backends_make_what_was_chosen(checkpoints: dict[str, Path], executor: s
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+def test_weights_larger_than_memory(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    """They are refused before they are read, with both figures; what just fits is loaded."""
+    num_bytes = load_backend(executor, backend_config(checkpoints["llama"])).pool.weights_bytes
+    for available in (num_bytes // 2, 2 * num_bytes):
+        monkeypatch.setattr(f"quipu.kernels.{executor}.backend.memory", lambda a=available: Memory(8 * GIB, a))
+        with pytest.raises(ValueError, match="the weights take" if available < num_bytes else "of memory are left"):
+            load_backend(executor, backend_config(checkpoints["llama"]))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_profile_run(checkpoints: dict[str, Path], executor: str) -> None:
     """It measures more where passes may be larger, at least their logits, and leaves a backend as good as new."""
     row = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
