@@ -5,12 +5,35 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
+import attrs
 import numpy as np
 import torch
+
+from quipu.kernels.weight_sources import Shape
 
 _STD = 0.02
 # A prime: no row length is a multiple of it, so tiling the block makes no two rows of a matrix alike.
 _BLOCK = 65_537
+
+
+@attrs.frozen
+class DummySource:
+    """Implements `Source` of `weight_sources.py` for benchmarks, which need shapes and no sense."""
+
+    dtype: torch.dtype
+
+    def check(self, name: str, shape: Shape) -> None:
+        pass
+
+    def copy(self, name: str, first: int, out: torch.Tensor) -> None:
+        fill_dummy(name, first, out, self.dtype)
+
+    def check_all_used(self, ignore: frozenset[str]) -> None:
+        pass
+
+    @property
+    def num_elements(self) -> int:
+        return 0
 
 
 def fill_dummy(name: str, first: int, out: torch.Tensor, dtype: torch.dtype) -> None:

@@ -20,8 +20,9 @@ from quipu.kernels.batch import Drawn
 from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.program import Bounds
 from quipu.kernels.cpu.recorder import Recorder, record
+from quipu.kernels.dummy_weights import DummySource
 from quipu.kernels.models.registry import Model
-from quipu.kernels.weights import DummySource, PieceByPiece
+from quipu.kernels.weights import PieceByPiece
 
 pytestmark = needs_kernels
 
