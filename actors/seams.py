@@ -49,7 +49,10 @@ def find_seams(tokenizer: tokenizers.Tokenizer, min_characters: int = MIN_CHARAC
     if not _is_local(parts) or tokenizer.encode_special_tokens or any(token["single_word"] for token in matched):
         return NO_SEAMS
     cut_before = [t["content"] for t in matched if not t["lstrip"] and not t["content"][0].isspace()]
-    seams = Seams(cut_before, [token["content"] for token in matched], min_characters)
+    try:
+        seams = Seams(cut_before, [token["content"] for token in matched], min_characters)
+    except RecursionError:  # tokens that begin with one another, hundreds deep
+        return NO_SEAMS
     trials = _trials(cut_before[:NUM_TRIED])
     return seams if all(_agrees(tokenizer, seams, text) for text in trials) else NO_SEAMS
 

@@ -13,7 +13,8 @@ import re
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import groupby
 
 MIN_CHARACTERS = 256
 """A shorter segment joins the next one: to look it up would cost as much as to tokenise it."""
@@ -33,8 +34,7 @@ class Seams:
         """`others`: the added tokens that are matched in the same pass, and not cut at."""
         self._min_characters = min_characters
         self._cut_before = frozenset(cut_before)
-        longest_first = sorted({*cut_before, *others}, key=lambda token: (-len(token), token))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if cut_before else None
+        self._pattern = re.compile(_any_of(sorted({*cut_before, *others}))) if cut_before else None
 
     def starts(self, text: str) -> list[int]:
         """First character of each segment; the first is 0. Where a text goes on they stay, but for the last perhaps."""
@@ -45,6 +45,23 @@ class Seams:
             if match.start() - starts[-1] >= self._min_characters and match[0] in self._cut_before:
                 starts.append(match.start())
         return starts
+
+
+def _any_of(tokens: Sequence[str]) -> str:
+    """A pattern for the longest of `tokens` (sorted, no two alike), a tree of their beginnings: vocabularies may have
+    thousands of them, and a list would be tried from end to end wherever one might begin."""
+    first, last = tokens[0], tokens[-1]
+    common = next(
+        (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+    ends_here = len(first) == common
+    branches = [
+        _any_of([token[common:] for token in group]) for _, group in groupby(tokens[ends_here:], lambda t: t[common])
+    ]
+    if not branches:
+        return re.escape(first)
+    inner = branches[0] if len(branches) == 1 and not ends_here else f"(?:{'|'.join(branches)})"
+    return re.escape(first[:common]) + inner + ("?" if ends_here else "")
 
 
 class SegmentCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import timeit
 from array import array
 from functools import cache
 from pathlib import Path
@@ -155,7 +156,7 @@ class CountingTokenizer:
 
 
 def test_tokenizers_that_are_never_cut() -> None:
-    """Whole words only, draws, and components that nobody has looked at: the text stays whole."""
+    """Whole words only, draws, tokens nested too deep: the text stays whole."""
     single_word = demo()
     single_word.add_tokens([AddedToken("end", single_word=True, normalized=False), *plain(START)])
     dropping = demo()
@@ -163,7 +164,9 @@ def test_tokenizers_that_are_never_cut() -> None:
     spelling = demo()
     spelling.encode_special_tokens = True
     bare = Tokenizer(models.BPE())
-    for tokenizer in (single_word, dropping, spelling, bare):
+    nested = demo()
+    nested.add_tokens(plain(START, *("a" * length for length in range(1, 1500))))
+    for tokenizer in (single_word, dropping, spelling, bare, nested):
         assert find_seams(tokenizer).starts(f"{START}<|im_start|>{'a' * 300}" * 3) == [0]
 
 
@@ -183,6 +186,31 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     assert real <= kept.num_bytes <= real + ENTRY_BYTES * len(held)
     kept.keep("me", "y" * 200_000, array("I"))
     assert kept.find("me", "y" * 200_000) is None and len(kept) == len(held)
+
+
+@given(st.sets(st.text("ab<|", min_size=1, max_size=5), min_size=1, max_size=12), st.text("ab<|x", max_size=60))
+def test_the_longest_token_counts(tokens: set[str], text: str) -> None:
+    """Of tokens that begin at one place the longest is found, and the next search begins behind it."""
+    expected, at = [], 0
+    while at < len(text):
+        longest = max((token for token in tokens if text.startswith(token, at)), key=len, default="")
+        if longest and at > 0:
+            expected.append(at)
+        at += len(longest) or 1
+    # of neighbours closer than the least length the second is passed over: at 1 none is
+    assert Seams(tokens, (), 1).starts(text) == [0, *expected]
+
+
+def test_thousands_of_tokens() -> None:
+    """A vocabulary with as many as Gemma's is searched as fast as one with few: the pattern is a tree, not a list."""
+    tokens = [START, END, *(f"<unused{i}>" for i in range(6000)), *("\n" * i for i in range(2, 32))]
+    text = ("<b>a line of markup</b>\n" * 40 + END) * 50
+    seams = Seams([START, END], tokens)
+    assert len(seams.starts(text)) == 51
+    few, many = (
+        min(timeit.repeat(lambda s=s: s.starts(text), number=1, repeat=5)) for s in (Seams([START, END], []), seams)
+    )
+    assert many < 500 * few  # a list: 25,000
 
 
 def test_seams_of_one_text_are_those_of_a_longer_one() -> None:
