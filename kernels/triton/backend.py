@@ -25,10 +25,10 @@ from quipu.kernels.models.registry import find_family
 from quipu.kernels.pool import Device as PoolDevice
 from quipu.kernels.pool import choose_pool
 from quipu.kernels.profile import NUM_BLOCKS, largest_pass
-from quipu.kernels.triton.configs import Tiles, shared_tile, tiles_for
+from quipu.kernels.triton.configs import Tiles, shared_tile, tiles_for, token_ladder
 from quipu.kernels.triton.device import CudaDevice, Device
 from quipu.kernels.triton.matrices import LibraryLinear, Linear
-from quipu.kernels.triton.ops import Heads
+from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.present import ask_for_strict, check_capability
 from quipu.kernels.triton.probe import Way, attention_kinds, find_strict_way
 from quipu.kernels.triton.runner import Bounds, Finished, Runner
@@ -39,6 +39,9 @@ from quipu.kernels.weights import open_weights
 
 # Tokens of a prompt whose logits are held at a time.
 _SCORED_AT_ONCE = 256
+
+# Tokens of the prompt that start-up feeds.
+_WARM_PROMPT = 16
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +57,12 @@ class TritonBackend:
         keep it.
         """
         strict = wants_strict(config.determinism, strict_is_free=False)
+        serving = device is None
+        library_may = True
         if device is None:
             library_may = ask_for_strict() if strict else True
             check_capability()
             device = CudaDevice()
-        else:
-            library_may = True
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
@@ -119,6 +122,8 @@ class TritonBackend:
         )
         if self.way is not None:
             _log.info("strict: %s", self.way)
+        if serving:
+            self.warm_up()
 
     def _start(self, num_blocks: int) -> None:
         """Make a cache and everything that knows it, as if no pass had run."""
@@ -185,6 +190,16 @@ class TritonBackend:
             logits_MV, places = finished.logits(tokens[start : start + _SCORED_AT_ONCE])
             parts.append(logits_MV[places].cpu())
         return torch.cat(parts)
+
+    def warm_up(self) -> None:
+        """Compile whatever serving will launch and record every size of decode, so that no request waits for it."""
+        config = self._config
+        sizes = [size for size in token_ladder(config.max_num_seqs) if size <= config.max_num_batched_tokens]
+        for count in sizes:
+            self.step(largest_pass(attrs.evolve(config, max_num_seqs=count, max_num_batched_tokens=count)))
+        longest = min(_WARM_PROMPT, config.max_model_len)
+        self.step(largest_pass(attrs.evolve(config, max_num_seqs=1, max_num_batched_tokens=longest)))
+        self._has_drawn = [False] * config.max_num_seqs
 
     def close(self) -> None:
         """Drop weights, cache and graphs; the memory goes with them."""

@@ -15,7 +15,6 @@ import attrs
 import torch
 
 import triton
-from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.models.rope import RopeTable
 from quipu.kernels.ops import Experts
 from quipu.kernels.triton import attention
@@ -23,76 +22,13 @@ from quipu.kernels.triton.activation import add_kernel, embed_kernel, gated_kern
 from quipu.kernels.triton.columns import Columns
 from quipu.kernels.triton.configs import Tiles
 from quipu.kernels.triton.matrices import Linear
-from quipu.kernels.triton.mixture import Addresses, mix
+from quipu.kernels.triton.memory import Memory
+from quipu.kernels.triton.mixture import mix
 from quipu.kernels.triton.norm import rms_norm_kernel
+from quipu.kernels.triton.owed import Added, Turned
 from quipu.kernels.triton.rope_kv import turn_and_write_kernel, turn_kernel
 
 _BLOCK = 1024
-
-
-@attrs.frozen
-class Turned:
-    """Heads that are to be normed (where there is a weight) and turned (where there is a table)."""
-
-    x_NHE: torch.Tensor
-    out_NHE: torch.Tensor
-    weight_E: torch.Tensor | None
-    eps: float
-    table: RopeTable | None
-
-    def goes_with(self, other: Turned) -> bool:
-        """Whether one launch can do both."""
-        return (
-            self.table is other.table
-            and (self.weight_E is None) == (other.weight_E is None)
-            and self.eps == other.eps
-            and self.x_NHE.shape[::2] == other.x_NHE.shape[::2]
-        )
-
-
-@attrs.frozen
-class Added:
-    """A sum."""
-
-    x_ND: torch.Tensor
-    y_ND: torch.Tensor
-    out_ND: torch.Tensor
-
-
-class RopeTables:
-    """Rotary tables on the device, copied over once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._copies: dict[int, tuple[RopeTable, torch.Tensor, torch.Tensor]] = {}
-
-    def of(self, table: RopeTable) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(cos_PR, sin_PR)`."""
-        if id(table) not in self._copies:
-            cos_PR, sin_PR = table.cos_PR.to(self._device).contiguous(), table.sin_PR.to(self._device).contiguous()
-            self._copies[id(table)] = (table, cos_PR, sin_PR)
-        return self._copies[id(table)][1:]
-
-
-@attrs.frozen
-class Heads:
-    """The model's attention, as far as launches depend on it."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-@attrs.frozen
-class Memory:
-    """What all passes share."""
-
-    cache: KVCache
-    tables: torch.Tensor
-    """Block table of each slot, int32."""
-    parts: attention.Parts
-    rope_tables: RopeTables
-    addresses: Addresses
 
 
 class TritonOps:

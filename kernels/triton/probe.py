@@ -26,8 +26,9 @@ from quipu.kernels.triton.columns import Columns, Room, lengths_of
 from quipu.kernels.triton.configs import Tiles, shared_tile, token_ladder
 from quipu.kernels.triton.device import Device
 from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
+from quipu.kernels.triton.memory import Heads, Memory, RopeTables
 from quipu.kernels.triton.mixture import Addresses
-from quipu.kernels.triton.ops import Heads, Memory, RopeTables, TritonOps
+from quipu.kernels.triton.ops import TritonOps
 from quipu.kernels.weights import Shape
 
 _LARGEST_RESULT = 1 << 28

@@ -24,8 +24,9 @@ from quipu.kernels.triton.columns import Columns, Int32s, Room, lengths_of
 from quipu.kernels.triton.configs import Tiles, token_ladder
 from quipu.kernels.triton.device import Device
 from quipu.kernels.triton.matrices import Linear
+from quipu.kernels.triton.memory import Heads, Memory, RopeTables
 from quipu.kernels.triton.mixture import Addresses
-from quipu.kernels.triton.ops import Heads, Memory, RopeTables, TritonOps
+from quipu.kernels.triton.ops import TritonOps
 from quipu.kernels.triton.tables import Tables
 
 _PARTS_BYTES = 256 << 20

@@ -46,6 +46,7 @@ class Sampler:
 
     def __init__(self, max_num_seqs: int, device: Device) -> None:
         self._device = device
+        self._most = triton.next_power_of_2(max_num_seqs)
         self.last_drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device.torch_device)
 
     def begin(self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int]) -> Pending:
@@ -77,7 +78,7 @@ class Sampler:
         )  # fmt: skip
         self._draw_on_host(batch, rows, logits_MV, places, ids)
         keep_drawn_kernel[(1,)](
-            ids, failed, sent_slots, self.last_drawn, num_rows, triton.next_power_of_2(num_rows)
+            ids, failed, sent_slots, self.last_drawn, num_rows, self._most
         )  # fmt: skip
         return Pending(ids, failed)
 

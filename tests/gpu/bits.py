@@ -15,7 +15,7 @@ from tests.gpu.models import make_backend, one_row, several_rows
 
 from quipu.kernels.triton.configs import shared_tile, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
-from quipu.kernels.triton.ops import Heads
+from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.probe import AttentionKind, attention_alike
 
 # (in, out) of Qwen3-0.6B's and of an 8B model's matrices

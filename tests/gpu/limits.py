@@ -18,7 +18,8 @@ from tests.gpu.models import blocks_of, make_backend, make_batch, shape_of, text
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.triton.backend import TritonBackend
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
-from quipu.kernels.triton.ops import Heads, TritonOps
+from quipu.kernels.triton.memory import Heads
+from quipu.kernels.triton.ops import TritonOps
 from quipu.kernels.triton.probe import make_pass, same_blocks
 from quipu.kernels.triton.sampler import Sampler
 

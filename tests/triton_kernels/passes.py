@@ -14,8 +14,9 @@ from quipu.kernels.triton.columns import Columns, Room, lengths_of
 from quipu.kernels.triton.configs import SMALL, Tiles
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.matrices import LibraryLinear
+from quipu.kernels.triton.memory import Memory, RopeTables
 from quipu.kernels.triton.mixture import Addresses
-from quipu.kernels.triton.ops import Memory, RopeTables, TritonOps
+from quipu.kernels.triton.ops import TritonOps
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 32

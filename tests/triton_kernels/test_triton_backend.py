@@ -98,6 +98,20 @@ def test_decode_is_captured_once_for_each_size(checkpoints: dict[str, Path]) -> 
     assert ours.runner.num_replayed == 5
 
 
+def test_warm_up(checkpoints: dict[str, Path]) -> None:
+    """Every size of decode is recorded before the first request, and nothing of it is left to be carried or read."""
+    device = CountingDevice()
+    backend = make_triton(checkpoints["llama"], device)
+    backend.warm_up()
+    assert device.num_captured == 3  # 1, 2 and 4 rows
+    with pytest.raises(ValueError, match="slot 0"):
+        backend.step(make_batch(row(0, token_ids=[0], carried=True, position=4)))
+    theirs = make_backend(checkpoints["llama"])
+    for batch in (make_batch(row(0)), make_batch(row(0, token_ids=[9], position=4))):
+        torch.testing.assert_close(backend.logits(batch, [0]), theirs.logits(batch, [0]), atol=1e-4, rtol=0)
+    assert device.num_captured == 3
+
+
 def test_parts_grow(checkpoints: dict[str, Path]) -> None:
     """More chunks than decode's memory was made for: more memory, captured anew, and the same numbers."""
     device = CountingDevice()

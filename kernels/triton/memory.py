@@ -1,0 +1,47 @@
+"""What all passes of a model share on the device, and what its launches depend on."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.triton.attention import Parts
+from quipu.kernels.triton.mixture import Addresses
+
+
+class RopeTables:
+    """Rotary tables on the device, copied over once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[int, tuple[RopeTable, torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, table: RopeTable) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(cos_PR, sin_PR)`."""
+        if id(table) not in self._copies:
+            cos_PR, sin_PR = table.cos_PR.to(self._device).contiguous(), table.sin_PR.to(self._device).contiguous()
+            self._copies[id(table)] = (table, cos_PR, sin_PR)
+        return self._copies[id(table)][1:]
+
+
+@attrs.frozen
+class Heads:
+    """The model's attention, as far as launches depend on it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@attrs.frozen
+class Memory:
+    """What all passes share."""
+
+    cache: KVCache
+    tables: torch.Tensor
+    """Block table of each slot, int32."""
+    parts: Parts
+    rope_tables: RopeTables
+    addresses: Addresses
