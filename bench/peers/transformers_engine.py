@@ -1,12 +1,14 @@
 """transformers behind the thin server: batches of prompts of one length, from their first token to their last.
 
 It has no continuous batching for a CPU and no prefix cache: what comes later waits, and a warm prompt costs what a cold
-one does. Keys and values are bfloat16, as the weights.
+one does. Weights, keys and values are bfloat16 where the processor multiplies that; else float32, because torch is
+many times slower without such instructions. `TRANSFORMERS_DTYPE` says otherwise.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
@@ -21,7 +23,11 @@ class TransformersEngine:
     gather_s = 0.03
 
     def __init__(self, model: str) -> None:
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+        flags = Path("/proc/cpuinfo").read_text().split()
+        default = "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+        name = os.environ.get("TRANSFORMERS_DTYPE", default)
+        dtype = getattr(torch, name)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
         self.info = {
             "version": transformers.__version__,
             "weights": "bfloat16",
