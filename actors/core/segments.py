@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
+import attrs
+
 MIN_CHARACTERS = 256
 """A shorter segment joins the next one: to look it up would cost as much as to tokenise it."""
 ENTRY_BYTES = 400
@@ -64,37 +66,41 @@ def _any_of(tokens: Sequence[str]) -> str:
     return re.escape(first[:common]) + inner + ("?" if ends_here else "")
 
 
+@attrs.frozen
+class _Entry:
+    token_ids: array[int]
+    num_bytes: int
+    """As they were counted: a string may grow an encoding of itself later."""
+
+
 class SegmentCache:
     """Ids by owner and text, the least recently used forgotten first. Not for two threads at once."""
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: of all owners together; 0 keeps nothing."""
         self._max_bytes = max_bytes
-        self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self.num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._entries)
 
     def find(self, owner: str, text: str) -> array[int] | None:
         """The ids of `text`, where this owner has put them in and they are still kept."""
         key = (owner, text)
-        ids = self._ids.get(key)
-        if ids is not None:
-            self._ids.move_to_end(key)
-        return ids
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.token_ids
 
     def keep(self, owner: str, text: str, token_ids: array[int]) -> None:
         """Remember `token_ids`, and forget others where there is no room."""
-        size = _num_bytes(text, token_ids)
-        if size > self._max_bytes or (owner, text) in self._ids:
+        size = ENTRY_BYTES + sys.getsizeof(text) + len(token_ids) * token_ids.itemsize
+        if size > self._max_bytes or (owner, text) in self._entries:
             return
-        self._ids[owner, text] = token_ids
+        self._entries[owner, text] = _Entry(token_ids, size)
         self.num_bytes += size
         while self.num_bytes > self._max_bytes:
-            (_, oldest), ids = self._ids.popitem(last=False)
-            self.num_bytes -= _num_bytes(oldest, ids)
-
-
-def _num_bytes(text: str, token_ids: array[int]) -> int:
-    return ENTRY_BYTES + sys.getsizeof(text) + len(token_ids) * token_ids.itemsize
+            _, oldest = self._entries.popitem(last=False)
+            self.num_bytes -= oldest.num_bytes
