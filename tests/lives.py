@@ -1,7 +1,7 @@
 """Lives of a house whose accountant has a doom: one fixed scenario, and everything that came of it.
 
-Two lives are equal when records, counters, `prefix_cache.stats`, the journal and what clients were told are; ids and
-times are left out, since they differ from one server to the next.
+Two lives are equal when records, counters, `prefix_cache.stats`, the journal and what clients were told are; ids,
+times and drawn seeds are left out, since they differ from one server to the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quipu.kernels.fake import Dials
 POINTS = ["unwritten", "written", "between effects", "at the send", "after the send", "done"]
 """Moments of a message's way, in order."""
 TIGHT = {"num_blocks": 8, "max_model_len": 7 * 16, "watermark": 0.0, "max_num_batched_tokens": 64}
-TIMES = {"received_at", "admitted_at", "first_token_at", "closed_at", "request_id"}
+TIMES = {"received_at", "admitted_at", "first_token_at", "closed_at", "request_id", "seed"}
 
 
 class Killed(Exception):
