@@ -130,6 +130,7 @@ def lose_the_table(data_dir: Path) -> None:
 def multiply(data_dir: Path, times: int) -> None:
     """Each record so many times, under other ids."""
     engine = make_engine(sqlite_url(data_dir))
+    names = ", ".join(column.name for column in table.c)  # a migration adds at the end what belongs elsewhere
     own = {"request_id": "request_id || '-' || {0}", "server": "server || '-' || {0}"}
     with engine.begin() as connection:
         for unused in ("chain", "digest"):  # half of the time goes into them
@@ -137,7 +138,7 @@ def multiply(data_dir: Path, times: int) -> None:
         connection.exec_driver_sql("CREATE TEMP TABLE first AS SELECT * FROM usage_records")
         for time in range(1, times):
             columns = ", ".join(own.get(column.name, column.name).format(time) for column in table.c)
-            connection.exec_driver_sql(f"INSERT INTO usage_records SELECT {columns} FROM first")
+            connection.exec_driver_sql(f"INSERT INTO usage_records ({names}) SELECT {columns} FROM first")
     engine.dispose()
 
 
