@@ -102,8 +102,8 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     # three layers, so that there is one of each kind and two rotary embeddings; a hidden size whose root bfloat16 lacks
     "gemma3": lambda: Gemma3TextConfig(
-        **{**_SHARED, "num_hidden_layers": 3, "hidden_size": 76}, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1,
-        head_dim=32, sliding_window=20, query_pre_attn_scalar=40, final_logit_softcapping=8.0,
+        **{**_SHARED, "num_hidden_layers": 3, "hidden_size": 76}, intermediate_size=128, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=32, sliding_window=20, query_pre_attn_scalar=40, final_logit_softcapping=8.0,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=_GEMMA3,
     ),
     # half of each head is turned, with factors of its own
