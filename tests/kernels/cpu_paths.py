@@ -50,6 +50,16 @@ def why_not_native(name: str) -> str:
 
 
 PATHS = [CpuPath(name, name != "avx2" and bool(why_not_native(name))) for name in _BY_NAME]
+"""The best first."""
+CASES = [
+    (path, dtype)
+    for path in PATHS
+    for dtype in ("float32", "bfloat16")
+    # in float32 the bfloat16 instruction sets run what AVX-512 runs
+    if dtype == "bfloat16" or not (path.is_emulated and path.rounds_activations)
+]
+OTHER_CASES = [case for case in CASES if case[0] != next(path for path in PATHS if not path.is_emulated)]
+"""Of the instruction sets that are not the one chosen here."""
 
 
 def kernels_of(path: CpuPath) -> Kernels:

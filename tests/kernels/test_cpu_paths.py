@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_backends import make_cpu_backend
-from cpu_paths import PATHS, CpuPath, kernels_of
+from cpu_paths import CASES, CpuPath, kernels_of
 from kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
 from one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
 from test_cpu_invariance import run_among
@@ -24,36 +24,37 @@ pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instructio
 # torch rounds them, the distance is a rounding's, many times over.
 CLOSE = {"float32": 2e-5, "bfloat16": 4e-3}
 CLOSE_ROUNDED = 0.1
-# In float32 the bfloat16 instruction sets run what AVX-512 runs.
-CASES = [
-    pytest.param(path, dtype, id=f"{path}-{dtype}")
-    for path in PATHS
-    for dtype in ("float32", "bfloat16")
-    if dtype == "bfloat16" or not (path.is_emulated and path.rounds_activations)
-]
+
+over_cases = pytest.mark.parametrize(("path", "dtype"), CASES, ids=str)
 
 
 @pytest.fixture
-def backend(checkpoints: dict[str, Path], path: CpuPath, dtype: str) -> CpuBackend:
-    # half a vector's head, an MLP width that nothing divides, biases
-    return make_cpu_backend(checkpoints["qwen3-odd"], kernels=kernels_of(path), dtype=dtype)
+def name() -> str:
+    """Half a vector's head, an MLP width that nothing divides, biases."""
+    return "qwen3-odd"
 
 
-@pytest.mark.parametrize(("path", "dtype"), CASES)
+@pytest.fixture
+def backend(checkpoints: dict[str, Path], path: CpuPath, dtype: str, name: str) -> CpuBackend:
+    return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), dtype=dtype)
+
+
+@over_cases
 def test_it_says_what_it_is(backend: CpuBackend, path: CpuPath) -> None:
     """The instruction set that runs stands in the capabilities, and from there in logs and /server_info."""
     assert backend.capabilities.instruction_set == str(path)
     assert backend.capabilities.invariant
 
 
-@pytest.mark.parametrize(("path", "dtype"), CASES)
+@over_cases
+@pytest.mark.parametrize("name", ["qwen3-odd", "gemma2"])  # the latter with windows and soft caps
 def test_logits_match_the_reference(
-    backend: CpuBackend, checkpoints: dict[str, Path], path: CpuPath, dtype: str
+    backend: CpuBackend, checkpoints: dict[str, Path], path: CpuPath, dtype: str, name: str
 ) -> None:
     """Prefilled and decoded, every position's logits are the reference's but for rounding."""
     token_ids, blocks = prompt(304, seed=7), scattered_blocks(20, seed=1)
     logits = []
-    for runner in (backend, make_backend(checkpoints["qwen3-odd"], dtype=dtype)):
+    for runner in (backend, make_backend(checkpoints[name], dtype=dtype)):
         prefill = make_batch({"token_ids": token_ids[:300], "position": 0, "blocks": blocks})
         parts = [runner.logits(prefill, list(range(300)))]
         for position in range(300, 304):
@@ -62,11 +63,11 @@ def test_logits_match_the_reference(
         logits.append(torch.cat(parts))
     ours, theirs = logits
     difference = ((ours - theirs).abs().max() / theirs.std()).item()
-    print(path, dtype, difference)
+    print(path, dtype, name, difference)
     assert difference <= (CLOSE_ROUNDED if path.rounds_activations and dtype == "bfloat16" else CLOSE[dtype])
 
 
-@pytest.mark.parametrize(("path", "dtype"), CASES)
+@over_cases
 def test_bits_do_not_change(backend: CpuBackend) -> None:
     """In chunks and one by one, on two threads, beside others, upon a cached prefix: the bits of one prefill."""
     cold = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])

@@ -1,6 +1,7 @@
-"""The parity and invariance tests of the kernels, all of them, on each instruction set: `make test-long` runs these.
+"""The invariance tests of the kernels, all of them, on the instruction sets that were not chosen: `make test-long`.
 
-The tests are those of `test_cpu_parity.py` and `test_cpu_invariance.py`; the fixtures below give them other kernels.
+The tests are those of `test_cpu_invariance.py`, which itself runs on the chosen one; the fixture below gives them other
+kernels, and a model of each kind of attention and MLP.
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from cpu_backends import make_cpu_backend
-from cpu_paths import PATHS, CpuPath, kernels_of
-from kernel_checkpoints import CONFIGS
+from cpu_paths import OTHER_CASES, kernels_of
 from test_cpu_invariance import (  # noqa: F401 - pytest finds them here
     cold,
-    dtype,
     test_any_number_of_rows,
     test_cached_prefix,
     test_chunks_decode_and_placement,
@@ -22,14 +21,16 @@ from test_cpu_invariance import (  # noqa: F401 - pytest finds them here
 
 from quipu.kernels.cpu.backend import CpuBackend
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first use of an emulated instruction set compiles it
+# the first use of an emulated instruction set compiles it
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(params=PATHS, ids=str)
-def path(request: pytest.FixtureRequest) -> CpuPath:
-    return request.param
+@pytest.fixture(params=["qwen3-odd", "gemma3", "qwen3-moe"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-@pytest.fixture(params=CONFIGS)
-def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], path: CpuPath, dtype: str) -> CpuBackend:  # noqa: F811 - the fixture
-    return make_cpu_backend(checkpoints[request.param], kernels=kernels_of(path), dtype=dtype)
+@pytest.fixture(params=OTHER_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], name: str) -> CpuBackend:
+    path, dtype = request.param
+    return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), dtype=dtype)
