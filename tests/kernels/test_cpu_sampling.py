@@ -99,3 +99,12 @@ def test_temperatures_out_of_reach() -> None:
     batch = batch_of([{**OFF, "temperature": t, "seed": 5} for t in (1e-9, 1e-4, 1e4, 1e30)])
     assert decided(library(), batch, range(4), logits, num_threads=1) == [None] * 4
     assert draw(library(), batch, range(4), logits, num_threads=1) == oracle(batch, range(4), logits)
+
+
+def test_a_border_on_a_tie_is_the_oracles() -> None:
+    """Where top_p is met to the last bit, rounding decides, and the oracle's rounding is the one that counts."""
+    logits = np.zeros((1, 4), np.float32)
+    for top_p, sure in ((0.5, False), (0.75, False), (0.6, True)):
+        batch = batch_of([{**OFF, "top_p": top_p, "seed": 1}])
+        assert (decided(library(), batch, range(1), logits, num_threads=1) != [None]) == sure
+        assert draw(library(), batch, range(1), logits, num_threads=1) == oracle(batch, range(1), logits)
