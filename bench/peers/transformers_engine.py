@@ -30,8 +30,8 @@ class TransformersEngine:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
         self.info = {
             "version": transformers.__version__,
-            "weights": "bfloat16",
-            "kv": "bfloat16",
+            "weights": name,
+            "kv": name,
             "prefix_cache": False,
         }
         self._waiting: list[tuple[int, list[int], int]] = []
