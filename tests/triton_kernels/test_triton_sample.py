@@ -47,3 +47,12 @@ def test_draws_are_the_hosts(seed: int) -> None:
     )
     ours, theirs = draw_both(batch, logits_MV)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.305}, {"top_k": 7}, {"top_k": 20, "top_p": 0.51}])
+def test_a_border_among_equals(filters: dict[str, float]) -> None:
+    """Where all tokens are equal, a filter keeps as many of the lowest ids as the host's."""
+    count = 6
+    columns = {name: [value] * count for name, value in filters.items()}
+    ours, theirs = draw_both(sampling(count, temperature=[1.0] * count, **columns), torch.zeros(count, V))
+    assert ours == theirs
