@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 import attrs
 import torch
 
+from bench.shapes import QWEN3_06B as SHAPE
 from quipu.kernels.backend import Backend, BackendConfig, load_backend
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
@@ -38,23 +39,6 @@ PREFILL = 1024
 BLOCK_SIZE = 16
 NUM_SEQS = 32
 READ_BYTES = 1 << 28
-
-SHAPE: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "dtype": "bfloat16",
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-}
 
 
 @attrs.frozen

@@ -19,31 +19,19 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from bench.shapes import QWEN3_06B
 from quipu.actors.checkpoint import DEMO
 
 SHAPE: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
+    **QWEN3_06B,
     "model_type": "qwen3",
-    "dtype": "bfloat16",
     "torch_dtype": "bfloat16",
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
     "rope_scaling": None,
     "attention_bias": False,
     "attention_dropout": 0.0,
     "use_sliding_window": False,
     "sliding_window": None,
     "max_window_layers": 28,
-    "tie_word_embeddings": True,
     "initializer_range": 0.02,
     "bos_token_id": None,
     "eos_token_id": 2,

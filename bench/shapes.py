@@ -1,0 +1,23 @@
+"""Qwen3-0.6B's true shape, which the benchmarks of execution run in: no weights of it, only its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QWEN3_06B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+"""A `config.json`, as far as quipu reads it."""
