@@ -9,28 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.shapes import QWEN3_06B
 from tests.gpu.machine import Machine
 
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.triton.backend import TritonBackend
 
-SHAPE: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "dtype": "bfloat16",
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-}
 _REHEARSED = {
     "dtype": "float32", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
@@ -41,7 +26,7 @@ TABLES = 64
 
 
 def shape_of(machine: Machine, **changes: Any) -> dict[str, Any]:
-    return {**SHAPE, **(_REHEARSED if machine.rehearsal else changes)}
+    return {**QWEN3_06B, **(_REHEARSED if machine.rehearsal else changes)}
 
 
 def make_backend(
