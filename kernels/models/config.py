@@ -97,6 +97,9 @@ def read_sizes(
         raise ValueError(f"config.json: {num_heads} attention heads do not divide among {num_kv_heads} key/value heads")
     if head_dim % 2:
         raise ValueError(f"config.json: head_dim {head_dim} is odd, which rotary embedding cannot pair")
+    epsilon = positive_number(data, "rms_norm_eps", default=rms_norm_eps)
+    if epsilon is None:
+        raise ValueError("config.json: rms_norm_eps is null, where a positive number is needed")
     return {
         "vocab_size": positive(data, "vocab_size"),
         "hidden_size": hidden_size,
@@ -105,7 +108,7 @@ def read_sizes(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": float(data.get("rms_norm_eps", rms_norm_eps)),
+        "rms_norm_eps": epsilon,
         "max_position_embeddings": positive(data, "max_position_embeddings"),
         "tie_word_embeddings": bool(data.get("tie_word_embeddings", tied)),
     }
@@ -141,6 +144,8 @@ def read_qwen_windows(data: dict[str, Any]) -> tuple[int | None, ...]:
     if data.get("sliding_window", 4096) is None:
         return same_window(data, None)
     full = data.get("max_window_layers", 28)
+    if not isinstance(full, int) or isinstance(full, bool):
+        raise ValueError(f"config.json: max_window_layers is {full!r}, where an integer is needed")
     kinds = ["full_attention" if index < full else "sliding_attention" for index in range(num_layers)]
     return read_windows(data, kinds, 4096)
 

@@ -136,8 +136,8 @@ def check_entries(data: dict[str, Any], *, read: str, activation: str = "silu") 
         if name not in _REFUSED:
             unknown.append(name)
         elif value not in _REFUSED[name] and not (name == "sliding_window" and data.get("use_sliding_window") is False):
-            shown = value.get("quant_method", "") if isinstance(value, dict) else repr(value)
-            raise ValueError(f"config.json: {name} {shown} is not supported for this architecture")
+            shown = value.get("quant_method") if isinstance(value, dict) else repr(value)
+            raise ValueError(f"config.json: {name} {shown or '{...}'} is not supported for this architecture")
     if unknown:
         _log.warning("config.json has entries that quipu does not know, and leaves out: %s", ", ".join(unknown))
 
