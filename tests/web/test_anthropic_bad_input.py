@@ -82,6 +82,12 @@ IN_REQUEST: list[tuple[dict[str, Any], str]] = [
     ({"metadata": "me"}, "`metadata` must be an object"),
     ({"metadata": {"user_id": 1}}, "`metadata.user_id` must be a string"),
     ({"cache_salt": 1}, "`cache_salt` must be a string"),
+    ({"stop": "END"}, "`stop` is not a field of this endpoint"),
+    ({"presence_penalty": 0.5}, "`presence_penalty` is not a field of this endpoint"),
+    ({"logit_bias": {"5": 1}}, "`logit_bias` is not a field of this endpoint"),
+    ({"allowed_token_ids": []}, "`allowed_token_ids` is not a field of this endpoint"),
+    ({"min_tokens": 3}, "`min_tokens` is not a field of this endpoint"),
+    ({"n": 2}, "`n` is not a field of this endpoint"),
 ]
 
 

@@ -262,5 +262,7 @@ async def test_unknown_betas_and_fields_are_ignored() -> None:
     """What a newer client adds does not keep it from being served."""
     headers = {"anthropic-beta": "interleaved-2030-01-01,other", "anthropic-version": "2023-06-01"}
     fields: dict[str, Any] = {"context_management": {"edits": []}, "service_tier": "auto", "novelty": [1]}
+    # and fields of other APIs, with the values that ask for nothing
+    fields |= {"n": 1, "stop": None, "presence_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}}
     exchange, _ = await Client(make_app(FakeDesk())).post(PATH, body(**fields), headers)
     assert exchange.status == 200

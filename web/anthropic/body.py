@@ -6,6 +6,7 @@ answer and cannot be honoured yet are refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -27,6 +28,27 @@ from quipu.web.generation import (
 from quipu.web.options import AppOptions
 
 _UNSUPPORTED = ("container", "mcp_servers", "output_format")
+_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "use_beam_search": (False,),
+}
+"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing."""
 
 
 @attrs.frozen
@@ -43,6 +65,7 @@ def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppO
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
+    _refuse_elsewhere(fields)
     _check_metadata(fields)
     wanted = GenerationRequest(
         model=model,
@@ -77,6 +100,13 @@ def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
         message = "`output_config.format` is not supported by this server yet."
         raise invalid(message, "output_config.format", "unsupported_parameter")
     return read_prompt(fields, keep_billing_header=options.keep_billing_header)
+
+
+def _refuse_elsewhere(fields: Fields) -> None:
+    for name, neutral in _ELSEWHERE.items():
+        value = fields.get(name)
+        if value is not None and value not in neutral:
+            raise invalid(f"`{name}` is not a field of this endpoint.", name, "unknown_parameter")
 
 
 def _read_sampling(fields: Fields, info: ServingInfo) -> SamplingParams:
