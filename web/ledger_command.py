@@ -270,7 +270,10 @@ def moment(text: str) -> float:
 
 
 def _not_negative(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
     return value

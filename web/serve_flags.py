@@ -94,7 +94,12 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
     )
     add_key_flags(command)
-    add("--request-timeout", type=float, metavar="SECONDS", help="end a request that takes longer (default: never)")
+    add(
+        "--request-timeout",
+        type=_positive_seconds,
+        metavar="SECONDS",
+        help="end a request that takes longer (default: never)",
+    )
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -109,7 +114,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
     add_ledger_flags(add)
-    add("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="for open requests at the end")
+    add("--shutdown-timeout", type=_seconds, default=30.0, metavar="SECONDS", help="for open requests at the end")
     add(
         "--executor",
         choices=["auto", "triton", "cpu", "reference", "fake"],
@@ -121,36 +126,64 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
 
 
+def _positive_seconds(text: str) -> float:
+    value = _number(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative" if value < 0 else f"{text} is no time")
+    return value
+
+
 def _utilization(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value < 65536:
         raise argparse.ArgumentTypeError(f"{value} is not a port")
     return value

@@ -31,3 +31,34 @@ def test_a_share_that_is_none(share: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", "--max-pinned-share", share])
     assert "--max-pinned-share" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "words"),
+    [
+        ("--port", "http", "no whole number"),
+        ("--max-model-len", "32k", "no whole number"),
+        ("--max-waiting-tokens", "1.5", "no whole number"),
+        ("--max-pinned-share", "half", "no number"),
+        ("--ledger-retention-days", "ever", "no number"),
+        ("--request-timeout", "nan", "not positive"),
+        ("--request-timeout", "0", "not positive"),
+        ("--request-timeout", "-1", "not positive"),
+        ("--shutdown-timeout", "nan", "no time"),
+        ("--shutdown-timeout", "-1", "negative"),
+        ("--shutdown-timeout", "soon", "no number"),
+    ],
+)
+def test_numbers_that_are_none(flag: str, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag is named, and what is wrong with it is said in words, before anything starts."""
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
+    said = capsys.readouterr().err
+    assert f"argument {flag}: " in said and words in said
+
+
+def test_times_that_are_some() -> None:
+    """Stopping at once, and waiting for ever, are times."""
+    arguments = make_parser().parse_args(["serve", "--shutdown-timeout", "0", "--request-timeout", "0.5"])
+    assert (arguments.shutdown_timeout, arguments.request_timeout) == (0.0, 0.5)
+    assert make_parser().parse_args(["serve", "--shutdown-timeout", "inf"]).shutdown_timeout == float("inf")
