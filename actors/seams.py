@@ -20,7 +20,7 @@ from typing import Any
 
 import tokenizers
 
-from quipu.actors.core.segments import MIN_CHARACTERS, Seams
+from quipu.actors.core.segments import MIN_CHARACTERS, Seams, TooDeep
 
 LOCAL_KINDS = {
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},
@@ -51,7 +51,7 @@ def find_seams(tokenizer: tokenizers.Tokenizer, min_characters: int = MIN_CHARAC
     cut_before = [t["content"] for t in matched if not t["lstrip"] and not t["content"][0].isspace()]
     try:
         seams = Seams(cut_before, [token["content"] for token in matched], min_characters)
-    except RecursionError:  # tokens that begin with one another, hundreds deep
+    except TooDeep:
         return NO_SEAMS
     trials = _trials(cut_before[:NUM_TRIED])
     return seams if all(_agrees(tokenizer, seams, text) for text in trials) else NO_SEAMS

@@ -23,6 +23,13 @@ MIN_CHARACTERS = 256
 ENTRY_BYTES = 400
 """What an entry takes besides its text and ids: the key, the dictionary's place, the headers of four objects."""
 
+MAX_DEPTH = 64
+"""Added tokens that may begin with one another, in a row: a pattern nests as deep."""
+
+
+class TooDeep(ValueError):
+    """Added tokens begin with one another more than MAX_DEPTH times."""
+
 
 class Seams:
     """Finds where a text may be cut: right before certain added tokens, where the tokenizer splits it by itself.
@@ -33,7 +40,7 @@ class Seams:
     def __init__(
         self, cut_before: Collection[str], others: Collection[str], min_characters: int = MIN_CHARACTERS
     ) -> None:
-        """`others`: the added tokens that are matched in the same pass, and not cut at."""
+        """`others`: the added tokens that are matched in the same pass, and not cut at. Raises TooDeep."""
         self._min_characters = min_characters
         self._cut_before = frozenset(cut_before)
         self._pattern = re.compile(_any_of(sorted({*cut_before, *others}))) if cut_before else None
@@ -49,16 +56,19 @@ class Seams:
         return starts
 
 
-def _any_of(tokens: Sequence[str]) -> str:
+def _any_of(tokens: Sequence[str], depth: int = 0) -> str:
     """A pattern for the longest of `tokens` (sorted, no two alike), a tree of their beginnings: vocabularies may have
     thousands of them, and a list would be tried from end to end wherever one might begin."""
+    if depth > MAX_DEPTH:
+        raise TooDeep
     first, last = tokens[0], tokens[-1]
     common = next(
         (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     ends_here = len(first) == common
     branches = [
-        _any_of([token[common:] for token in group]) for _, group in groupby(tokens[ends_here:], lambda t: t[common])
+        _any_of([token[common:] for token in group], depth + 1)
+        for _, group in groupby(tokens[ends_here:], lambda t: t[common])
     ]
     if not branches:
         return re.escape(first)
