@@ -70,6 +70,10 @@ EITHER: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
     ({"guided_regex": "a+"}, "guided_regex", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
+    ({"best_of": 2}, "best_of", "supported"),
+    ({"repetition_detection": {"min_count": 3}}, "repetition_detection", "not supported"),
+    ({"thinking_token_budget": 0}, "thinking_token_budget", "not supported"),
+    ({"vllm_xargs": {"penalty": 1}}, "vllm_xargs", "not supported"),
     ({"cache_salt": 7}, "cache_salt", "a string"),
     ({"cache_salt": "s" * 257}, "cache_salt", "at most 256"),
     ({"priority": "high"}, "priority", "an integer"),
@@ -183,10 +187,11 @@ NEUTRAL_EITHER = {
     "response_format": {"type": "text"}, "prompt_logprobs": None, "min_tokens": 0, "length_penalty": 1,
     "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stop": [], "stop_token_ids": [],
     "stream_options": {}, "top_p": 1, "min_p": 0, "top_k": 10**6, "seed": 2**64 - 1, "made_up": [1],
+    "thinking_token_budget": -1, "vllm_xargs": {},
 }  # fmt: skip
 NEUTRAL_COMPLETIONS = {"suffix": "", "best_of": 1, "add_special_tokens": True}
 NEUTRAL_CHAT = {
-    "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none", "audio": None,
+    "best_of": 1, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none", "audio": None,
     "modalities": ["text"], "prediction": None, "web_search_options": None, "parallel_tool_calls": True,
 }  # fmt: skip
 

@@ -61,14 +61,17 @@ _EITHER: Mapping[str, Neutral] = {
     "length_penalty": _one,
     "logits_processors": _empty,
     "regex": _empty,
+    "repetition_detection": _never,
     "response_format": _is_text_format,
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "spaces_between_special_tokens": _true,
     "structural_tag": _empty,
     "structured_outputs": _empty,
+    "thinking_token_budget": _among(-1),
     "truncate_prompt_tokens": _empty,
     "use_beam_search": _empty,
+    "vllm_xargs": _empty,
 }
 
 COMPLETIONS: Mapping[str, Neutral] = {
@@ -83,6 +86,7 @@ CHAT: Mapping[str, Neutral] = {
     **_EITHER,
     "add_special_tokens": _empty,
     "audio": _empty,
+    "best_of": _one,
     "chat_template": _empty,
     "continue_final_message": _empty,
     "documents": _empty,
@@ -103,6 +107,7 @@ RESPONSES: Mapping[str, Neutral] = {
     **_EITHER,
     "add_special_tokens": _empty,
     "background": _empty,
+    "best_of": _one,
     "chat_template": _empty,
     "context_management": _empty,
     "continue_final_message": _empty,
