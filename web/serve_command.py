@@ -118,37 +118,38 @@ async def run_server(
 
     Raises EngineGivenUp, LedgerError and TracingError.
     """
-    async with (
-        reloading_on_hangup(keys),
-        open_ledger(ledger_config) as ledger,
-        open_tracer(tracing) as tracer,
-        split(config, info, ledger.journal) as house,
-        trio.open_nursery() as watching,
-    ):
-        install_gauges(ledger, house.metrics.registry)
-        tracer.count_in(house.metrics.registry)
-        ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
-        stopping = trio.Event()
-        watching.start_soon(_wait_signal, stopping)
-        async with trio.open_nursery() as serving:
-            addresses: list[Address] = await serving.start(
-                partial(
-                    serve,
-                    make_app(
-                        house.desk,
-                        options,
-                        keys,
-                        tracer,
-                        usage=LedgerUsage(ledger_config.data_dir, ledger_config.url),
-                    ),
-                    host=host,
-                    port=port,
-                    config=server,
-                    shutdown_trigger=partial(_drain, house, stopping, grace_s),
+    async with trio.open_nursery() as watching:
+        async with (
+            reloading_on_hangup(keys),
+            open_ledger(ledger_config) as ledger,
+            open_tracer(tracing) as tracer,
+            split(config, info, ledger.journal) as house,
+        ):
+            install_gauges(ledger, house.metrics.registry)
+            tracer.count_in(house.metrics.registry)
+            ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
+            stopping = trio.Event()
+            watching.start_soon(_wait_signal, stopping)
+            async with trio.open_nursery() as serving:
+                addresses: list[Address] = await serving.start(
+                    partial(
+                        serve,
+                        make_app(
+                            house.desk,
+                            options,
+                            keys,
+                            tracer,
+                            usage=LedgerUsage(ledger_config.data_dir, ledger_config.url),
+                        ),
+                        host=host,
+                        port=port,
+                        config=server,
+                        shutdown_trigger=partial(_drain, house, stopping, grace_s),
+                    )
                 )
-            )
-            log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
-            _calm_collector()
+                log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
+                _calm_collector()
+        # Only now that the books are closed: until then a second signal ends the server, and is no KeyboardInterrupt.
         watching.cancel_scope.cancel()  # it would wait for another signal for ever
 
 

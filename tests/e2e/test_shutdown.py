@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from tests.e2e.prompts import token_prompt
@@ -58,3 +60,16 @@ def test_asked_twice(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
             eventually(lambda: has_ended(engine), "the engine ends, too")
+
+
+def test_asked_twice_while_the_books_are_closed(tmp_path: Path) -> None:
+    """A second signal means the same when only the ledger is left to close: its exit code, and no traceback."""
+    with serving(tmp_path, "--executor", "fake") as server:
+        engine = server.engine_pid()
+        with closing(sqlite3.connect(tmp_path / "data" / "ledger.sqlite3", isolation_level=None)) as reader:
+            reader.execute("begin exclusive")  # the ledger's last entries have to wait
+            server.process.send_signal(signal.SIGINT)
+            eventually(lambda: has_ended(engine), "only the books are open")
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
+        assert "Traceback" not in server.log_text
