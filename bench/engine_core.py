@@ -37,6 +37,8 @@ OURS = {
     "actors": engine_jobs.actors,
 }
 BLOCK = 16
+ROW_STEPS = 20_000
+"""Steps times sequences that a round has at least: a few milliseconds tell how fast a processor wakes up."""
 TRACE_BLOCKS, TRACE_BLOCK = 50_000, 512
 PROMPT_ROWS = {
     "hash_us": "hash a prompt",
@@ -111,8 +113,9 @@ def step_task(job: str, num_seqs: int, num_blocks: int, num_steps: int, name: st
 
 def make_tasks(*, quick: bool, num_steps: int, trace: Path | None) -> list[Task]:
     counts, pools = ([1, 32], [10_000]) if quick else ([1, 32, 256, 1024], [10_000, 100_000, 1_000_000])
+    steps = {n: num_steps if quick else max(num_steps, ROW_STEPS // n) for n in counts}
     tasks = [
-        step_task("step", num_seqs, num_blocks, num_steps, f"step, {num_seqs} decoding, {num_blocks} blocks")
+        step_task("step", num_seqs, num_blocks, steps[num_seqs], f"step, {num_seqs} decoding, {num_blocks} blocks")
         for num_blocks in pools
         for num_seqs in counts
     ]
@@ -166,7 +169,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="a few small rows, quipu alone: does it run at all?")
     parser.add_argument("--trace", type=Path, help=f"replay this trace, too, at {TRACE_BLOCKS} blocks of {TRACE_BLOCK}")
-    parser.add_argument("--steps", type=int, default=200, help="timed in a round (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=200,
+        help="timed in a round, and more where sequences are few (default: %(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     arguments = parser.parse_args()
     num_steps, rounds = (20, 1) if arguments.quick else (arguments.steps, arguments.rounds)
