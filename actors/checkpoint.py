@@ -61,7 +61,9 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
     config = _read_json(path / "config.json")
     try:
         max_model_len = _longest(config)
-        vocab_size = int(config["vocab_size"])
+        vocab_size = _positive(config, "vocab_size")
+    except CheckpointError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: {type(error).__name__} at {error}") from error
     if dtype == "auto":
@@ -82,9 +84,16 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
     )
 
 
+def _positive(config: dict[str, Any], key: str) -> int:
+    value = config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"config.json: {key} is {value!r}, where a positive integer is needed")
+    return value
+
+
 def _longest(config: dict[str, Any]) -> int:
     """Tokens of a context. YaRN multiplies what was trained, which configs often leave as `max_position_embeddings`."""
-    longest = int(config["max_position_embeddings"])
+    longest = _positive(config, "max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (rope.get("rope_type") or rope.get("type")) == "yarn" and "original_max_position_embeddings" in rope:
         longest = max(longest, int(rope["factor"] * rope["original_max_position_embeddings"]))
