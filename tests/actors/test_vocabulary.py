@@ -131,9 +131,7 @@ def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
         read_info(tmp_path)
     for no_number in ('"x"', "true", "0", "null"):
         (tmp_path / "config.json").write_text(f'{{"vocab_size": {no_number}, "max_position_embeddings": 64}}')
-        with pytest.raises(
-            CheckpointError, match=r"^config\.json: vocab_size is .*, where a positive integer is needed"
-        ):
+        with pytest.raises(CheckpointError, match=r"^config\.json: vocab_size is .*, where a positive integer is"):
             read_info(tmp_path)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Vocabulary(tmp_path)
