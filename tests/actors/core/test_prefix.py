@@ -61,6 +61,12 @@ def test_both_chains_are_the_same(parent: bytes, tokens: list[int], size: int) -
     assert chain_keys(parent, tuple(tokens), size) == chain_keys_in_python(parent, tokens, size)
 
 
+def test_every_length_is_padded_as_the_standard_says() -> None:
+    """A chunk of the hash has room for the length of the message, or just none: all cases, twice around."""
+    for length in range(140):
+        assert chain_keys(bytes(length), [7, 8], 1) == chain_keys_in_python(bytes(length), [7, 8], 1)
+
+
 @pytest.mark.parametrize("chain_keys", CHAINS)
 @pytest.mark.parametrize(
     ("token_ids", "error"), [([1, -1], OverflowError), ([2**32], OverflowError), ([0.5, 1], TypeError)]
