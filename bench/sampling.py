@@ -101,8 +101,8 @@ def measure(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
     for name, settings in SETTINGS.items():
         batch = make_batch(rows, settings)
         sure = decided(library, batch, range(rows), logits, num_threads=threads)
-        ours = best(lambda batch=batch: draw(library, batch, range(rows), logits, num_threads=threads), rounds)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        theirs = best(lambda settings=settings: torch_way(logits_MV, settings), rounds)  # type: ignore[misc]  # the same
+        ours = best(lambda batch=batch: draw(library, batch, range(rows), logits, num_threads=threads), rounds)
+        theirs = best(lambda settings=settings: torch_way(logits_MV, settings), rounds)
         results.append(
             {
                 "name": name,

@@ -119,10 +119,10 @@ def test_a_growing_chat_has_the_ids_of_a_new_one(
 def tokens_before(whole: object, end: int, length: int) -> int:
     """As it was found in the whole text."""
     for char in range(end, length):
-        token = whole.char_to_token(char)  # type: ignore[attr-defined] -- the library's Encoding is untyped
+        token = whole.char_to_token(char)
         if token is not None:
             return int(token)
-    return len(whole.ids) if end else 0  # type: ignore[attr-defined] -- likewise
+    return len(whole.ids) if end else 0
 
 
 def test_only_the_new_turn_is_tokenised() -> None:

@@ -121,7 +121,7 @@ def test_throughput_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert quipu(["bench", "throughput", *flags, *FAKE]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["num_requests"], report["failed"]) == (6, 0)
-    assert report["total_output_tokens"] == sum(row["max_tokens"] for row in rows)  # type: ignore[misc] -- ints, all
+    assert report["total_output_tokens"] == sum(row["max_tokens"] for row in rows)
     assert report["total_num_tokens"] == report["total_input_tokens"] + report["total_output_tokens"]
     assert report["tokens_per_second"] == pytest.approx(report["total_num_tokens"] / report["elapsed_time"])
     assert 0 < report["mean_ttft_ms"] <= report["p99_ttft_ms"] <= report["elapsed_time"] * 1000
