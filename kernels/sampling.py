@@ -31,18 +31,20 @@ def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float3
     Raises ArithmeticError where a row's logits are not numbers.
     """
     with edited(batch.processing, rows, logits_MV):
-        return [
-            sample(
-                logits_V,
-                temperature=batch.temperature[row],
-                top_k=batch.top_k[row],
-                top_p=batch.top_p[row],
-                min_p=batch.min_p[row],
-                seed=batch.seed[row],
-                output_position=batch.output_position[row],
-            )
-            for row, logits_V in zip(rows, logits_MV, strict=True)
-        ]
+        return [sample_row(batch, row, logits_V) for row, logits_V in zip(rows, logits_MV, strict=True)]
+
+
+def sample_row(batch: StepBatch, row: int, logits_V: npt.NDArray[np.float32]) -> int:
+    """`sample` for a row of a batch, as the batch asks for it. Raises ArithmeticError as that does."""
+    return sample(
+        logits_V,
+        temperature=batch.temperature[row],
+        top_k=batch.top_k[row],
+        top_p=batch.top_p[row],
+        min_p=batch.min_p[row],
+        seed=batch.seed[row],
+        output_position=batch.output_position[row],
+    )
 
 
 def sample(

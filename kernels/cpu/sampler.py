@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.processors import edited
-from quipu.kernels.sampling import sample
+from quipu.kernels.sampling import sample_row
 
 _DRAW = np.dtype(
     [(name, "f8") for name in ("temperature", "top_p", "log_min_p")]
@@ -36,7 +36,7 @@ def draw(
     with edited(batch.processing, rows, logits_MV):
         token_ids = decided(library, batch, rows, logits_MV, num_threads=num_threads)
         return [
-            _by_the_oracle(batch, row, logits_V) if token_id is None else token_id
+            sample_row(batch, row, logits_V) if token_id is None else token_id
             for row, logits_V, token_id in zip(rows, logits_MV, token_ids, strict=True)
         ]
 
@@ -68,15 +68,3 @@ def decided(
         ctypes.c_int64(num_threads),
     )
     return [int(token_id) if token_id >= 0 else None for token_id in token_ids]
-
-
-def _by_the_oracle(batch: StepBatch, row: int, logits_V: npt.NDArray[np.float32]) -> int:
-    return sample(
-        logits_V,
-        temperature=batch.temperature[row],
-        top_k=batch.top_k[row],
-        top_p=batch.top_p[row],
-        min_p=batch.min_p[row],
-        seed=batch.seed[row],
-        output_position=batch.output_position[row],
-    )
