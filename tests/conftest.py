@@ -1,9 +1,13 @@
-"""Settings of the whole suite: how deep hypothesis digs, and no network."""
+"""Settings of the whole suite: how deep hypothesis digs, no network, and logs that no test leaves to the next."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
 
@@ -18,3 +22,16 @@ settings.register_profile(
     "long", max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test sets up for logs ends with it: a logger that remembered it would write to streams that are closed."""
+    configure = structlog.configure
+
+    def configure_for_now(**settings: Any) -> None:
+        configure(**{**settings, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", configure_for_now)
+    yield
+    structlog.reset_defaults()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import random
 import socket
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bench.http_load import Answer, EventCounter, LoadFailed, ask_all, completio
 from bench.peers.__main__ import Load, best_of, compare, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
-from bench.peers.thin_server import serve
+from bench.peers.thin_server import run_engine, serve
 from tokenizers import Tokenizer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -86,15 +87,31 @@ class Counting:
 
 @contextmanager
 def thin_server(port: int) -> Iterator[None]:
+    """Its two halves, which are processes elsewhere, in a thread each."""
+    front, engine = multiprocessing.Pipe()
     loop = asyncio.new_event_loop()
-    serving = loop.create_task(serve(Counting(), {5: "five"}, port))
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.gather(serving, return_exceptions=True)))
-    thread.start()
+    serving = loop.create_task(serve(front, Counting.info, {5: "five"}, port))
+
+    def compute() -> None:
+        with suppress(EOFError):
+            run_engine(Counting(), engine)
+
+    def answer() -> None:
+        loop.run_until_complete(asyncio.gather(serving, return_exceptions=True))
+
+    threads = [threading.Thread(target=compute), threading.Thread(target=answer)]
+    threads[0].start()
+    assert front.recv() == Counting.info
+    threads[1].start()
     try:
         yield
     finally:
         loop.call_soon_threadsafe(serving.cancel)
-        thread.join()
+        threads[1].join()
+        loop.remove_reader(front.fileno())
+        front.close()
+        threads[0].join()
+        engine.close()
         loop.close()
 
 
