@@ -6,7 +6,8 @@ Hears `StepPlan` from the scheduler, answers each with `StepDone`, `StepFailed` 
 Its record is the second entry of the books. Before a pass it clears the tags of every physical block that the pass
 will write; after it, it tags them with the chain key of what they now hold (made from the tokens that were fed, not
 from what anybody claims) and the number of filled slots. At a sequence's first step it counts as *read* only granted
-blocks whose tag agrees. So a wrong or stale grant cannot balance.
+blocks whose tag agrees. So a wrong or stale grant cannot balance. A prompt whose last block is lent is spared all of
+it but the last token: where the tag agrees the block is *copied*, else its tokens are computed.
 
 What must always hold: a plan whose generation has failed is not run; a block whose pass failed has no tag.
 """
@@ -25,7 +26,7 @@ from quipu.actors.channel import Poster, Receiver
 from quipu.actors.config import EngineConfig
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepPlan, StepResult
-from quipu.actors.passes import SequenceState, make_batch, scores_of
+from quipu.actors.passes import Loan, SequenceState, make_batch, scores_of, shorten
 from quipu.kernels.backend import Backend, BackendConfig, KVMemory, load_backend
 from quipu.kernels.fake import FakeBackend
 
@@ -91,6 +92,9 @@ class Executor:
                 state.tokens[start:] = token_ids
             ends.append(start + count)
         read = [self._count_read(self._sequences[i], keys) for i, keys in self._first_steps(plan)]
+        loans = self._confirm_loans(plan, read) if any(plan.admitted_lent) else {}
+        if loans:
+            plan = shorten(plan, loans)
         written = [
             (state, block)
             for state, start, end in zip(states, plan.row_starts, ends, strict=True)
@@ -99,7 +103,13 @@ class Executor:
         for state, block in written:
             self._tags[state.table[block]] = None
 
-        batch = make_batch(plan, states, some_are_scored=self._num_scoring > 0, some_have_rules=self._num_ruled > 0)
+        batch = make_batch(
+            plan,
+            states,
+            some_are_scored=self._num_scoring > 0,
+            some_have_rules=self._num_ruled > 0,
+            copies=[(loan.source, loan.destination) for loan in loans.values()],
+        )
         drawn = self.backend.step(batch)
 
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
@@ -119,6 +129,7 @@ class Executor:
             read_tokens=read,
             seconds=time.perf_counter() - started,
             scores=None if batch.scoring is None else scores_of(plan, batch.scoring, drawn),
+            copied_tokens=[loans[i].num_tokens if i in loans else 0 for i in plan.admitted_ids] if loans else [],
         )
 
     def _first_steps(self, plan: StepPlan) -> zip[tuple[int, list[bytes]]]:
@@ -131,6 +142,23 @@ class Executor:
             if self._tags[state.table[index]] != Tag(key, full):
                 return index * full
         return len(keys) * full
+
+    def _confirm_loans(self, plan: StepPlan, read: list[int]) -> dict[int, Loan]:
+        """By sequence: lent blocks that hold, as their tags say, what its row would compute.
+
+        To be asked before the tags of this pass are cleared: a lent block may be one that the pass writes.
+        """
+        size = self._block_size
+        rows = {sequence_id: row for row, sequence_id in enumerate(plan.row_ids)}
+        loans = {}
+        for sequence_id, lent, num_read in zip(plan.admitted_ids, plan.admitted_lent, read, strict=True):
+            state, row = self._sequences[sequence_id], rows[sequence_id]
+            start, token_ids = plan.row_starts[row], plan.row_token_ids[row]
+            if lent and num_read == start and len(token_ids) == size:
+                (key,) = chain_keys(state.keys[-1], token_ids, size)
+                if self._tags[lent] == Tag(key, size):
+                    loans[sequence_id] = Loan(lent, state.table[start // size], size - 1)
+        return loans
 
     def _tag(self, state: SequenceState, start: int, end: int) -> None:
         size = self._block_size

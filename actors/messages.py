@@ -413,6 +413,9 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Blocks that no sequence holds, but a pin does. They are not free."""
     num_pins_yielded: int = 0
     """Pins that this walk has let go because somebody needed blocks."""
+    admitted_lent: list[int] = []
+    """Parallel to `admitted_ids`: a block with what the prompt's last block will hold, to be copied and not to be kept;
+    0, the null block, where there is none. Empty: there is none for anybody."""
 
 
 # ---------------------------------------------------------------- scheduler <-> executor
@@ -443,6 +446,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """Ids to feed; empty where the row feeds the token that the step before it draws (still on the device)."""
     row_samples: list[bool]
     """Whether the row's last position draws a token."""
+    admitted_lent: list[int] = []
+    """Parallel to `admitted_ids`, as in `Granted`. Contents are those of the time before this pass."""
     to_score: ToScore | None = None
     masks: TokenMasks | None = None
 
@@ -516,6 +521,9 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     scores: StepScores | None = None
     """None, as nearly always: nobody asks."""
+    copied_tokens: list[int] = []
+    """Parallel to `read_ids`: tokens behind those whose KV was copied from a lent block, once its tag was confirmed:
+    the *copied* entry. Empty: none."""
 
 
 @attrs.frozen
@@ -596,6 +604,10 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     num_pinned_blocks: int = 0
     """Neither free nor held by a sequence."""
     num_pins_yielded: int = 0
+    admitted_lent: list[int] = []
+    """Parallel to `admitted_ids`: tokens behind the reused ones that the block manager has lent. Empty: none."""
+    admitted_copied: list[int] = []
+    """Likewise: those that the executor copied. Nobody's discount."""
     scores: list[StepScores] = []
     """Of each step reported here that has any, in order: every token above of a sequence that asks, and prompts."""
 

@@ -8,9 +8,10 @@ before the one that is drawn, whoever computed them; what nobody asks for is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
+import msgspec
 
 from quipu.actors.messages import SamplingParams, Scores, StepPlan, StepScores
 from quipu.kernels import batch as kernel_batch
@@ -55,8 +56,34 @@ class SequenceState:
             self.processor.note(token_id)
 
 
+@attrs.frozen
+class Loan:
+    """A block that holds what a row would write; the row's own block becomes a copy of it."""
+
+    source: int
+    destination: int
+    num_tokens: int
+    """That need not be computed then: all but the last, whose logits are wanted."""
+
+
+def shorten(plan: StepPlan, loans: Mapping[int, Loan]) -> StepPlan:
+    """The plan without the tokens that are copied; `loans` by sequence."""
+    starts, counts, token_ids = list(plan.row_starts), list(plan.row_counts), list(plan.row_token_ids)
+    for row, sequence_id in enumerate(plan.row_ids):
+        if (loan := loans.get(sequence_id)) is not None:
+            starts[row] += loan.num_tokens
+            counts[row] -= loan.num_tokens
+            token_ids[row] = token_ids[row][loan.num_tokens :]
+    return msgspec.structs.replace(plan, row_starts=starts, row_counts=counts, row_token_ids=token_ids)
+
+
 def make_batch(
-    plan: StepPlan, states: Sequence[SequenceState], *, some_are_scored: bool, some_have_rules: bool
+    plan: StepPlan,
+    states: Sequence[SequenceState],
+    *,
+    some_are_scored: bool,
+    some_have_rules: bool,
+    copies: Sequence[tuple[int, int]] = (),
 ) -> StepBatch:
     """The pass of a plan, whose rows' sequences `states` are. Without scores and rules nobody is asked for any."""
     token_ids: list[int] = []
@@ -81,6 +108,7 @@ def make_batch(
         output_position=[state.num_outputs for state in states],
         scoring=_make_scoring(plan, states, query_start) if some_are_scored or plan.to_score else None,
         processing=_make_processing(plan, states) if some_have_rules or plan.masks else None,
+        copies=copies,
     )
 
 

@@ -10,7 +10,7 @@ consecutive positions from `positions[i]`; its KV for every position up to its l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -51,6 +51,9 @@ class StepBatch:
     """What to say of tokens besides drawing them; None, as nearly always: nothing."""
     processing: Processing | None = None
     """What changes logits before tokens are drawn from them; None: nothing. Scores are of the raw ones."""
+    copies: Sequence[tuple[int, int]] = ()
+    """Physical blocks to copy, from the first of each pair to the second, before anything is read or written. All are
+    read before any is written: what one pair copies over may be what another one copies."""
 
 
 @attrs.frozen

@@ -85,6 +85,9 @@ class FakeBackend:
         failing = dials.fail_steps > 0
         if failing:
             dials.fail_steps -= 1
+        sources = [list(self._slots[source]) for source, _ in batch.copies]
+        for slots, (_, destination) in zip(sources, batch.copies, strict=True):
+            self._slots[destination] = slots
         rows = range(len(batch.slots))
         for row in rows:
             if failing and row >= len(batch.slots) / 2:

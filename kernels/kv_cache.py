@@ -10,6 +10,8 @@ it, NaN included. That is why the memory is not even cleared here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 
@@ -48,6 +50,14 @@ class KVCache:
 
     def __len__(self) -> int:
         return len(self._layers)
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the first block of each pair to the second, in every layer. All are read before any is written."""
+        sources, destinations = torch.tensor(pairs, device=self._layers[0][0].device).T
+        for k_BKSE, v_BKSE in self._layers:
+            k_BKSE[destinations] = k_BKSE[sources]
+            v_BKSE[destinations] = v_BKSE[sources]
 
     @torch.inference_mode()
     def fill(self, value: float) -> None:

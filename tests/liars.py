@@ -17,7 +17,7 @@ from houses import BLOCK, Client, small_house
 from quipu.actors.config import EngineConfig
 from quipu.actors.engine import LoopHost
 from quipu.actors.executor import Executor
-from quipu.actors.messages import Granted, Reserve, SamplingParams, StepPlan, StepReport, StepResult
+from quipu.actors.messages import Granted, Reserve, SamplingParams, StepDone, StepPlan, StepReport, StepResult
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.backend import Backend
 
@@ -29,6 +29,8 @@ NO_ADMISSIONS: dict[str, list[Any]] = {
     "admitted_read": [],
     "admitted_miss_reasons": [],
     "admitted_miss_tokens": [],
+    "admitted_lent": [],
+    "admitted_copied": [],
 }
 
 
@@ -40,6 +42,8 @@ class Lies:
     """The executor confirms so many more than its tags do."""
     under_read: int = 0
     """... or fewer."""
+    over_copied: int = 0
+    """It says that it has copied so many tokens more, which nobody has lent it."""
     over_grant: int = 0
     """The manager grants so many blocks beyond those that it found: they hold something else."""
     under_report: int = 0
@@ -75,7 +79,11 @@ class LyingExecutor(Executor):
             self.lies.num_told += 1
             block = plan.row_new_blocks[plan.row_ids.index(plan.admitted_ids[0])][0]
             self._overwrite(block, plan)
-        return super().run(plan)
+        result = super().run(plan)
+        if self.lies.over_copied and isinstance(result, StepDone) and result.read_ids:
+            self.lies.num_told += 1
+            result = msgspec.structs.replace(result, copied_tokens=[self.lies.over_copied] * len(result.read_ids))
+        return result
 
     def _overwrite(self, block: int, plan: StepPlan) -> None:
         """A pass of somebody whom the manager never admitted."""

@@ -4,7 +4,7 @@ Owned by the accountant. Pure, and a function of its entries: applying the same 
 which is how a restarted accountant gets back to where it was. A request has one `SequenceBook` per sequence (physical
 work) and one `PromptBook` per prompt (what its client is told, see `prompt_book.py`).
 
-    reused == read                                     at every admission
+    reused == read, copied <= lent                     at every admission
     prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
 
 `cached` is frozen at the first admission of a prompt's first choice; preemption, recomputation and restarts change
@@ -87,6 +87,8 @@ class Grant:
     number: int
     reused: int
     read: int
+    lent: int
+    copied: int
 
 
 @attrs.define(eq=False)
@@ -107,6 +109,7 @@ class SequenceBook:
     """First covered by what the executor confirmed at the first admission."""
     computed_first: int = 0
     restored_first: int = 0
+    """First covered by what an earlier admission's blocks had become meanwhile, or by a copy of a lent block."""
     recomputed: int = 0
     """Positions covered again, outputs included."""
     granted: list[Grant] = attrs.field(factory=list)
@@ -132,8 +135,20 @@ class SequenceBook:
         else:
             self.restored_first += new
             self.recomputed += admission.read - new
+        new = self.covered.add(admission.read, admission.read + admission.copied)
+        self.restored_first += new
+        self.recomputed += admission.copied - new
         if admission.reused is not None:
-            self.granted.append(Grant(admission.side, admission.number, admission.reused, admission.read))
+            self.granted.append(
+                Grant(
+                    admission.side,
+                    admission.number,
+                    admission.reused,
+                    admission.read,
+                    admission.lent,
+                    admission.copied,
+                )
+            )
         return True
 
     def compute(self, start: int, end: int) -> None:
@@ -157,6 +172,8 @@ class SequenceBook:
             usable = grant.reused - self.num_revised if is_first else grant.reused
             if usable != grant.read:
                 problems.append(f"admission {grant.number}: reused {usable}, read {grant.read}")
+            if grant.copied > grant.lent:
+                problems.append(f"admission {grant.number}: lent {grant.lent}, copied {grant.copied}")
         if not self.counts_reuse and not self.has_spans:
             return problems  # an engine that keeps no books
         covered = self.read + self.computed_first + self.restored_first

@@ -234,6 +234,7 @@ class Batcher:
             sequences = list(decoding)
             admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
             misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
+            lent = dict(zip(granted.admitted_ids, granted.admitted_lent, strict=False))
             for sequence_id, start, count, blocks in zip(
                 granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
             ):
@@ -244,7 +245,8 @@ class Batcher:
                     continue
                 if sequence_id in admitted:
                     self._admit(s, start)
-                    firsts.append(FirstStep(len(row_ids), s.num_admissions, admitted[sequence_id], misses[sequence_id]))
+                    reused, miss = admitted[sequence_id], misses[sequence_id]
+                    firsts.append(FirstStep(len(row_ids), s.num_admissions, reused, miss, lent.get(sequence_id, 0)))
                 if s.is_prefilling:
                     self._waiting.charge(s, count)
                 sequences.append(s)
@@ -290,6 +292,7 @@ class Batcher:
             row_new_blocks=row_new_blocks,
             row_token_ids=row_token_ids,
             row_samples=row_samples,
+            admitted_lent=[first.lent for first in firsts],
             to_score=to_score,
         )
         publishes = len(sequences) > num_decoding
@@ -349,9 +352,18 @@ class Batcher:
         plan, sequences, report = step.plan, step.sequences, self._report
         if step.firsts:
             read = dict(zip(done.read_ids, done.read_tokens, strict=True))
+            copied = dict(zip(done.read_ids, done.copied_tokens, strict=False))
             for first in step.firsts:
                 sequence_id = plan.row_ids[first.row]
-                report.admit(sequence_id, first.admission, first.reused, read.get(sequence_id, 0), first.miss)
+                report.admit(
+                    sequence_id,
+                    first.admission,
+                    reused=first.reused,
+                    read=read.get(sequence_id, 0),
+                    lent=self.limits.block_size - 1 if first.lent else 0,
+                    copied=copied.get(sequence_id, 0),
+                    miss=first.miss,
+                )
         report.spans(plan.row_ids, done.row_starts, done.row_ends)
 
         rows: list[int] | range = range(len(sequences))

@@ -24,6 +24,8 @@ class FirstStep:
     reused: int
     """Prompt tokens that were granted as cached."""
     miss: CacheMiss
+    lent: int
+    """Block to copy the rest of the prompt from; 0 for none."""
 
 
 @attrs.define(eq=False)

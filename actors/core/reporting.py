@@ -26,6 +26,8 @@ class ReportBuilder:
         self._admitted_number: list[int] = []
         self._admitted_reused: list[int] = []
         self._admitted_read: list[int] = []
+        self._admitted_lent: list[int] = []
+        self._admitted_copied: list[int] = []
         self._admitted_miss_reasons: list[str] = []
         self._admitted_miss_tokens: list[int] = []
         self._spans: list[Columns] = []
@@ -42,11 +44,15 @@ class ReportBuilder:
     def has_news(self) -> bool:
         return bool(self._spans or self._terminal_ids or self._written or self._pinned or self.num_preempted)
 
-    def admit(self, sequence_id: int, number: int, reused: int, read: int, miss: CacheMiss) -> None:
+    def admit(
+        self, sequence_id: int, number: int, *, reused: int, read: int, lent: int, copied: int, miss: CacheMiss
+    ) -> None:
         self._admitted_ids.append(sequence_id)
         self._admitted_number.append(number)
         self._admitted_reused.append(reused)
         self._admitted_read.append(read)
+        self._admitted_lent.append(lent)
+        self._admitted_copied.append(copied)
         self._admitted_miss_reasons.append(miss.reason.value)
         self._admitted_miss_tokens.append(miss.token)
 
@@ -122,6 +128,8 @@ class ReportBuilder:
             pinned_ends=pinned_ends,
             num_pinned_blocks=num_pinned_blocks,
             num_pins_yielded=self.num_pins_yielded,
+            admitted_lent=self._admitted_lent,
+            admitted_copied=self._admitted_copied,
             scores=self._scores,
         )
         self._clear()

@@ -30,7 +30,7 @@ from quipu.actors.core.block_pool import BlockObserver
 from quipu.actors.core.misses import MissTracker
 from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from quipu.actors.core.pins import NOTHING_PINNED, Pins
-from quipu.actors.core.pool_checks import COMMITTED
+from quipu.actors.core.pool_checks import COMMITTED, NULL_BLOCK
 from quipu.actors.core.pools import Pool, make_pool
 from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
 
@@ -153,6 +153,7 @@ class BlockManagerCore:
             pinned_ends=pinned.ends,
             num_pinned_blocks=self.pool.num_pinned_only,
             num_pins_yielded=pins.num_yielded,
+            admitted_lent=grant.admitted_lent,
         )
 
     def check(self) -> None:
@@ -282,7 +283,8 @@ class BlockManagerCore:
                 break
             may_read = self._enable_prefix_caching and sequence_id not in proposal.unread_ids
             limit = min((num_tokens - 1) // size, len(keys)) if may_read else 0
-            shared = pool.match(keys, limit)
+            found = pool.match(keys, min(limit + 1, len(keys)) if may_read else 0)
+            shared, beyond = found[:limit], found[limit:]
             if pending is not None and pending.is_awaited(proposal, index, len(shared), limit, budget):
                 continue
             watermark = self._watermark_blocks if self.holdings else 0
@@ -316,6 +318,8 @@ class BlockManagerCore:
             grant.add(sequence_id, start, count, list(table))
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)
+            # not held: the pass copies it before it writes anything, whoever owns the block by then
+            grant.admitted_lent.append(beyond[0] if beyond and start + count == num_tokens else NULL_BLOCK)
             if not may_read:
                 needs_all = self._enable_prefix_caching
                 miss = CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS if needs_all else MissReason.DISABLED, 0)
@@ -347,6 +351,7 @@ class _Grant:
 
     __slots__ = (
         "admitted_ids",
+        "admitted_lent",
         "admitted_misses",
         "admitted_reused",
         "counts",
@@ -363,6 +368,7 @@ class _Grant:
         self.new_blocks: list[list[int]] = []
         self.admitted_ids: list[int] = []
         self.admitted_reused: list[int] = []
+        self.admitted_lent: list[int] = []
         self.admitted_misses: list[CacheMiss] = []
         self.preempted_ids: list[int] = []
 

@@ -172,6 +172,8 @@ class CpuBackend:
         del self._program, self.cache
 
     def _pass(self, batch: StepBatch) -> Pass:
+        if batch.copies:
+            self.cache.copy_blocks(batch.copies)
         return Pass(
             batch,
             self._last_drawn,

@@ -123,6 +123,8 @@ class ReferenceBackend:
     def _pass(self, batch: StepBatch) -> Iterator[_Head]:
         """Run the model up to its head."""
         with torch.inference_mode(), _threads(1 if self.one_thread else torch.get_num_threads()):
+            if batch.copies:
+                self.cache.copy_blocks(batch.copies)
             plan = make_plan(batch, self._last_drawn, self.cache.block_size)
             ops = self._ops(plan, self.cache)
             yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)

@@ -211,6 +211,8 @@ class TritonBackend:
                 self._has_drawn[batch.slots[row]] and batch.query_start[row + 1] - batch.query_start[row] == 1
             ):
                 raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no one token to carry")
+        if batch.copies:
+            self.cache.copy_blocks(batch.copies)
         return self.runner.run(batch)
 
 

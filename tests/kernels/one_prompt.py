@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 from kernel_checkpoints import make_batch, prompt, scattered_blocks
 
@@ -62,3 +63,19 @@ def feed_prefix(backend: Backend) -> tuple[list[int], int]:
     tail = TOKENS[90:prefix] + prompt(70, seed=10)
     backend.logits(make_batch({"position": 90, "blocks": shared[:30], "token_ids": tail}), [])
     return shared[: prefix // 16] + shared[30:42], prefix
+
+
+def run_upon_copy(backend: Backend) -> torch.Tensor:
+    """Feed TOKENS up to the end of a block; then go on, with its last token, upon a copy of that block.
+
+    In the same pass the block that was copied becomes another one's copy: all are read before any is written.
+    """
+    end = (LENGTH - LOOKED_AT) // 16 * 16
+    *first, second_last, last, own, rest = scattered_blocks(end // 16 + 2, seed=11)
+    others = [*first, second_last, last]
+    backend.logits(make_batch({"token_ids": TOKENS[:end], "position": 0, "blocks": others}), [])
+    going_on = make_batch(
+        {"token_ids": TOKENS[end - 1 :], "position": end - 1, "blocks": [*first, second_last, own, rest]}
+    )
+    batch = attrs.evolve(going_on, copies=[(last, own), (second_last, last)])
+    return backend.logits(batch, list(range(LENGTH - end + 1))[-LOOKED_AT:])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from cpu_backends import make_cpu_backend, needs_kernels
 from kernel_checkpoints import EACH, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks
+from one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks, run_upon_copy
 
 from quipu.kernels.cpu.backend import CpuBackend
 
@@ -66,6 +66,11 @@ def test_cached_prefix(backend: CpuBackend, cold: torch.Tensor) -> None:
     """Upon a prefix that another request computed in other chunks, with a longer tail of its own: the same bits."""
     mine, prefix = feed_prefix(backend)
     assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
+
+
+def test_copied_block(backend: CpuBackend, cold: torch.Tensor) -> None:
+    """Upon a copy of the last full block, of which only the last token is computed: the same bits."""
+    assert torch.equal(run_upon_copy(backend), cold)
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 64])

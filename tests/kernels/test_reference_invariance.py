@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, TOKENS, feed_prefix, run_chunks
+from one_prompt import LENGTH, LOOKED_AT, TOKENS, feed_prefix, run_chunks, run_upon_copy
 
 from quipu.kernels.reference.backend import ReferenceBackend
 
@@ -69,6 +69,11 @@ def test_cached_prefix(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     """Upon a prefix that another request computed in other chunks, with a longer tail of its own: the same bits."""
     mine, prefix = feed_prefix(backend)
     assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
+
+
+def test_copied_block(backend: ReferenceBackend, cold: torch.Tensor) -> None:
+    """Upon a copy of the last full block, of which only the last token is computed: the same bits."""
+    assert torch.equal(run_upon_copy(backend), cold)
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 64])

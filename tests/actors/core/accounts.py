@@ -33,8 +33,21 @@ def admission(
     *,
     tiers: Mapping[str, int] | None = None,
     side: Side = Side.PREFILL,
+    lent: int = 0,
+    copied: int = 0,
 ) -> Admission:
-    return Admission(number=number, reused=reused, read=read, tiers=tiers, side=side, miss=MISS, incarnation=1, at=11.0)
+    return Admission(
+        number=number,
+        reused=reused,
+        read=read,
+        tiers=tiers,
+        side=side,
+        lent=lent,
+        copied=copied,
+        miss=MISS,
+        incarnation=1,
+        at=11.0,
+    )
 
 
 def admit(account: Account, sequence_id: int, number: int, reused: int, read: int) -> None:

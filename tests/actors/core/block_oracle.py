@@ -65,6 +65,8 @@ class Outcome:
     """(sequence, start, count, new blocks)"""
     admitted: list[int] = attrs.field(factory=list)
     reused: dict[int, int] = attrs.field(factory=dict)
+    lent: dict[int, int] = attrs.field(factory=dict)
+    """The block that holds what the last block of an admitted prompt will hold, 0 for none."""
     preempted: list[int] = attrs.field(factory=list)
     written: list[tuple[int, int]] = attrs.field(factory=list)
     """(sequence, block index): prompt blocks that it was the first to commit."""
@@ -255,6 +257,9 @@ class NaiveManager:
                 if number is None:
                     break
                 shared.append(number)
+            lent = None
+            if self.caching and (len(shared) + 1) * self.size == num_tokens:
+                lent = self.find(self.content_of(candidate, len(shared)))
             needed = -(-num_tokens // self.size) - len(shared) + (self.watermark if self.tables else 0)
             to_have = {*self.blank, *self.cached, *self.pinned_only} - set(shared)
             if needed > len(to_have):
@@ -276,6 +281,7 @@ class NaiveManager:
             budget -= count
             outcome.rows.append((candidate.id, start, count, list(self.tables[candidate.id])))
             outcome.reused[candidate.id] = start
+            outcome.lent[candidate.id] = (lent or 0) if start + count == num_tokens else 0
             self.check_writes(candidate.id, start, count)
 
     def announce(self, step: int, outcome: Outcome) -> None:

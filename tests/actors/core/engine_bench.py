@@ -131,6 +131,7 @@ class EngineBench:
         self.lives: dict[int, Life] = {}
         self.accounts: list[Account] = []
         self.num_withdrawn = 0
+        self.num_copied = 0
         self.refused: set[int] = set()
         """Told at once that they can never run."""
         self.denied: set[int] = set()
@@ -211,7 +212,7 @@ class EngineBench:
         self.hear_again(result)
         self.heard.append(result)
         if isinstance(result, StepDone):
-            self.late_ones_book_what_ran_and_emit_nothing(plan, late, self.reports[num_reports:])
+            self.late_ones_book_what_ran_and_emit_nothing(result, late, self.reports[num_reports:])
         return result
 
     def late_rows(self, plan: StepPlan) -> list[int]:
@@ -224,13 +225,13 @@ class EngineBench:
         return late
 
     def late_ones_book_what_ran_and_emit_nothing(
-        self, plan: StepPlan, late: list[int], reports: list[StepReport]
+        self, done: StepDone, late: list[int], reports: list[StepReport]
     ) -> None:
         """A late row's span is in the report that follows, its token is not, nor anything that it might have meant."""
         for row in late:
-            sequence_id, start = plan.row_ids[row], plan.row_starts[row]
+            sequence_id = done.row_ids[row]
             spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
-            assert (sequence_id, start, start + plan.row_counts[row]) in spans, "what ran is not booked"
+            assert (sequence_id, done.row_starts[row], done.row_ends[row]) in spans, "what ran is not booked"
             assert not any(sequence_id in r.token_sequence_ids for r in reports), "a void token is emitted"
             assert not any(sequence_id in r.ended_ids for r in reports)
 
@@ -325,8 +326,9 @@ class EngineBench:
         assert plan.step == result.step, "results come in the order of plans"
         match result:
             case StepDone():
+                copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
                 for sequence_id, start, count in zip(plan.row_ids, plan.row_starts, plan.row_counts, strict=True):
-                    self._spans.append((sequence_id, start, start + count))
+                    self._spans.append((sequence_id, start + copied.get(sequence_id, 0), start + count))
                 for sequence_id in plan.admitted_ids:
                     self.lives[sequence_id].admissions.append(sent.reused[sequence_id])
             case StepFailed():
@@ -340,8 +342,14 @@ class EngineBench:
     def _hear_report(self, report: StepReport) -> None:
         self.reports.append(report)
         self._check_not_ended(report)
-        for sequence_id, number, reused, read in zip(
-            report.admitted_ids, report.admitted_number, report.admitted_reused, report.admitted_read, strict=True
+        for sequence_id, number, reused, read, lent, copied in zip(
+            report.admitted_ids,
+            report.admitted_number,
+            report.admitted_reused,
+            report.admitted_read,
+            report.admitted_lent,
+            report.admitted_copied,
+            strict=True,
         ):
             life = self.lives[sequence_id]
             assert reused == read
@@ -350,7 +358,11 @@ class EngineBench:
             assert number == life.account.books[sequence_id].num_heard.get(Side.PREFILL, 0) + 1, (
                 "admissions are numbered without gaps"
             )
-            admission = Admission(number=number, reused=reused, read=read, miss=None, incarnation=1, at=0.0)
+            assert copied == lent, "an honest executor finds what the manager points out"
+            self.num_copied += copied > 0
+            admission = Admission(
+                number=number, reused=reused, read=read, lent=lent, copied=copied, miss=None, incarnation=1, at=0.0
+            )
             life.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
         assert spans == self._spans, "every row that ran is booked, and nothing else"
@@ -481,7 +493,10 @@ class EngineBench:
             covered = book.read + book.computed_first + book.restored_first
             assert covered == len(life.prompt) if life.reason else covered <= len(life.prompt)
             if len(life.admissions) <= 1:
-                assert book.restored_first == 0
+                spared = self.limits.block_size - 1
+                assert book.restored_first in (0, spared)
+                if book.restored_first:
+                    assert len(life.prompt) == book.read + self.limits.block_size, "only a whole last block is copied"
         first = min(account.books.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]
         assert shown(prompt.cached) == (self.lives[first.sequence_id].admissions or [None])[0]

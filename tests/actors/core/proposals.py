@@ -85,3 +85,8 @@ def pinned_of(granted: Granted) -> list[tuple[int, int]]:
 def reused_of(granted: Granted) -> Mapping[int, int]:
     """Tokens granted as cached, by admitted sequence."""
     return dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
+
+
+def lent_of(granted: Granted) -> Mapping[int, int]:
+    """Blocks pointed out to be copied, by admitted sequence; 0 for none."""
+    return dict(zip(granted.admitted_ids, granted.admitted_lent, strict=True))

@@ -31,7 +31,9 @@ def an_admission(draw: st.DrawFn) -> Admission:
     number = draw(st.integers(1, 4))
     read = draw(st.integers(0, MOST))
     reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))
-    return admission(number, reused, read)
+    copied = draw(st.one_of(st.just(0), st.integers(0, MOST - read)))
+    lent = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
+    return admission(number, reused, read, lent=lent, copied=copied)
 
 
 @attrs.define
@@ -52,7 +54,9 @@ class Oracle:
                     return
                 self.problems += entry.number != self.last_number + 1
                 self.problems += entry.reused != entry.read
+                self.problems += entry.copied > entry.lent
                 self.cover(range(entry.read), "read" if self.last_number == 0 else "restored")
+                self.cover(range(entry.read, entry.read + entry.copied), "restored")
                 self.last_number = entry.number
 
     def cover(self, positions: range, how: str) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from quipu.actors.core.limits import Limits
 from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepPlan
+from quipu.kernels.fake import continuation
 
 PROMPT = list(range(100, 110))
 
@@ -141,3 +142,61 @@ def test_a_dropped_plan_still_releases() -> None:
     )
     assert isinstance(executor.run(plan), StepDropped)
     assert isinstance(executor.run(replace(plan, generation=1, released_ids=[])), StepDone)
+
+
+def lent(bench: EngineBench) -> StepPlan:
+    """The plan of a prompt that ends with the second of the blocks: it is granted one, and the other is lent."""
+    bench.submit(PROMPT[:8], 1)
+    (plan,) = bench.plans
+    assert len(plan.admitted_keys[0]) == 1
+    assert plan.admitted_lent[0] > 0
+    return plan
+
+
+def done(bench: EngineBench, plan: StepPlan) -> StepDone:
+    result = bench.executor.run(plan)
+    assert isinstance(result, StepDone)
+    return result
+
+
+def test_a_lent_block_is_copied() -> None:
+    """Of its four tokens one is computed: the draw comes from it, and is what a cold run draws."""
+    bench = warm_bench()
+    result = done(bench, lent(bench))
+    assert (result.read_tokens, result.copied_tokens) == ([4], [3])
+    assert (result.row_starts, result.row_ends) == ([7], [8])
+    assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
+
+
+@pytest.mark.parametrize("block", [1, 3, 25], ids=["another key", "not full", "never written"])
+def test_a_wrong_loan_is_computed(block: int) -> None:
+    """A block that does not hold what the prompt goes on with is not copied, and nothing is claimed."""
+    bench = warm_bench()
+    result = done(bench, replace(lent(bench), admitted_lent=[block]))
+    assert (result.read_tokens, result.copied_tokens) == ([4], [])
+    assert (result.row_starts, result.row_ends) == ([4], [8])
+    assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
+
+
+def test_nothing_is_copied_behind_a_grant_that_is_not_confirmed() -> None:
+    """What the loan would follow is not there: everything after the grant is computed."""
+    bench = warm_bench()
+    plan = lent(bench)
+    _granted, *rest = plan.row_new_blocks[0]
+    result = done(bench, replace(plan, row_new_blocks=[[25, *rest]], row_samples=[False]))
+    assert (result.read_tokens, result.copied_tokens) == ([0], [])
+    assert (result.row_starts, result.row_ends) == ([4], [8])
+
+
+def test_the_lent_block_may_be_the_one_that_is_written() -> None:
+    """Nobody holds it: where the pool is short it becomes the newcomer's own, and has what it needs in it already."""
+    bench = warm_bench(num_blocks=4)
+    bench.submit([1, 2], 2)
+    (life,) = bench.submit(PROMPT[:8], 1)
+    bench.step()
+    plan = bench.plans[-1]
+    _granted, own = plan.row_new_blocks[plan.row_ids.index(life.id)]
+    assert plan.admitted_lent == [own]
+    bench.finish()
+    bench.check_at_rest()
+    assert bench.num_copied == 1

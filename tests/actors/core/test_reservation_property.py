@@ -23,7 +23,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from properties import never_write_a_shared_or_committed_block
-from proposals import Candidate, pinned_of, reserve, reused_of, written_of
+from proposals import Candidate, lent_of, pinned_of, reserve, reused_of, written_of
 from reservation_rules import LONG_S, PROMPTS, ReservationRules
 
 from quipu.actors.messages import Granted, Reserve
@@ -154,6 +154,7 @@ class Domains(ReservationRules):
             table = self.manager.holdings[sequence_id].table
             if sequence_id in granted.admitted_ids:
                 read = {self.writers[block] for block in table[: start // self.size]}
+                read |= {self.writers[block] for block in [lent_of(granted)[sequence_id]] if block}
                 assert read <= {self.domains[sequence_id]}, "a block of another domain is granted"
         for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
             table = self.manager.holdings[sequence_id].table
@@ -208,6 +209,7 @@ class Oracle(ReservationRules):
         rows = list(zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True))
         expected = self.walk_oracle(rows, proposal.victim_ids, offered, proposal.token_budget)
         assert reused_of(granted) == expected.reused, "cached is not what the list scan finds"
+        assert lent_of(granted) == expected.lent
         assert (
             list(zip(granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True))
             == expected.rows
