@@ -37,12 +37,10 @@ class KVCache:
 
     def __init__(self, num_blocks: int, block: BlockShape, device: torch.device | None = None) -> None:
         """Reserve the memory: of the machine (which commits a page when it is first written), or of a device."""
-        shape = (num_blocks, block.num_kv_heads, block.block_size, block.head_dim)
+        shape = (block.num_layers, 2, num_blocks, block.num_kv_heads, block.block_size, block.head_dim)
         self.block_size = block.block_size
-        self._layers = [
-            (torch.empty(shape, dtype=block.dtype, device=device), torch.empty(shape, dtype=block.dtype, device=device))
-            for _ in range(block.num_layers)
-        ]
+        self._all_L2BKSE = torch.empty(shape, dtype=block.dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self._all_L2BKSE]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """`(k_BKSE, v_BKSE)` of a layer, writable."""
@@ -54,14 +52,10 @@ class KVCache:
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the first block of each pair to the second, in every layer. All are read before any is written."""
-        sources, destinations = torch.tensor(pairs, device=self._layers[0][0].device).T
-        for k_BKSE, v_BKSE in self._layers:
-            k_BKSE[destinations] = k_BKSE[sources]
-            v_BKSE[destinations] = v_BKSE[sources]
+        sources, destinations = torch.tensor(pairs, device=self._all_L2BKSE.device).T
+        self._all_L2BKSE[:, :, destinations] = self._all_L2BKSE[:, :, sources]
 
     @torch.inference_mode()
     def fill(self, value: float) -> None:
         """Overwrite every slot of every layer; tests poison the pool with NaN."""
-        for k_BKSE, v_BKSE in self._layers:
-            k_BKSE.fill_(value)
-            v_BKSE.fill_(value)
+        self._all_L2BKSE.fill_(value)
