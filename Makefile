@@ -85,7 +85,7 @@ layers: install-test
 	$(BIN)/lint-imports
 
 pytest: install-test
-	$(BIN)/python -m pytest -m 'not slow' --durations 10
+	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --durations 10
 
 format: install-test ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix $(SOURCES)

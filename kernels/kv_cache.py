@@ -1,4 +1,4 @@
-"""The paged KV cache: a tensor of keys and one of values a layer, head-major `[blocks, kv_heads, slots, head_dim]`.
+"""The paged KV cache: keys and values of each layer, head-major `[blocks, kv_heads, slots, head_dim]`, in one tensor.
 
 Made and owned by a backend; written and read only by its operations, through the block tables of the pass. Head-major,
 because attention reads one head at a time and then finds its slots side by side (measured on CPU: 18 GB/s against 13

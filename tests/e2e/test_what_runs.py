@@ -70,9 +70,10 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
 
 @needs_kernels
 @pytest.mark.slow
-def test_sized_by_a_profile_run_on_the_threads_there_are(tmp_path: Path) -> None:
+def test_sized_by_a_profile_run_on_the_threads_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--gpu-memory-utilization` counts weights and the largest pass; one processor in the mask is one thread."""
     model = wide_model(tmp_path / "model")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     mask = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(mask)})
     try:

@@ -59,6 +59,17 @@ def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> N
         torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
 
 
+def test_upon_a_copied_block(checkpoints: dict[str, Path]) -> None:
+    """A token whose block was copied in the very pass finds there what the copied one holds."""
+    ours, theirs = make_triton(checkpoints["llama"]), make_backend(checkpoints["llama"])
+    whole = make_batch({"token_ids": TOKENS[:16], "position": 0, "blocks": [7]})
+    expected = theirs.logits(whole, [15])
+    ours.logits(whole, [])
+    last = make_batch({"token_ids": TOKENS[15:16], "position": 15, "blocks": [9]})
+    found = ours.logits(attrs.evolve(last, copies=[(7, 9)]), [0])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 def generate(backend: TritonBackend | ReferenceBackend, *, carried: bool) -> list[list[int]]:
     """Two rows, one greedy and one sampled, three tokens each."""
     sampling = [{}, {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "seed": 1 << 63}]
