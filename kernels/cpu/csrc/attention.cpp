@@ -25,6 +25,27 @@ PackedBf16 packed_keys(const uint32_t* p, int64_t panel_words, const bf16*) {
     return {reinterpret_cast<const bf16*>(p), panel_words * 2};
 }
 
+// Keys as blocks keep them turned: two panels that lie anywhere.
+template <class T>
+struct TurnedKeys {
+    const uint32_t* panels[kTogether / kSlots];
+    int64_t first;  // Vec
+    static constexpr bool kPaired = sizeof(T) == 2;
+    const uint32_t* words(int64_t word, int v) const {
+        int64_t lane = (first + v) * kLanes;
+        return panels[lane / kSlots] + word * kSlots + lane % kSlots;
+    }
+    Vec even(int64_t k, int v) const {
+        if constexpr (kPaired) return low_halves(reinterpret_cast<const bf16*>(words(k / 2, v)));
+        else return load(reinterpret_cast<const float*>(words(k, v)));
+    }
+    Vec odd(int64_t k, int v) const {
+        if constexpr (kPaired) return high_halves(reinterpret_cast<const bf16*>(words(k / 2, v)));
+        else return even(k, v);
+    }
+    TurnedKeys columns(int64_t v) const { return {{panels[0], panels[1]}, first + v}; }
+};
+
 // What a thread keeps from pass to pass.
 struct Scratch {
     std::vector<float> queries, scores, results, maxima, sums;
@@ -80,6 +101,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     int64_t window = op.window ? op.window : piece.end;
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
+        bool turned = keeps_turned(pass.block_size);
         const T* values[kChunk];
         const uint32_t* keys[kChunk];
         for (int64_t i = 0, block = chunk / pass.block_size, slot = chunk % pass.block_size; i < count; block++, slot = 0) {
@@ -93,10 +115,11 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         }
         for (int64_t i = count; i < padded; i++) keys[i] = scratch.zeros.data();
         // While keys are multiplied the values come, and while these are, the next keys.
-        Coming values_come(value_slots, chunk, chunk + count, padded / kTurned * (words / kTurned));
+        int64_t turns = turned ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride) : padded / kTurned * (words / kTurned);
+        Coming values_come(value_slots, chunk, chunk + count, turns);
         for (int64_t group = 0; group < padded; group += kTogether) {
             int64_t end = std::min(group + kTogether, padded);
-            for (int64_t i = group; i < end; i += kTurned)
+            for (int64_t i = group; i < end && !turned; i += kTurned)
                 for (int64_t word = 0; word < words; word += kTurned) {
                     values_come.ask();
                     transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
@@ -104,9 +127,17 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             for (int64_t part = 0; part < num_parts(rows); part++) {
                 int64_t r = split(rows, part), together = split(rows, part + 1) - r;
                 Target s{scratch.scores.data() + r * kChunk + group, kChunk, true, nullptr, nullptr, 0, end - group};
+                PlainRows queries{scratch.queries.data() + r * width, width};
                 Nothing nothing;
-                multiply<4>(together, PlainRows{scratch.queries.data() + r * width, width},
-                            packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width, (end - group) / kLanes, s, nothing);
+                if (turned) {
+                    int64_t at = chunk + group;
+                    TurnedKeys<T> two{{key_slots.panel(at), key_slots.panel(group + kSlots < count ? at + kSlots : at)}, 0};
+                    if (part == 0) multiply<4>(together, queries, two, width, (end - group) / kLanes, s, values_come);
+                    else multiply<4>(together, queries, two, width, (end - group) / kLanes, s, nothing);
+                } else {
+                    multiply<4>(together, queries, packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width,
+                                (end - group) / kLanes, s, nothing);
+                }
             }
         }
         bool few = num_parts(rows) == 1;
@@ -114,7 +145,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(T)), from, to, asks);
+        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), asks);
         for (int64_t part = 0; part < num_parts(rows); part++) {
             int64_t r = split(rows, part), together = split(rows, part + 1) - r;
             float* scores = scratch.scores.data() + r * kChunk;

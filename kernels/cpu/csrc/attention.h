@@ -26,6 +26,10 @@ struct Slots {
     const char* at(int64_t block, int64_t slot) const {
         return cache + ((table[block] * num_heads + head) * block_size + slot) * slot_bytes;
     }
+    // Where blocks keep keys turned: the panel that begins at a position.
+    const uint32_t* panel(int64_t position) const {
+        return reinterpret_cast<const uint32_t*>(at(position / block_size, position % block_size));
+    }
 };
 Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& piece, int64_t element_bytes) {
     return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], piece.head, op.num_kv_heads,
@@ -59,6 +63,12 @@ struct Coming {
         }
     }
 };
+
+// The end of the slots to ask for, where those of the last panel are read whether they have been written or not: what comes
+// of them is not looked at.
+int64_t whole_panels(int64_t end, const Pass& pass) {
+    return keeps_turned(pass.block_size) ? (end + kSlots - 1) / kSlots * kSlots : end;
+}
 
 constexpr int64_t kTurned = 8;
 

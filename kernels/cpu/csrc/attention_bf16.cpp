@@ -97,12 +97,19 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             values[i] = nothing;
         }
         // While keys are turned the values come, and while these are, the next keys.
-        Coming values_come(value_slots, chunk, chunk + count, padded / kTurned * (words / kTurned));
-        for (int64_t i = 0; i < padded; i += kTurned)
+        bool turned = keeps_turned(pass.block_size);
+        int64_t step = turned ? kSlots : kTurned;
+        Coming values_come(value_slots, chunk, chunk + count, padded / step * (words / kTurned));
+        for (int64_t i = 0; i < padded; i += step) {
+            const uint32_t* panel = turned ? key_slots.panel(i < count ? chunk + i : chunk) : nullptr;
             for (int64_t word = 0; word < words; word += kTurned) {
                 values_come.ask();
-                transpose(keys + i, word, scratch.keys.data() + (i / kPanel * words + word) * kPanel + i % kPanel);
+                uint32_t* to = scratch.keys.data() + (i / kPanel * words + word) * kPanel + i % kPanel;
+                if (!turned) transpose(keys + i, word, to);
+                else
+                    for (int64_t w = 0; w < kTurned; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots, kSlots * sizeof(uint32_t));
             }
+        }
         for (int64_t i = 0; i < padded; i += kPanel)
             pairs.add(scratch.queries.data(), padded_width, rows, reinterpret_cast<const bf16*>(scratch.keys.data() + i * words), width,
                       true, scratch.scores.data() + i, kChunk);
@@ -118,7 +125,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(bf16)), from, to, padded / 2);
+        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(bf16)), from, whole_panels(to, pass), padded / 2);
         int64_t panel_stride = padded * kPanel;
         for (int64_t i = 0; i < padded; i += 2) {
             keys_come.ask();

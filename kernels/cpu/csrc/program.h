@@ -99,6 +99,17 @@ struct Share {
     Share(int64_t n, const Worker& w) : begin(n * w.thread / w.num_threads), end(n * (w.thread + 1) / w.num_threads) {}
 };
 
+// Where element `i` of a key goes, counted from its block's and head's first. Blocks of whole panels keep them turned, as
+// their product wants them: [panel][word][slot], where a word is one float32 or two bfloat16. Others keep rows.
+constexpr int64_t kSlots = 16;
+inline bool keeps_turned(int64_t block_size) { return block_size % kSlots == 0; }
+template <class T>
+int64_t place_of_key(int64_t block_size, int64_t width, int64_t slot, int64_t i) {
+    constexpr int64_t in_word = 4 / sizeof(T);
+    if (!keeps_turned(block_size)) return slot * width + i;
+    return slot / kSlots * kSlots * width + (i / in_word * kSlots + slot % kSlots) * in_word + i % in_word;
+}
+
 // So many rows linear keeps for each thread by itself, where it keeps any; more of them, where all threads read them until
 // the next barrier.
 constexpr int64_t kOwnRows = 16;

@@ -14,9 +14,10 @@ namespace {
 template <class T>
 void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
     int64_t slot = pass.positions[n] % pass.block_size;
-    int64_t at = ((pass.blocks[n] * op.num_kv_heads + head) * pass.block_size + slot) * op.width;
-    for (int64_t i = 0; i < op.width; i++) narrow(k[i], static_cast<T*>(op.keys) + at + i);
-    for (int64_t i = 0; i < op.width; i++) narrow(v[i], static_cast<T*>(op.values) + at + i);
+    int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * pass.block_size * op.width;
+    T *keys = static_cast<T*>(op.keys) + first, *values = static_cast<T*>(op.values) + first + slot * op.width;
+    for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + place_of_key<T>(pass.block_size, op.width, slot, i));
+    for (int64_t i = 0; i < op.width; i++) narrow(v[i], values + i);
 }
 void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
     if (op.stored == kBfloat16) write<bf16>(op, pass, n, head, k, v);
