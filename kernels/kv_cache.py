@@ -1,8 +1,9 @@
 """The paged KV cache: keys and values of each layer, head-major `[blocks, kv_heads, slots, head_dim]`, in one tensor.
 
-Made and owned by a backend; written and read only by its operations, through the block tables of the pass. Head-major,
-because attention reads one head at a time and then finds its slots side by side (measured on CPU: 18 GB/s against 13
-to 14 for slot-major).
+Made and owned by a backend; written and read only by its operations, through the block tables of the pass. How a head's
+part of a block is laid out is their own affair, too: the CPU kernels keep its keys turned (`cpu/csrc/program.h`).
+Head-major, because attention reads one head at a time and then finds its slots side by side (measured on CPU: 18 GB/s
+against 13 to 14 for slot-major).
 
 What must always hold: a slot that no token of the sequence has written never influences a result, whatever stands in
 it, NaN included. That is why the memory is not even cleared here.

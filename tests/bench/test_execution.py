@@ -1,0 +1,31 @@
+"""The sums of `python -m bench.execution`: what a step cannot do without, and what share of a moment's limits it reached."""
+
+from __future__ import annotations
+
+import pytest
+from bench.execution import Moment, Work
+from bench.shapes import QWEN3_06B as SHAPE
+
+NUM_WEIGHTS = 28 * (1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024 + 3 * 1024 * 3072) + SHAPE["vocab_size"] * 1024
+
+
+def test_what_a_step_cannot_do_without() -> None:
+    """Weights once, keys and values that stood there before; two operations a weight and row, and attention."""
+    one = Work("decode_1", 1, 1, 512)
+    kept = 2 * 8 * 128 * 2 * 28 * 511
+    assert one.bytes_read() == 2 * NUM_WEIGHTS + kept
+    assert one.operations() == 2 * NUM_WEIGHTS + 4 * 16 * 128 * 512 * 28
+    eight = Work("decode_8", 8, 1, 512)
+    assert eight.bytes_read() == 2 * NUM_WEIGHTS + 8 * kept
+    assert eight.operations() == 8 * one.operations()
+    assert Work("prefill_8", 1, 8, 8).bytes_read() == 2 * NUM_WEIGHTS, "nothing stood there before"
+
+
+def test_share_of_the_limit_that_binds() -> None:
+    """The larger of the two times is what a step is compared with."""
+    work = Work("decode_8", 8, 1, 512)
+    by_memory = Moment(step_s=2.0, read=work.bytes_read(), products=work.operations() * 10).row(work)
+    assert by_memory["share_of_limit"] == pytest.approx(0.5)
+    assert (by_memory["value"], by_memory["limit"]) == (4.0, pytest.approx(8.0))
+    by_units = Moment(step_s=2.0, read=work.bytes_read() * 10, products=work.operations() / 1.8).row(work)
+    assert by_units["share_of_limit"] == pytest.approx(0.9)
