@@ -1,4 +1,4 @@
-"""The sums of `python -m bench.execution`: what a step cannot do without, and what share of a moment's limits it reached."""
+"""The sums of `python -m bench.execution`: what a step cannot do without, and which share of the limits it reached."""
 
 from __future__ import annotations
 
