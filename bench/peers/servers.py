@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +174,11 @@ class Server:
     def stop(self) -> None:
         self.resume()
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # a leader that has ended may have left its workers
+        self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         """To all that it has started, but for sessions of their own: quipu's engine, which sleeps when idle."""
