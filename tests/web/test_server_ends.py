@@ -1,0 +1,138 @@
+"""How the server starts, ends, and lets go of connections and of its port."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import socket
+import sys
+
+import pytest
+import trio
+import trio.testing
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from hypercorn.utils import LifespanFailureError
+from live import PATIENCE_S, Probe, asgi, probe_app, running_ours
+from quart import request
+from server_clients import wait
+
+from quipu.web import http11
+from quipu.web.connection import Connection
+from quipu.web.server import ServerConfig, serve
+
+# Stock leaves a memory channel unclosed for each request.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+async def test_shutdown_closes_idle_connections_and_answers_the_others() -> None:
+    """No timeout has to pass."""
+    probe = Probe()
+    config = ServerConfig(keep_alive_timeout_s=60, headers_timeout_s=60, graceful_timeout_s=60)
+    async with running_ours(probe_app(probe), config) as server:
+        silent, used, busy = [await server.connect() for _ in range(3)]
+        await used.get("/hello")
+        assert (await used.answer()).status == 200
+        await busy.get("/gate")
+        await wait(probe.entered)
+        server.stop.set()
+        with trio.fail_after(PATIENCE_S):
+            assert await silent.read_all() == b""
+            assert await used.read_all() == b""
+            assert not server.ended.is_set()
+            probe.gate.set()
+            assert (await busy.answer()).body == b"done"
+            assert await busy.read_all() == b""
+            await busy.close()
+            await server.ended.wait()
+    assert not server.failures
+
+
+@pytest.mark.parametrize("path", ["/idle", "/idle-stream"])
+async def test_shutdown_cuts_off_what_does_not_end(path: str) -> None:
+    """At the graceful timeout the handler is cancelled and its scope closes."""
+    probe = Probe()
+    async with running_ours(probe_app(probe), ServerConfig(graceful_timeout_s=0.05)) as server:
+        client = await server.connect()
+        await client.get(path)
+        await wait(probe.entered)
+        server.stop.set()
+        await wait(server.ended)
+        assert probe.cancelled.is_set()
+        assert probe.num_released == 1
+        assert not (await client.answer()).is_complete
+    assert not server.failures
+
+
+async def test_failed_startup_releases_the_port() -> None:
+    """And is raised."""
+    app = probe_app(Probe())
+
+    @app.before_serving
+    async def fail() -> None:
+        raise RuntimeError("no weights")
+
+    [free] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = free.socket.getsockname()[1]
+    await free.aclose()
+    with pytest.RaisesGroup(LifespanFailureError, flatten_subgroups=True) as failure:
+        await serve(app, host="127.0.0.1", port=port)
+    assert "no weights" in str(failure.value.exceptions)
+    [again] = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    await again.aclose()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the option is Linux's")
+async def test_kernel_watches_for_clients_that_vanish() -> None:
+    """An accepted socket has the limits that were set on the listener."""
+    probe = Probe()
+    app = probe_app(probe)
+    found: list[Connection] = []
+
+    @app.before_request
+    async def find() -> None:
+        found.append(request.scope["state"]["connection"])
+
+    async with running_ours(app, ServerConfig(write_timeout_s=1.5)) as server:
+        assert await server.still_serves()
+        sock = found[0].stream.socket
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+async def test_port_in_use() -> None:
+    """A plain OSError."""
+    async with running_ours(probe_app(Probe())) as server:
+        with pytest.raises(OSError, match="in use"):
+            await serve(probe_app(Probe()), host=server.address.host, port=server.address.port)
+
+
+async def test_request_finds_its_connection() -> None:
+    """In the ASGI scope's state; and to abort it is to lose the client."""
+    found: list[object] = []
+    left = trio.Event()
+
+    async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        connection = scope["state"]["connection"]
+        found.append(connection)
+        connection.abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async with running_ours(asgi(handler)) as server:
+        client = await server.connect()
+        await client.get("/")
+        await wait(left)
+        assert await client.read_all() == b""
+    [connection] = found
+    assert isinstance(connection, Connection)
+
+
+def test_other_hypercorn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What we override is not its public interface; and the message says what to install."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.1")
+    spec = importlib.util.spec_from_file_location("http11_again", http11.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match=r"install hypercorn==0\.18\.0"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -1,0 +1,367 @@
+"""What must go on working beside the repairs of Hypercorn's server: pipelining, uploads, odd requests."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from live import PATIENCE_S, Probe, asgi, get, post, probe_app, running_ours
+from quart import request
+from server_clients import send_quietly, set_at_end, wait
+
+from quipu.web import http11
+from quipu.web.connection import Connection
+from quipu.web.scope import request_scope
+from quipu.web.server import ServerConfig
+
+# Stock leaves a memory channel unclosed for each request.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    """Those sent at once and those sent while one is being answered."""
+    probe = Probe()
+    async with running_ours(probe_app(probe)) as server:
+        client = await server.connect()
+        await client.send(get("/gate") + get("/hello?1") + post("/hello?2", b"abc"))
+        await wait(probe.entered)
+        await client.send(b"\r\n" + get("/hello?3"))
+        probe.gate.set()
+        for _ in range(4):
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (200, b"done")
+        assert probe.seen == ["1", "2", "3"]
+
+
+async def test_pipelined_bytes_are_bounded() -> None:
+    """A client that sends more than it may while its request is being answered is cut off, and nothing is kept."""
+    probe = Probe()
+    config = ServerConfig(max_pipelined_bytes=10_000)
+    async with running_ours(probe_app(probe), config) as server:
+        client = await server.connect()
+        await client.get("/idle", get("/hello") * 10)
+        await wait(probe.entered)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert not probe.cancelled.is_set()
+        await client.send(get("/hello") * 1000)
+        await wait(probe.cancelled)
+        assert await client.read_all() == b""
+        assert await server.still_serves()
+
+
+async def test_many_pipelined_requests() -> None:
+    """Hundreds of small requests at once are answered one after the other."""
+
+    async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+    async with running_ours(asgi(handler)) as server:
+        client = await server.connect()
+        await client.send(get("/") * 500)
+        for _ in range(500):
+            assert (await client.answer()).body == b"ok"
+
+
+async def test_a_large_request_right_behind_an_answer_is_no_pipelining() -> None:
+    """An application may be busy between the last byte of its body and its end. A client that has the whole answer, by
+    the length it was told, may ask again at once, and more than may be pipelined."""
+
+    async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"do", "more_body": True})
+        await send({"type": "http.response.body", "body": b"ne", "more_body": True})
+        for _ in range(50):
+            await trio.lowlevel.checkpoint()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with running_ours(asgi(handler)) as server:
+        client = await server.connect()
+        for _ in range(5):
+            await client.send(post("/", b"x" * 300_000))
+            assert (await client.answer()).body == b"done"
+
+
+async def test_five_hundred_requests_on_one_connection() -> None:
+    """Keep-alive holds."""
+    probe = Probe()
+    async with running_ours(probe_app(probe)) as server:
+        client = await server.connect()
+        for _ in range(500):
+            await client.send(post("/hello", b"{}"))
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (200, b"done")
+
+
+async def test_big_upload() -> None:
+    """3 MB arrive whole, declared or chunked, and the connection goes on."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        await client.send(post("/upload", bytes(3_000_000)))
+        assert (await client.answer()).body == b"3000000"
+        await client.send(b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(30):
+            await client.send(b"186a0\r\n" + bytes(100_000) + b"\r\n")
+        await client.send(b"0\r\nX-Trailer: ignored\r\n\r\n")
+        assert (await client.answer()).body == b"3000000"
+        await client.get("/hello")
+        assert (await client.answer()).status == 200
+
+
+async def test_bytes_behind_the_last_request_are_not_kept() -> None:
+    """However many."""
+    probe = Probe()
+    app = probe_app(probe)
+    found: list[Connection] = []
+
+    @app.before_request
+    async def find() -> None:
+        found.append(request.scope["state"]["connection"])
+
+    async with running_ours(app) as server:
+        client = await server.connect()
+        await client.send(get("/gate", "Connection: close"))
+        await wait(probe.entered)
+        await client.send(bytes(1 << 20))
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        protocol = found[0]._protocol
+        assert protocol is not None
+        assert protocol.num_buffered == 0
+        probe.gate.set()
+        assert (await client.answer()).status == 200
+
+
+async def test_stream_that_never_waits_can_be_cancelled() -> None:
+    """A generator that only writes, to a client that reads: it ends with its request's scope, not with the client."""
+    probe = Probe()
+    app = probe_app(probe)
+
+    async def fail() -> None:
+        await probe.gate.wait()
+        raise RuntimeError("a task of the request failed")
+
+    @app.before_request
+    async def start() -> None:
+        request_scope().nursery.start_soon(fail)
+
+    async with running_ours(app) as server:
+        client = await server.connect()
+        await client.get("/flood")
+        await client.read_until(b"\r\n\r\n")
+        probe.gate.set()
+        with trio.fail_after(PATIENCE_S):
+            assert not (await client.read_all()).endswith(b"0\r\n\r\n")
+        assert probe.cancelled.is_set()
+
+
+async def test_rest_of_a_body_after_its_answer_is_read_and_dropped() -> None:
+    """For a moment, so that a client in mid-upload is not reset before it has seen its answer."""
+    found: list[Connection] = []
+
+    async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        assert scope["type"] == "http"
+        found.append(cast(Connection, cast(object, scope["state"]["connection"])))
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with running_ours(asgi(handler)) as server:
+        client = await server.connect()
+        await client.send(post("/", bytes(1 << 20))[:1000])
+        assert (await client.answer()).status == 413
+        assert await client.read_all() == b""
+        for _ in range(10):
+            await client.send(bytes(1000))
+            await trio.testing.wait_all_tasks_blocked(0.002)
+        protocol = found[0]._protocol
+        assert protocol is not None
+        assert protocol.num_buffered < 1000
+
+
+async def test_body_over_the_limit_is_answered() -> None:
+    """The application's 413 reaches a client that goes on sending."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        server.nursery.start_soon(send_quietly, client, post("/upload", bytes(5 << 20)))
+        assert (await client.answer()).status == 413
+
+
+async def test_body_that_never_comes() -> None:
+    """The application's 408, and the connection ends."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        await client.send(post("/upload", b"xx")[:-1])
+        assert (await client.answer()).status == 408
+        assert await client.read_all() == b""
+
+
+async def test_generator_that_fails_is_seen_as_a_truncated_answer() -> None:
+    """No last chunk: the client can tell."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        await client.get("/break")
+        answer = await client.answer()
+        assert answer.status == 200
+        assert b"data: 0" in answer.body
+        assert not answer.is_complete
+        assert await server.still_serves()
+
+
+async def test_handler_that_fails() -> None:
+    """500, and the connection goes on."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        await client.get("/raise")
+        assert (await client.answer()).status == 500
+        await client.get("/hello")
+        assert (await client.answer()).status == 200
+
+
+async def test_expect_100_continue() -> None:
+    """The client is told to go on."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        request = post("/upload", b"abc", "Expect: 100-continue")
+        await client.send(request[:-3])
+        assert (await client.answer()).status == 100
+        await client.send(request[-3:])
+        assert (await client.answer()).body == b"3"
+
+
+async def test_head() -> None:
+    """Answered without a body, and the connection goes on."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        await client.send(get("/hello").replace(b"GET", b"HEAD"))
+        assert (await client.answer(to_head=True)).status == 200
+        await client.get("/hello")
+        assert (await client.answer()).body == b"done"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\xff\xff\r\n\r\n", 400),
+        (b"GET /hello?\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /hello%ff?a=%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET http://x/hello?a HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET http://x HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET ?a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /hello HTTP/2.0\r\nHost: x\r\n\r\n", 505),
+        (b"GET /hello HTTP/1.1\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000, 431),
+        (post("/upload", b"", "Content-Length: 1"), 400),
+        (b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400),
+    ],
+    ids=repr,
+)
+async def test_odd_requests(request_bytes: bytes, status: int) -> None:
+    """Each is answered; what cannot be understood ends its connection; the server lives."""
+    probe = Probe()
+    async with running_ours(probe_app(probe)) as server:
+        client = await server.connect()
+        await client.send(request_bytes)
+        assert (await client.answer()).status == status
+        if status in (400, 431, 501, 505):
+            assert await client.read_all() == b""
+        await client.close()
+        assert await server.still_serves()
+
+
+async def test_garbage_while_a_request_runs() -> None:
+    """It waits its turn and is then answered with 400; the request before it is unharmed."""
+    probe = Probe()
+    async with running_ours(probe_app(probe)) as server:
+        client = await server.connect()
+        await client.get("/gate", b"\x00\x01garbage\r\n\r\n")
+        await wait(probe.entered)
+        probe.gate.set()
+        assert (await client.answer()).body == b"done"
+        assert (await client.answer()).status == 400
+        assert await client.read_all() == b""
+
+
+async def test_clients_that_reset_before_they_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """Many of them, while the server has no turn; and they are not worth a line in the log."""
+    async with running_ours(probe_app(Probe())) as server:
+        for _ in range(50):
+            client = socket.create_connection((server.address.host, server.address.port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        assert await server.still_serves()
+    assert "A connection failed" not in caplog.text
+
+
+async def test_bug_of_ours_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is raised in the handling of one client, the others do not notice."""
+    feed = http11.Protocol.feed
+
+    def fail(self: http11.Protocol, data: bytes) -> None:
+        if b"bug" in data:
+            raise RuntimeError("a bug")
+        feed(self, data)
+
+    monkeypatch.setattr(http11.Protocol, "feed", fail)
+    probe = Probe()
+    async with running_ours(probe_app(probe)) as server:
+        other, client = await server.connect(), await server.connect()
+        await other.get("/gate")
+        await wait(probe.entered)
+        await client.get("/bug")
+        assert await client.read_all() == b""
+        probe.gate.set()
+        assert (await other.answer()).status == 200
+    assert "A connection failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("begin", "config"),
+    [
+        pytest.param(b"", ServerConfig(keep_alive_timeout_s=0.1, headers_timeout_s=60), id="silent"),
+        pytest.param(b"GET /hello HT", ServerConfig(keep_alive_timeout_s=60, headers_timeout_s=0.1), id="half-a-head"),
+    ],
+)
+async def test_headers_that_never_come(begin: bytes, config: ServerConfig) -> None:
+    """The connection is closed, on the first request as on the next."""
+    async with running_ours(probe_app(Probe()), config) as server:
+        client = await server.connect()
+        await client.send(begin)
+        with trio.fail_after(PATIENCE_S):
+            assert await client.read_all() == b""
+        client = await server.connect()
+        await client.get("/hello", begin)
+        assert (await client.answer()).status == 200
+        with trio.fail_after(PATIENCE_S):
+            assert await client.read_all() == b""
+
+
+@pytest.mark.parametrize("drip", [b"\r\n", b"X: y\r\n"], ids=["empty-lines", "headers"])
+async def test_headers_that_drip(drip: bytes) -> None:
+    """A byte now and then does not move the deadline."""
+    config = ServerConfig(keep_alive_timeout_s=0.1, headers_timeout_s=0.1)
+    async with running_ours(probe_app(Probe()), config) as server:
+        client = await server.connect()
+        ended = trio.Event()
+        server.nursery.start_soon(set_at_end, client, ended)
+        if drip != b"\r\n":
+            await client.send(get("/hello")[:-2])
+        with trio.fail_after(PATIENCE_S):
+            while not ended.is_set():
+                await send_quietly(client, drip)
+                with trio.move_on_after(0.02):
+                    await ended.wait()
