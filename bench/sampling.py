@@ -1,10 +1,11 @@
-"""The sampler in C beside torch's ways to draw, from the same logits in the same run.
+"""The sampler and the scores in C beside torch's ways to draw and to score, from the same logits in the same run.
 
     python -m bench.sampling [--json] [--rows 64] [--rounds 5] [--flat]
 
 Logits fall with the logarithm of their rank, as a model's do, by 1.5 for each e-fold; `--flat` takes normal numbers of
 deviation 3 instead, in which thousands of tokens matter: the hard case. Torch's side is what one writes with it:
-argmax, or the filters, softmax and a draw, all rows at once. Best of rounds, per row.
+argmax, or the filters, softmax and a draw; log-softmax, ranks and the likeliest; all rows at once. Best of rounds, per
+row.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.sampler import decided, draw
+from quipu.kernels.cpu.scores import score
 
 VOCABULARY = 151_936
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_k 50, top_p 0.95": {"top_k": 50, "top_p": 0.95},
     "min_p 0.05": {"min_p": 0.05},
 }
+LIKELIEST = (0, 5, 20)
 
 
 def make_batch(rows: int, settings: dict[str, Any]) -> StepBatch:
@@ -76,6 +79,14 @@ def cut(sorted_MK: torch.Tensor, top_p: float) -> torch.Tensor:
     return sorted_MK.masked_fill(sorted_MK.cumsum(-1) - sorted_MK >= top_p, 0)
 
 
+def torch_scores(logits_MV: torch.Tensor, ids_M: torch.Tensor, num_top: int) -> list[Any]:
+    logits_M1, logprobs_MV = logits_MV.gather(1, ids_M[:, None]), logits_MV.log_softmax(-1)
+    ranks_M = (logits_MV > logits_M1).sum(-1) + 1
+    top_MK, top_ids_MK = logprobs_MV.topk(num_top)
+    logprobs_M1 = logprobs_MV.gather(1, ids_M[:, None])
+    return [tensor.tolist() for tensor in (logprobs_M1, ranks_M, top_ids_MK, top_MK)]
+
+
 def best(job: Callable[[], object], rounds: int) -> float:
     times = []
     for _ in range(rounds):
@@ -115,6 +126,26 @@ def measure(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
     return results
 
 
+def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
+    """Of the token that each row would draw."""
+    library = load(choose_instruction_set(processor_flags()))
+    logits, threads = make_logits(rows, flat=flat), torch.get_num_threads()
+    token_ids = draw(library, make_batch(rows, {}), range(rows), logits, num_threads=threads)
+    logits_MV, ids_M = torch.from_numpy(logits), torch.tensor(token_ids)
+    results = []
+    for count in LIKELIEST:
+        counts = [count] * rows
+        ours = best(
+            lambda counts=counts: score(library, logits, range(rows), token_ids, counts, num_threads=threads), rounds
+        )
+        theirs = best(lambda count=count: torch_scores(logits_MV, ids_M, count), rounds)
+        name = f"logprob, {count} likeliest"
+        results.append(
+            {"name": name, "quipu_us": ours / rows * 1e6, "torch_us": theirs / rows * 1e6, "ratio": theirs / ours}
+        )
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sampling", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -122,7 +153,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--flat", action="store_true", help="logits in which thousands of tokens matter")
     arguments = parser.parse_args()
-    results = measure(arguments.rows, arguments.rounds, flat=arguments.flat)
+    results = [
+        *measure(arguments.rows, arguments.rounds, flat=arguments.flat),
+        *measure_scores(arguments.rows, arguments.rounds, flat=arguments.flat),
+    ]
     if arguments.json:
         print(json.dumps({"rows": results}))
         return

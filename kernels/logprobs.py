@@ -25,7 +25,7 @@ def score(logits_MV: torch.Tensor, target_ids: Sequence[int], num_top: Sequence[
         logprobs_V = torch.log_softmax(logits_V, -1)
         logprob = float(logprobs_V[target_id])
         if logprob != logprob:
-            raise ArithmeticError(f"logits that should score token {target_id} are not numbers")
+            raise not_numbers(target_id)
         top_ids = likeliest(logits_V, count)
         scores.token_ids.append(target_id)
         scores.logprobs.append(logprob)
@@ -33,6 +33,11 @@ def score(logits_MV: torch.Tensor, target_ids: Sequence[int], num_top: Sequence[
         scores.top_ids.append(top_ids)
         scores.top_logprobs.append(logprobs_V[top_ids].tolist())
     return scores
+
+
+def not_numbers(target_id: int) -> ArithmeticError:
+    """What is raised where a row cannot be scored."""
+    return ArithmeticError(f"logits that should score token {target_id} are not numbers")
 
 
 def rank(logits_V: torch.Tensor, token_id: int) -> int:

@@ -3,7 +3,7 @@
 As many rows as there may be, all of them drawing, and as many tokens. Its rows share one block and its results mean
 nothing: it runs before the cache is made, over one of `NUM_BLOCKS`. One row filters what it draws from and asks for
 logprobs: that is done row by row in the same memory, and for all of them would take longer than the rest of a start.
-What all of them would take is their logits once more (`logits_of_all`).
+Where logprobs are torch's, all of them would take their logits once more (`logits_of_all`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ slots that its own rows were to write.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
@@ -20,13 +22,13 @@ from quipu.kernels.cpu.profile import each_kernel_once
 from quipu.kernels.cpu.program import STORED, Bounds, Pass, check_layout
 from quipu.kernels.cpu.recorder import Program, record
 from quipu.kernels.cpu.sampler import draw
+from quipu.kernels.cpu.scores import score
 from quipu.kernels.kv_cache import BlockShape, KVCache
-from quipu.kernels.logprobs import score
 from quipu.kernels.machine import memory, peak_of, resident
 from quipu.kernels.models.config import DecoderConfig, check_length, read_config
 from quipu.kernels.models.registry import find_family
 from quipu.kernels.pool import Device, check_weights_fit, choose_pool
-from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
+from quipu.kernels.profile import NUM_BLOCKS, largest_pass
 from quipu.kernels.weights import open_weights
 
 # Below this hidden size a second thread costs more than it brings.
@@ -108,9 +110,7 @@ class CpuBackend:
             def run() -> None:
                 set_up(NUM_BLOCKS)
                 self._program = each_kernel_once(self._program)
-                copied_MV = logits_of_all(config, model_config.vocab_size)
                 self.step(largest_pass(config))
-                del copied_MV
 
             peak = peak_of(run)
             del self._program, self.cache  # the memory of two need not be there at once
@@ -197,13 +197,19 @@ class CpuBackend:
         at = {row: index for index, row in enumerate(drawn.rows)}
         looked_at = [at[row] for row in scoring.drawn_rows]
         token_ids = [drawn.token_ids[index] for index in looked_at]
-        scores = score(logits_MV[looked_at], token_ids, scoring.drawn_num_top)
+        scores = self._score_rows(logits_MV, looked_at, token_ids, scoring.drawn_num_top)
         prompt_scores = Scores.empty()
         for start in range(0, len(scoring.prompt_tokens), _SCORED_AT_ONCE):
             some = slice(start, start + _SCORED_AT_ONCE)
             some_MV = self._run_head(one_pass, scoring.prompt_tokens[some])
-            prompt_scores.extend(score(some_MV, scoring.prompt_target_ids[some], scoring.prompt_num_top[some]))
+            target_ids, num_top = scoring.prompt_target_ids[some], scoring.prompt_num_top[some]
+            prompt_scores.extend(self._score_rows(some_MV, range(len(some_MV)), target_ids, num_top))
         return Drawn(rows=drawn.rows, token_ids=drawn.token_ids, scores=scores, prompt_scores=prompt_scores)
+
+    def _score_rows(
+        self, logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]
+    ) -> Scores:
+        return score(self._library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=self.num_threads)
 
 
 def _check_supported(config: DecoderConfig, dtype: torch.dtype) -> None:

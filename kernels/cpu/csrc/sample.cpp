@@ -7,11 +7,9 @@
 // draw in some millions), the row is left to the oracle.
 //
 // What must always hold: an answer is the oracle's token, whatever the other rows and the number of threads.
-#include <algorithm>
 #include <limits>
-#include <vector>
 
-#include "vec.h"
+#include "logits.h"
 
 struct Draw {
     double temperature, top_p, log_min_p;
@@ -23,10 +21,8 @@ namespace {
 
 constexpr int64_t kUndecided = -1;    // the oracle draws
 constexpr int64_t kNoNumbers = -2;    // and says what is wrong
-constexpr int64_t kBlock = 64;        // tokens whose maximum is kept, so that most blocks are never looked at again
 constexpr double kDouble = 1e-10;     // that sums of float64, each of at most 2^18 terms within two ulp, may be off: 2^18 x 2^-52 and more
-constexpr double kFloat = 1e-5;       // the same for float32: three roundings of a score down to -40, and sums of 32 terms a lane
-static_assert(kBlock % kLanes == 0);
+constexpr double kFloat = 1e-5;       // the same for float32: three roundings of a score down to -40, and sums of 8 terms a lane
 
 // Philox4x32-10 (Salmon et al., SC 2011), as ../../philox.py has it.
 double uniform(uint64_t seed, uint64_t position) {
@@ -47,42 +43,10 @@ struct Candidate {
     bool operator<(const Candidate& other) const { return score > other.score || (score == other.score && id < other.id); }
 };
 
-struct Row {
-    const float* x;
-    int64_t size;
-    float top;
-    std::vector<float> maxima;  // of each block
+struct Row : Logits {
     std::vector<Candidate> found;
     int64_t sorted;
 
-    int64_t end(int64_t block) const { return std::min(size, (block + 1) * kBlock); }
-
-    // False: NaN, or no finite maximum.
-    bool look(const float* logits, int64_t count) {
-        x = logits, size = count;
-        maxima.resize((size + kBlock - 1) / kBlock);
-        top = -INFINITY;
-        uint32_t nan = 0;
-        for (size_t block = 0; block < maxima.size(); block++) {
-            int64_t first = block * kBlock, last = end(block);
-            float most = -INFINITY;
-            if (last - first == kBlock) {
-                Vec m = load(x + first);
-                for (int64_t i = first + kLanes; i < last; i += kLanes) m = larger(m, load(x + i));
-                most = max_lanes(m);
-            } else {
-                for (int64_t i = first; i < last; i++) most = std::max(most, x[i]);
-            }
-            for (int64_t i = first; i < last; i++) {
-                uint32_t bits;
-                memcpy(&bits, x + i, 4);
-                nan |= (bits & 0x7fffffffu) > 0x7f800000u;
-            }
-            maxima[block] = most;
-            top = std::max(top, most);
-        }
-        return !nan && std::isfinite(top);
-    }
     int64_t best() const {
         for (size_t block = 0;; block++)
             if (maxima[block] == top)
@@ -96,13 +60,10 @@ struct Row {
     void gather(float least, const Draw& d) {
         found.clear();
         sorted = 0;
-        for (size_t block = 0; block < maxima.size(); block++)
-            if (maxima[block] >= least)
-                for (int64_t i = block * kBlock; i < end(block); i++)
-                    if (x[i] >= least) {
-                        double s = score(x[i], d);
-                        if (s >= d.log_min_p) found.push_back({s, std::exp(s), i});
-                    }
+        each_from(least, [&](int64_t i) {
+            double s = score(x[i], d);
+            if (s >= d.log_min_p) found.push_back({s, std::exp(s), i});
+        });
     }
     // The first count + 1 in order.
     const Candidate& at(int64_t count) {
@@ -113,23 +74,6 @@ struct Row {
             sorted = more;
         }
         return found[count];
-    }
-    // The mass of tokens below this logit, each within kFloat of itself.
-    double mass_below(float bound, const Draw& d) const {
-        Vec inverse = splat(static_cast<float>(1 / d.temperature)), most = splat(top);
-        double total = 0;
-        for (int64_t first = 0; first < size; first += 4 * kBlock) {
-            Vec sum = splat(0);
-            int64_t last = std::min(size, first + 4 * kBlock), i = first;
-            for (; i + kLanes <= last; i += kLanes) {
-                Vec logit = load(x + i), p = exp((logit - most) * inverse);
-                sum = sum + (p - zero_where_below(logit, bound, p));
-            }
-            total += sum_lanes(sum);
-            for (; i < last; i++)
-                if (x[i] < bound) total += std::exp(score(x[i], d));
-        }
-        return total;
     }
 };
 
@@ -175,14 +119,7 @@ int64_t draw(Row& row, const Draw& d) {
     int64_t id = kUndecided;
     if (d.top_k > 0 && d.top_k < row.size) {
         int64_t k = d.top_k;
-        float least = -INFINITY;
-        if (k <= static_cast<int64_t>(row.maxima.size())) {
-            // as many blocks reach this, so as many tokens do
-            std::vector<float> largest(row.maxima);
-            std::nth_element(largest.begin(), largest.begin() + k - 1, largest.end(), [](float a, float b) { return a > b; });
-            least = largest[k - 1];
-        }
-        least = std::max(least, std::numeric_limits<float>::lowest());
+        float least = std::max(row.reached_by(k), std::numeric_limits<float>::lowest());
         row.gather(least, d);
         if (static_cast<int64_t>(row.found.size()) >= k) {
             double border = row.at(k - 1).score;
@@ -199,7 +136,7 @@ int64_t draw(Row& row, const Draw& d) {
         bool all = window > 1e8 || row.score(least, d) < d.log_min_p;
         if (!all && std::isfinite(d.log_min_p)) continue;  // a cut within the rest
         row.gather(least, d);
-        double rest = all ? 0 : row.mass_below(least, d);
+        double rest = all ? 0 : row.mass_below(least, d.temperature);
         Outcome outcome = draw_among(row, d, u, rest, kFloat * rest, &id);
         if (outcome == Outcome::kDrawn) return id;
         if (outcome == Outcome::kUnsure && all) return kUndecided;

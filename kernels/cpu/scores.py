@@ -1,0 +1,65 @@
+"""Scoring rows of logits in one call: what `logprobs.score` says, many times sooner. See csrc/scores.cpp.
+
+`backend.py` is the only caller.
+
+What must always hold: ids and ranks are the oracle's; what is said of a row depends on that row alone, to the bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quipu.kernels.batch import Scores
+from quipu.kernels.logprobs import not_numbers
+
+_SCORED = np.dtype([(name, "i8") for name in ("row", "target_id", "num_top", "first_top")])
+
+
+def score(
+    library: ctypes.CDLL,
+    logits_MV: npt.NDArray[np.float32],
+    rows: Sequence[int],
+    target_ids: Sequence[int],
+    num_top: Sequence[int],
+    *,
+    num_threads: int,
+) -> Scores:
+    """As `logprobs.score`, of these rows. Raises IndexError for one that the logits lack, and for such a token."""
+    num_rows, vocab_size = logits_MV.shape
+    scored = np.zeros(len(rows), _SCORED)
+    scored["row"], scored["target_id"] = rows, target_ids
+    for name, bound in (("row", num_rows), ("target_id", vocab_size)):
+        if ((scored[name] < 0) | (scored[name] >= bound)).any():
+            raise IndexError(f"{name} beyond {bound}: {scored[name].tolist()}")
+    scored["num_top"] = np.clip(num_top, 0, vocab_size)
+    end_top = scored["num_top"].cumsum()
+    scored["first_top"] = end_top - scored["num_top"]
+    logprobs, ranks = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
+    num_likeliest = int(scored["num_top"].sum())
+    top_ids, top_logprobs = np.empty(num_likeliest, np.int64), np.empty(num_likeliest, np.float32)
+    library.quipu_score(
+        ctypes.c_void_p(logits_MV.ctypes.data),
+        ctypes.c_int64(logits_MV.strides[0] // 4),
+        ctypes.c_int64(vocab_size),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_void_p(scored.ctypes.data),
+        ctypes.c_void_p(logprobs.ctypes.data),
+        ctypes.c_void_p(ranks.ctypes.data),
+        ctypes.c_void_p(top_ids.ctypes.data),
+        ctypes.c_void_p(top_logprobs.ctypes.data),
+        ctypes.c_int64(num_threads),
+    )
+    if not ranks.all():
+        raise not_numbers(target_ids[int(ranks.argmin())])
+    parts = [slice(*ends) for ends in zip(scored["first_top"], end_top, strict=True)]
+    return Scores(
+        token_ids=list(target_ids),
+        logprobs=logprobs.tolist(),
+        ranks=ranks.tolist(),
+        top_ids=[top_ids[part].tolist() for part in parts],
+        top_logprobs=[top_logprobs[part].tolist() for part in parts],
+    )
