@@ -398,6 +398,9 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens in cached blocks, per admitted sequence: the *reused* entry of the books."""
     admitted_misses: list[CacheMiss]
     """Why each one's hit ends where it does."""
+    admitted_lent: list[int]
+    """A block with what each one's last block will hold, to be copied and not to be kept; 0, the null block, where
+    there is none."""
     preempted_ids: list[int]
     written_ids: list[int]
     written_starts: list[int]
@@ -413,9 +416,6 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Blocks that no sequence holds, but a pin does. They are not free."""
     num_pins_yielded: int = 0
     """Pins that this walk has let go because somebody needed blocks."""
-    admitted_lent: list[int] = []
-    """Parallel to `admitted_ids`: a block with what the prompt's last block will hold, to be copied and not to be kept;
-    0, the null block, where there is none. Empty: there is none for anybody."""
 
 
 # ---------------------------------------------------------------- scheduler <-> executor

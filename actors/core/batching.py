@@ -234,7 +234,7 @@ class Batcher:
             sequences = list(decoding)
             admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
             misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
-            lent = dict(zip(granted.admitted_ids, granted.admitted_lent, strict=False))
+            lent = dict(zip(granted.admitted_ids, granted.admitted_lent, strict=True))
             for sequence_id, start, count, blocks in zip(
                 granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
             ):
@@ -246,7 +246,7 @@ class Batcher:
                 if sequence_id in admitted:
                     self._admit(s, start)
                     reused, miss = admitted[sequence_id], misses[sequence_id]
-                    firsts.append(FirstStep(len(row_ids), s.num_admissions, reused, miss, lent.get(sequence_id, 0)))
+                    firsts.append(FirstStep(len(row_ids), s.num_admissions, reused, miss, lent[sequence_id]))
                 if s.is_prefilling:
                     self._waiting.charge(s, count)
                 sequences.append(s)

@@ -9,6 +9,9 @@ import h2.connection
 import trio
 import trio.testing
 from live import GLANCE_S, PATIENCE_S, Client, Running
+from quart import Quart, request
+
+from quipu.web.connection import Connection
 
 
 def h2_client() -> h2.connection.H2Connection:
@@ -20,6 +23,17 @@ def h2_client() -> h2.connection.H2Connection:
 
 def h2_head(method: bytes, path: bytes) -> list[tuple[bytes, bytes]]:
     return [(b":method", method), (b":path", path), (b":scheme", b"http"), (b":authority", b"x")]
+
+
+def connections_of(app: Quart) -> list[Connection]:
+    """The server's connection of each request that comes from now on, in their order."""
+    found: list[Connection] = []
+
+    @app.before_request
+    async def find() -> None:
+        found.append(request.scope["state"]["connection"])
+
+    return found
 
 
 async def wait(event: trio.Event) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import socket
-import sys
 
 import pytest
 import trio
@@ -13,8 +12,7 @@ import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from hypercorn.utils import LifespanFailureError
 from live import PATIENCE_S, Probe, asgi, probe_app, running_ours
-from quart import request
-from server_clients import wait
+from server_clients import connections_of, wait
 
 from quipu.web import http11
 from quipu.web.connection import Connection
@@ -81,17 +79,11 @@ async def test_failed_startup_releases_the_port() -> None:
     await again.aclose()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the option is Linux's")
 async def test_kernel_watches_for_clients_that_vanish() -> None:
     """An accepted socket has the limits that were set on the listener."""
     probe = Probe()
     app = probe_app(probe)
-    found: list[Connection] = []
-
-    @app.before_request
-    async def find() -> None:
-        found.append(request.scope["state"]["connection"])
-
+    found = connections_of(app)
     async with running_ours(app, ServerConfig(write_timeout_s=1.5)) as server:
         assert await server.still_serves()
         sock = found[0].stream.socket

@@ -11,8 +11,7 @@ import trio
 import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from live import PATIENCE_S, Probe, asgi, get, post, probe_app, running_ours
-from quart import request
-from server_clients import send_quietly, set_at_end, wait
+from server_clients import connections_of, send_quietly, set_at_end, wait
 
 from quipu.web import http11
 from quipu.web.connection import Connection
@@ -119,12 +118,7 @@ async def test_bytes_behind_the_last_request_are_not_kept() -> None:
     """However many."""
     probe = Probe()
     app = probe_app(probe)
-    found: list[Connection] = []
-
-    @app.before_request
-    async def find() -> None:
-        found.append(request.scope["state"]["connection"])
-
+    found = connections_of(app)
     async with running_ours(app) as server:
         client = await server.connect()
         await client.send(get("/gate", "Connection: close"))

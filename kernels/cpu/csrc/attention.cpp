@@ -5,8 +5,9 @@
 // head; the query heads that share it are more rows of the same product.
 //
 // What must always hold: a row's chunks, and the order within one, follow from its position and the window alone. Keys
-// that it does not see meet it with a weight of exactly 0, and a chunk of nothing else leaves it as it was; slots that the
-// sequence has not written are not read at all.
+// that it does not see meet it with a weight of exactly 0, and a chunk of nothing else leaves it as it was. Of slots that
+// the sequence has not written no value is read; keys of such in a panel with written ones are multiplied along, and their
+// scores overwritten before anybody looks at them.
 #include <vector>
 
 #include "attention.h"
@@ -115,7 +116,8 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         }
         for (int64_t i = count; i < padded; i++) keys[i] = scratch.zeros.data();
         // While keys are multiplied the values come, and while these are, the next keys.
-        int64_t turns = turned ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride) : padded / kTurned * (words / kTurned);
+        int64_t turns = turned ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride)
+                               : padded / kTurned * (words / kTurned);
         Coming values_come(value_slots, chunk, chunk + count, turns);
         for (int64_t group = 0; group < padded; group += kTogether) {
             int64_t end = std::min(group + kTogether, padded);
