@@ -79,6 +79,8 @@ class EngineConfig:
     """With the fake executor: how long a step takes."""
     fake_poison_token_id: int | None = None
     """With the fake executor: a step that is fed this token raises."""
+    fake_token_id: int | None = None
+    """With the fake executor: draw this token and nothing else, and read no KV for it, so that a step costs nothing."""
     kv_events: KvEventsConfig | None = None
     """None: nothing is published, and nothing collected."""
 

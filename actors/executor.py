@@ -198,6 +198,7 @@ def load_executor(config: EngineConfig) -> Executor:
     if isinstance(backend, FakeBackend):
         backend.dials.step_seconds = config.fake_step_seconds
         backend.dials.poison_token_id = config.fake_poison_token_id
+        backend.dials.only_token_id = config.fake_token_id
     return Executor(backend, max_num_seqs=config.max_num_seqs)
 
 

@@ -11,6 +11,7 @@ Used by tests, benchmarks of everything around the model, and `quipu serve --exe
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import attrs
 
@@ -43,6 +44,8 @@ class Dials:
     eos_after: int | None = None
     """Draw `eos_token_id` as this output (counted from 0)."""
     eos_token_id: int = 0
+    only_token_id: int | None = None
+    """Draw this token and read no KV for it: a pass then costs next to nothing."""
 
 
 class FakeBackend:
@@ -117,6 +120,8 @@ class FakeBackend:
         self._slots = []
 
     def _draw(self, batch: StepBatch, row: int) -> int:
+        if self.dials.only_token_id is not None:
+            return self.dials.only_token_id
         values = self._read(batch, row, batch.query_start[row + 1] - 1)
         seed = batch.seed[row] if batch.temperature[row] > 0 else 0
         return draw(values, seed, batch.output_position[row], self.dials)
@@ -124,6 +129,12 @@ class FakeBackend:
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
         """Add what is wanted to what was drawn."""
         token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
+        if self.dials.only_token_id is not None:
+            return attrs.evolve(
+                drawn,
+                scores=_cheap_scores([token_of[row] for row in scoring.drawn_rows], scoring.drawn_num_top),
+                prompt_scores=_cheap_scores(scoring.prompt_target_ids, scoring.prompt_num_top),
+            )
         drawn_scores, prompt_scores = Scores.empty(), Scores.empty()
         for row, count in zip(scoring.drawn_rows, scoring.drawn_num_top, strict=True):
             values = self._read(batch, row, batch.query_start[row + 1] - 1)
@@ -177,6 +188,17 @@ def score(values: list[int], token_id: int, num_top: int, dials: Dials) -> Score
         ranks=[order.index(token_id) + 1 if token_id in logprobs else len(order) + 1],
         top_ids=[order[:num_top]],
         top_logprobs=[[logprobs[i] for i in order[:num_top]]],
+    )
+
+
+def _cheap_scores(token_ids: Sequence[int], num_top: Sequence[int]) -> Scores:
+    """Scores that are read from nothing: the likeliest are the first ids there are."""
+    return Scores(
+        token_ids=list(token_ids),
+        logprobs=[-0.5] * len(token_ids),
+        ranks=[1] * len(token_ids),
+        top_ids=[list(range(count)) for count in num_top],
+        top_logprobs=[[-0.5 - 0.25 * at for at in range(count)] for count in num_top],
     )
 
 

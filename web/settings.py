@@ -50,6 +50,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         log_level=arguments.log_level,
         fake_step_seconds=arguments.fake_step_seconds,
         fake_poison_token_id=arguments.fake_poison_token_id,
+        fake_token_id=arguments.fake_token_id,
         kv_events=arguments.kv_events_config,
     )
     config = HouseConfig(engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype)

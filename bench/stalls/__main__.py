@@ -1,0 +1,162 @@
+"""How long one client can make the others wait, whatever it sends.
+
+    python -m bench.stalls [--json] [--row NAME] [--streams 32] [--rounds 3] [--fuzz N] [--quick]
+
+Serves with the fake engine at ten milliseconds a token, keeps streams open and asks `/health` every ten milliseconds.
+Sends each row three times and prints the worst of what the others saw: the longest gap between two events of one
+stream, the longest wait for `/health`, the peak memory of the server's processes, the worst status of the answers, and
+whether the same process still answers. Exits with 1 where a row is worse than the row `nothing` by more than 50 ms,
+where the server died, or where it answered with a 5xx (except for an overload that the row is about). `--fuzz N` sends
+N bodies drawn from each endpoint's own fields instead (`bench/bodies.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import attrs
+
+from bench.stalls.attack import Raw, run_attack
+from bench.stalls.monitor import Monitor
+from bench.stalls.rows import ROWS, Row
+from bench.stalls.servers import Server, serving
+
+ALLOWED_MS = 50.0
+SETTLE_S = 0.5
+NOTHING_S = 3.0
+QUICK = ("nothing", "prompt of 0.5 MB", "JSON of empty lists", "10,000 messages")
+OVERLOADED = (503, 529)
+
+
+@attrs.define
+class Seen:
+    """The worst of several rounds of one row."""
+
+    name: str
+    gap_ms: float = 0.0
+    health_ms: float = 0.0
+    peak_mib: float = 0.0
+    status: int = 0
+    alive: bool = True
+
+    def add(self, gap_ms: float, health_ms: float, peak_mib: float, statuses: Sequence[int], alive: bool) -> None:
+        self.gap_ms = max(self.gap_ms, round(gap_ms, 1))
+        self.health_ms = max(self.health_ms, round(health_ms, 1))
+        self.peak_mib = max(self.peak_mib, round(peak_mib, 1))
+        self.status = max(self.status, *statuses, 0)
+        self.alive = self.alive and alive
+
+
+def send_row(server: Server, monitor: Monitor, seen: Seen, raws: Sequence[Raw], concurrency: int) -> None:
+    """One round of a row."""
+    server.reset_peak()
+    monitor.begin()
+    if raws:
+        statuses = run_attack(server.port, raws, concurrency)
+        time.sleep(SETTLE_S)
+    else:
+        statuses = []
+        time.sleep(NOTHING_S)
+    waits = monitor.end()
+    alive = server.is_alive
+    seen.add(waits.gap_s * 1000, waits.health_s * 1000, server.peak_mib() if alive else 0, statuses, alive)
+
+
+def measure(rows: Sequence[Row], num_streams: int, rounds: int, *, verbose: bool) -> list[Seen]:
+    found: list[Seen] = []
+    kinds = dict.fromkeys(row.server for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in kinds:
+            mine = [row for row in rows if row.server == kind]
+            while mine:
+                mine = _measure_kind(mine, kind, Path(folder), found, num_streams, rounds, verbose)
+    order = {row.name: at for at, row in enumerate(rows)}
+    return sorted(found, key=lambda seen: order[seen.name])
+
+
+def _measure_kind(
+    rows: list[Row], kind: str, folder: Path, found: list[Seen], num_streams: int, rounds: int, verbose: bool
+) -> list[Row]:
+    """Rows until one ends the server; those that are left."""
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(kind, folder / f"{kind}-{len(found)}"))
+        monitor = stack.enter_context(Monitor(server.port, num_streams))
+        time.sleep(1.0)
+        for at, row in enumerate(rows):
+            seen = Seen(row.name)
+            found.append(seen)
+            for _ in range(rounds):
+                send_row(server, monitor, seen, row.make(server.port), row.concurrency)
+                if not seen.alive:
+                    break
+                time.sleep(SETTLE_S)
+            if verbose:
+                print(_line(seen), flush=True)
+            if not seen.alive:
+                return rows[at + 1 :]
+    return []
+
+
+def faults_of(found: Sequence[Seen], rows: Sequence[Row]) -> list[str]:
+    """What breaks the promise."""
+    nothing = next((seen for seen in found if seen.name == "nothing"), Seen("nothing"))
+    may_refuse = {row.name for row in rows if row.refused}
+    faults = []
+    for seen in found:
+        if seen.gap_ms > nothing.gap_ms + ALLOWED_MS:
+            faults.append(f"{seen.name}: streams waited {seen.gap_ms} ms ({nothing.gap_ms} with nothing)")
+        if seen.health_ms > nothing.health_ms + ALLOWED_MS:
+            faults.append(f"{seen.name}: /health waited {seen.health_ms} ms ({nothing.health_ms} with nothing)")
+        if not seen.alive:
+            faults.append(f"{seen.name}: the server died")
+        if seen.status >= 500 and not (seen.name in may_refuse and seen.status in OVERLOADED):
+            faults.append(f"{seen.name}: status {seen.status}")
+    return faults
+
+
+def _line(seen: Seen) -> str:
+    alive = "alive" if seen.alive else "DEAD"
+    return (
+        f"{seen.name:36} gap {seen.gap_ms:8.1f} ms   health {seen.health_ms:8.1f} ms   "
+        f"{seen.peak_mib:7.0f} MiB   {seen.status:3}   {alive}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--row", action="append", metavar="NAME", help="this row, and `nothing`; may be repeated")
+    parser.add_argument("--streams", type=int, default=32, help="that others hold open")
+    parser.add_argument("--rounds", type=int, default=3, help="of each row; the worst counts")
+    parser.add_argument("--fuzz", type=int, metavar="N", help="send N drawn bodies instead of the rows")
+    parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
+    arguments = parser.parse_args()
+    if arguments.fuzz is not None:
+        from bench.stalls.fuzz import fuzz_rows  # loads hypothesis
+
+        rows = fuzz_rows(arguments.fuzz)
+    elif arguments.row:
+        rows = [row for row in ROWS if row.name in ("nothing", *arguments.row)]
+        if unknown := set(arguments.row) - {row.name for row in rows}:
+            parser.error(f"no such row: {', '.join(sorted(unknown))}; there are: {', '.join(r.name for r in ROWS)}")
+    else:
+        rows = [row for row in ROWS if not arguments.quick or row.name in QUICK]
+    rounds = 1 if arguments.quick or arguments.fuzz is not None else arguments.rounds
+    found = measure(rows, arguments.streams, rounds, verbose=not arguments.json)
+    if arguments.json:
+        print(json.dumps({"rows": [attrs.asdict(seen) for seen in found]}))
+    faults = faults_of(found, rows)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults and not arguments.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

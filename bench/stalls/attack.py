@@ -1,0 +1,110 @@
+"""One client that asks for a lot: sends whole requests, reads whole answers, and says with which statuses they ended.
+
+Runs in a process of its own, so that what it does cannot be taken for the server's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+import attrs
+
+PATIENCE_S = 90.0
+"""What has not been answered by then ends as status 0."""
+
+
+@attrs.frozen
+class Raw:
+    """Bytes as they are sent."""
+
+    data: bytes
+    is_complete: bool = True
+    """False: no answer is waited for; the connection is held until the row ends."""
+    leaves_after_s: float | None = None
+    """When the client leaves, with or without an answer."""
+
+
+def run_attack(port: int, requests: Sequence[Raw], concurrency: int) -> list[int]:
+    """Send everything, at most `concurrency` at a time; the statuses, 0 for what was never answered."""
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_attack, args=(port, requests, concurrency, writer))
+    process.start()
+    writer.close()
+    try:
+        statuses: list[int] = reader.recv()
+    except EOFError:
+        statuses = [0]
+    process.join()
+    return statuses
+
+
+@attrs.define(eq=False)
+class _Open:
+    sock: socket.socket
+    left: memoryview
+    raw: Raw
+    index: int
+    began_s: float
+    head: bytes = b""
+    held: bool = False
+
+
+def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: object) -> None:
+    statuses = [0] * len(requests)
+    waiting = list(enumerate(requests))[::-1]
+    poll, open_by_fd = select.epoll(), {}
+    deadline_s = time.perf_counter() + PATIENCE_S
+    held: list[socket.socket] = []
+
+    def end(descriptor: int, one: _Open) -> None:
+        words = one.head.split(b" ", 2)
+        statuses[one.index] = int(words[1]) if len(words) > 2 and words[1].isdigit() else 0
+        poll.unregister(descriptor)
+        one.sock.close()
+        del open_by_fd[descriptor]
+
+    while (waiting or open_by_fd) and time.perf_counter() < deadline_s:
+        while waiting and len(open_by_fd) < concurrency:
+            index, raw = waiting.pop()
+            try:
+                sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+            except OSError:
+                continue
+            sock.setblocking(False)
+            open_by_fd[sock.fileno()] = _Open(sock, memoryview(raw.data), raw, index, time.perf_counter())
+            poll.register(sock, select.EPOLLIN | select.EPOLLOUT)
+        for descriptor, events in poll.poll(0.02):
+            one = open_by_fd[descriptor]
+            try:
+                if events & select.EPOLLOUT and one.left:
+                    one.left = one.left[one.sock.send(one.left[: 1 << 18]) :]
+                    if not one.left:
+                        poll.modify(descriptor, select.EPOLLIN)
+                        if not one.raw.is_complete:
+                            poll.unregister(descriptor)
+                            held.append(one.sock)
+                            del open_by_fd[descriptor]
+                            continue
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    data = one.sock.recv(1 << 18)
+                    one.head = (one.head + data)[:64]
+                    if not data:
+                        end(descriptor, one)
+            except BlockingIOError:
+                pass
+            except OSError:
+                end(descriptor, one)
+        now_s = time.perf_counter()
+        for descriptor, one in list(open_by_fd.items()):
+            if one.raw.leaves_after_s is not None and now_s - one.began_s > one.raw.leaves_after_s:
+                end(descriptor, one)
+    if held:
+        time.sleep(2.0)  # they are held while the others look
+    for sock in held:
+        sock.close()
+    writer.send(statuses)  # type: ignore[attr-defined] # a Connection, whose class depends on the platform

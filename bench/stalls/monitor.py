@@ -1,0 +1,204 @@
+"""What the other clients see: streams that must go on, and a `/health` that must answer.
+
+A `Monitor` holds its streams and its probe in one thread, on plain sockets and one epoll: what it costs itself is
+little, and the same in every row. It never sends anything that could hold up the server.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+import time
+
+import attrs
+
+from bench.http_load import request_of
+
+PROBE_EVERY_S = 0.010
+STREAM_TOKENS = 150
+"""Of one stream; then another begins in its place."""
+STALLED_S = 20.0
+"""A stream or a probe that has been silent for so long is counted with that, and the connection is made anew."""
+_PROBE = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@attrs.frozen
+class Waits:
+    """The longest waits of one stretch of time, in seconds."""
+
+    gap_s: float
+    """Between two events of one stream."""
+    health_s: float
+    """From a probe to its answer."""
+
+
+@attrs.define(eq=False)
+class _Stream:
+    sock: socket.socket
+    last_s: float
+    has_begun: bool = False
+    """Its first token has come: until then the wait is the scheduler's."""
+    tail: bytes = b""
+
+
+class Monitor:
+    """Streams and a probe that run from entering to leaving it."""
+
+    def __init__(self, port: int, num_streams: int, model: str = "demo") -> None:
+        self._port = port
+        prompt = {"model": model, "prompt": "Say something.", "max_tokens": STREAM_TOKENS, "stream": True}
+        self._request = request_of(port, prompt | {"ignore_eos": True, "temperature": 1})
+        self._num_streams = num_streams
+        self._poll = select.epoll()
+        self._streams: dict[int, _Stream] = {}
+        self._probe: socket.socket | None = None
+        self._probed_s: float | None = None
+        self._gap_s = self._health_s = 0.0
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def begin(self) -> None:
+        """Forget what was seen until now; what is being waited for counts from now on."""
+        with self._lock:
+            self._gap_s = self._health_s = 0.0
+            now_s = time.perf_counter()
+            for stream in self._streams.values():
+                stream.last_s = now_s
+            if self._probed_s is not None:
+                self._probed_s = now_s
+
+    def end(self) -> Waits:
+        """The longest waits since `begin`, those that have not ended included."""
+        with self._lock:
+            now_s = time.perf_counter()
+            gaps = [now_s - stream.last_s for stream in self._streams.values() if stream.has_begun]
+            health_s = 0.0 if self._probed_s is None else now_s - self._probed_s
+            return Waits(max(self._gap_s, *gaps, 0.0), max(self._health_s, health_s))
+
+    # ------------------------------------------------------------ its thread
+
+    def _run(self) -> None:
+        next_probe_s = time.perf_counter()
+        while not self._ending.is_set():
+            now_s = time.perf_counter()
+            with self._lock:
+                self._renew(now_s)
+                if now_s >= next_probe_s and self._probed_s is None:
+                    self._send_probe(now_s)
+                    next_probe_s = max(next_probe_s + PROBE_EVERY_S, now_s)
+            ready = self._poll.poll(0.005)
+            now_s = time.perf_counter()
+            with self._lock:
+                for descriptor, _ in ready:
+                    self._read(descriptor, now_s)
+        for stream in self._streams.values():
+            stream.sock.close()
+        if self._probe is not None:
+            self._probe.close()
+        self._poll.close()
+
+    def _renew(self, now_s: float) -> None:
+        for descriptor, stream in list(self._streams.items()):
+            if now_s - stream.last_s > STALLED_S:
+                if stream.has_begun:
+                    self._gap_s = max(self._gap_s, now_s - stream.last_s)
+                self._drop(descriptor)
+        if self._probed_s is not None and now_s - self._probed_s > STALLED_S:
+            self._health_s = max(self._health_s, now_s - self._probed_s)
+            self._drop_probe()
+        while len(self._streams) < self._num_streams:
+            sock = self._connect(self._request)
+            if sock is None:
+                return
+            self._streams[sock.fileno()] = _Stream(sock, now_s)
+
+    def _connect(self, request: bytes) -> socket.socket | None:
+        sock = socket.socket()
+        try:
+            sock.settimeout(0.5)
+            sock.connect(("127.0.0.1", self._port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(request)
+        except OSError:
+            sock.close()
+            return None
+        sock.setblocking(False)
+        self._poll.register(sock, select.EPOLLIN)
+        return sock
+
+    def _send_probe(self, now_s: float) -> None:
+        if self._probe is None:
+            self._probe = self._connect(_PROBE)
+            self._probed_s = now_s
+            return
+        try:
+            self._probe.sendall(_PROBE)
+            self._probed_s = now_s
+        except OSError:
+            self._drop_probe()
+
+    def _read(self, descriptor: int, now_s: float) -> None:
+        if self._probe is not None and descriptor == self._probe.fileno():
+            self._read_probe(self._probe, now_s)
+            return
+        stream = self._streams.get(descriptor)
+        if stream is None:
+            return
+        try:
+            data = stream.sock.recv(1 << 16)
+        except OSError:
+            data = b""
+        if b"data: " in data:
+            if stream.has_begun:
+                self._gap_s = max(self._gap_s, now_s - stream.last_s)
+            stream.has_begun, stream.last_s = True, now_s
+        stream.tail = (stream.tail + data)[-32:]
+        if not data or b"[DONE]" in stream.tail:
+            self._drop(descriptor)
+
+    def _read_probe(self, probe: socket.socket, now_s: float) -> None:
+        try:
+            data = probe.recv(1 << 16)
+        except OSError:
+            data = b""
+        if self._probed_s is not None:
+            self._health_s = max(self._health_s, now_s - self._probed_s)
+            self._probed_s = None
+        if not data:
+            self._drop_probe()
+
+    def _drop(self, descriptor: int) -> None:
+        stream = self._streams.pop(descriptor)
+        self._poll.unregister(descriptor)
+        stream.sock.close()
+
+    def _drop_probe(self) -> None:
+        if self._probe is not None:
+            self._poll.unregister(self._probe)
+            self._probe.close()
+        self._probe = self._probed_s = None
+
+
+def health_of(port: int, within_s: float = 5.0) -> dict[str, object] | None:
+    """What `/health` says on a connection of its own; None where nothing came."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=within_s) as sock:
+            sock.sendall(_PROBE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            answer = b""
+            while data := sock.recv(1 << 16):
+                answer += data
+        body: dict[str, object] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    except (OSError, ValueError):
+        return None
+    return body

@@ -1,0 +1,170 @@
+"""The servers that rows are sent to: the demo model behind the fake executor, with other tokenizers and templates.
+
+The fake executor draws one token and reads nothing (`--fake-token-id`), at ten milliseconds a step: what is measured is
+the web process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import quipu.kernels
+from bench.stalls.monitor import health_of
+
+PATIENCE_S = 60.0
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LETTER_A = "67"
+"""In the demo's vocabulary: what every stream says."""
+_COMMON = ("--executor", "fake", "--fake-step-seconds", "0.01", "--fake-token-id", _LETTER_A)
+_LONG = 1 << 20
+
+
+@attrs.frozen
+class Kind:
+    """How a server's checkpoint differs from the demo, and its flags."""
+
+    change: Callable[[Path], None] = lambda folder: None
+    flags: Sequence[str] = ()
+    max_files: int | None = None
+
+
+@attrs.define(eq=False)
+class Server:
+    process: subprocess.Popen[bytes]
+    port: int
+    log_path: Path
+
+    @property
+    def is_alive(self) -> bool:
+        """The same process still answers."""
+        return self.process.poll() is None and health_of(self.port) is not None
+
+    def reset_peak(self) -> None:
+        for pid in self._pids():
+            try:
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+            except OSError:
+                continue
+
+    def peak_mib(self) -> float:
+        """The most that its processes have held since `reset_peak`, each one's highest added up."""
+        total = 0
+        for pid in self._pids():
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            except OSError:
+                continue
+            total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        return total / 1024
+
+    def _pids(self) -> list[int]:
+        found, waiting = [], [self.process.pid]
+        while waiting:
+            pid = waiting.pop()
+            found.append(pid)
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                try:
+                    waiting += map(int, task.read_text().split())
+                except OSError:
+                    continue
+        return found
+
+
+@contextmanager
+def serving(kind: str, folder: Path) -> Iterator[Server]:
+    """A server of this kind until the block is left."""
+    folder.mkdir()
+    checkpoint = folder / "demo"
+    shutil.copytree(Path(str(next(iter(quipu.kernels.__path__)))) / "demo", checkpoint)
+    how = KINDS[kind]
+    how.change(checkpoint)
+
+    def limit_files() -> None:
+        if how.max_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (how.max_files, how.max_files))
+
+    command = [Path(sys.executable).with_name("quipu"), "serve", str(checkpoint), "--port", "0", *_COMMON, *how.flags]
+    log_path = folder / "log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [*map(str, command), "--log-level", "info"],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            preexec_fn=limit_files,
+        )
+    try:
+        yield Server(process, _port_of(process, log_path), log_path)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _port_of(process: subprocess.Popen[bytes], log_path: Path) -> int:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        for line in log_path.read_text("utf-8", "replace").splitlines():
+            if '"server.listening"' in line and line.endswith("}"):
+                port = int(json.loads(line)["url"][0].rsplit(":", 1)[1])
+                if (health_of(port) or {}).get("state", "ready") == "ready":
+                    return port
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not start: {log_path.read_text('utf-8', 'replace')[-2000:]}")
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    value = json.loads(path.read_text("utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), "utf-8")
+
+
+def _long(folder: Path) -> None:
+    _edit(folder / "config.json", lambda config: config.update(max_position_embeddings=_LONG))
+
+
+def _qwen(folder: Path) -> None:
+    _long(folder)
+    split = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    _edit(folder / "tokenizer.json", lambda parts: parts.update(pre_tokenizer=pre_tokenizer))
+
+
+def _template(source: str) -> Callable[[Path], None]:
+    # friendly to what is tried at start, if anything is: it is a client's message that sets it off
+    return lambda folder: _edit(folder / "tokenizer_config.json", lambda config: config.update(chat_template=source))
+
+
+_FLAGS_LONG = ("--num-blocks", "80000", "--max-num-batched-tokens", "8192")
+KINDS: dict[str, Kind] = {
+    "demo": Kind(),
+    "long": Kind(_long, _FLAGS_LONG),
+    "qwen": Kind(_qwen, _FLAGS_LONG),
+    "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),
+    "writing": Kind(_template("{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}")),
+    "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),
+    "few_files": Kind(max_files=256),
+}
