@@ -11,7 +11,7 @@ a ticket.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,14 @@ import attrs
 import orjson
 import structlog
 import trio
-from quart import Response, request
+from quart import Response
 
 from quipu.actors.front import DeskClosed, FrontDesk, ServingInfo, Ticket
 from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Closed, UsageRecord
+from quipu.actors.messages import Caller, Closed, Encode, UsageRecord
 from quipu.web import sse
 from quipu.web import tracing as traces
+from quipu.web.bodies import take_body
 from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
@@ -71,7 +72,7 @@ class Asked:
     options: AppOptions
 
 
-Reader = Callable[[Asked], Reply]
+Reader = Callable[[Asked], Awaitable[Reply]]
 """Checks a body. Raises APIError."""
 
 
@@ -79,15 +80,14 @@ async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptio
     """Serve the request that is being handled. Raises APIError."""
     visit = current_visit()
     visit.is_generation = True
-    raw_body = await request.get_data(False, False, False)
-    body = parse_object(raw_body)
-    reply = read(Asked(body, visit.request_id, desk.info, options))
-    caller = caller_of(visit, raw_body, str(body.get("model") or desk.info.model_names[0]))
+    prepared = await _prepare(read, desk, visit, options)
+    reply, caller = prepared.reply, prepared.caller
     try:
-        ticket = desk.open(reply.wanted.encode(visit.request_id, caller.tenant), endpoint, caller)
+        ticket = desk.open(prepared.encode, endpoint, caller)
     except DeskClosed as closed:
         raise unavailable(str(closed) or "The server takes no requests now.") from None
     visit.scope.on_close(ticket.leave)
+    del prepared  # and with it the prompts
     mailbox = visit.mailbox = ticket.mailbox
     mailbox.when_closed(partial(visit.account_closed, traced(visit, reply)))
     if options.request_timeout_s is not None:
@@ -96,6 +96,26 @@ async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptio
     if reply.stream:
         return await _answer_streamed(reply, mailbox, visit, options)
     return await _answer_whole(reply, mailbox, visit)
+
+
+@attrs.frozen
+class _Prepared:
+    """A request that can be opened."""
+
+    reply: Reply
+    encode: Encode
+    caller: Caller
+
+
+async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOptions) -> _Prepared:
+    """Read the body of the request that is being handled. Nothing of it is kept but its prompts, and those once."""
+    data, share = await take_body()
+    body = await parse_object(data, share.grow)
+    reply = await read(Asked(body, visit.request_id, desk.info, options))
+    caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
+    encode = reply.wanted.encode(visit.request_id, caller.tenant)
+    reply.wanted = reply.wanted.without_prompts()
+    return _Prepared(reply, encode, caller)
 
 
 def traced(visit: Visit, reply: Reply) -> traces.Asked:

@@ -20,13 +20,13 @@ from quipu.web.admin.usage_record import install_usage_record
 from quipu.web.admin.usage_source import UsageSource
 from quipu.web.anthropic.serve import install_anthropic
 from quipu.web.auth import install_auth
+from quipu.web.bodies import BodyBudget, MeteredHTTP
 from quipu.web.errors import frames_of, install_error_handlers
 from quipu.web.keys import KeyStore
 from quipu.web.openai.models import install_models
 from quipu.web.openai.responses_serve import install_responses
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
-from quipu.web.scope import ScopedHTTP
 from quipu.web.tracing import NoTracer, Tracer
 from quipu.web.visit import install_visits
 
@@ -34,7 +34,11 @@ from quipu.web.visit import install_visits
 class QuipuApp(QuartTrio):
     """Quart with requests that own a scope, and a log without the contents of requests."""
 
-    asgi_http_class = ScopedHTTP
+    asgi_http_class = MeteredHTTP
+
+    def __init__(self, bodies: BodyBudget) -> None:
+        super().__init__("quipu", static_folder=None)
+        self.bodies = bodies
 
     def log_exception(
         self, exception_info: tuple[type, BaseException, TracebackType] | tuple[None, None, None]
@@ -59,12 +63,12 @@ def make_app(
     """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
-    app = QuipuApp("quipu", static_folder=None)
+    app = QuipuApp(BodyBudget(options.max_body_memory_bytes))
     app.config.update(
         # Quart's own limit would cut every stream that lasts longer than a minute.
         RESPONSE_TIMEOUT=None,
         BODY_TIMEOUT=options.body_timeout_s,
-        MAX_CONTENT_LENGTH=options.max_content_length,
+        MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
     # A path is taken as it was sent; no redirects.
     app.url_map.merge_slashes = False

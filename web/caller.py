@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 
+import trio
 from quart import request
 
 from quipu.actors.messages import Caller
@@ -18,25 +19,32 @@ from quipu.web.visit import Visit
 
 HEADER = "Idempotency-Key"
 MAX_IDEMPOTENCY_KEY_CHARS = 255
+_INLINE_BYTES = 256 * 1024
+"""A body up to this size is hashed in the loop."""
 
 
-def caller_of(visit: Visit, raw_body: bytes, model: str) -> Caller:
+async def caller_of(visit: Visit, raw_body: bytes | bytearray, model: str) -> Caller:
     """The caller of the request that is being handled. Raises APIError for a key that cannot be kept."""
     principal, key = visit.principal, request.headers.get(HEADER)
     if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
         raise invalid(f"{HEADER} must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters.", HEADER)
+    digest = None
+    if key is not None:
+        parts = (principal.tenant, key, visit.endpoint, raw_body)
+        digest = _digest(*parts) if len(raw_body) <= _INLINE_BYTES else await trio.to_thread.run_sync(_digest, *parts)
     return Caller(
         tenant=principal.tenant,
         key_id=principal.key_id,
         model=model,
         client_request_id=visit.client_request_id,
         idempotency_key=key,
-        idempotency_digest=None if key is None else _digest(principal.tenant, key, visit.endpoint, raw_body),
+        idempotency_digest=digest,
     )
 
 
-def _digest(tenant: str, key: str, endpoint: str, raw_body: bytes) -> str:
+def _digest(tenant: str, key: str, endpoint: str, raw_body: bytes | bytearray) -> str:
     digest = hashlib.sha256(b"quipu-retry-1")
     for part in (tenant.encode(), key.encode(), endpoint.encode(), raw_body):
-        digest.update(b"%d:" % len(part) + part)
+        digest.update(b"%d:" % len(part))
+        digest.update(part)  # of a long one, without the interpreter lock
     return digest.hexdigest()

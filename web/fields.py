@@ -7,23 +7,33 @@ What must always hold: messages name fields and limits, never quote what the cli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from quipu.web.errors import APIError, invalid
+from quipu.web.json_body import InvalidJson, TooComplex, parse_json
+from quipu.web.pace import Pace
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """A request's body as an object, whatever its content type says. Raises APIError."""
+async def parse_object(data: bytes | bytearray, expect: Callable[[int], object] | None = None) -> dict[str, Any]:
+    """Parse a request's body as an object, whatever its content type says. Raises APIError.
+
+    `expect`: see `parse_json`.
+    """
     try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise invalid(f"The body is not valid JSON: {error.msg} ({where}).", code="invalid_json") from None
+        body = await parse_json(data, expect)
+    except InvalidJson as error:
+        raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except TooComplex as error:
+        raise invalid(str(error), code="body_too_complex") from None
     if not isinstance(body, dict):
         raise invalid("The body must be a JSON object.", code="invalid_type")
     return body
+
+
+_IDS_A_SLICE = 32_768
+_IDS_AN_ITEM = 128
+"""Token ids that take about as long to check as a part of a message."""
 
 
 def wrong_type(param: str, expected: str) -> APIError:
@@ -103,9 +113,22 @@ class Fields:
 
 
 def token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:
-    """A list of token ids, checked without a Python loop: prompts run to many thousands."""
+    """A list of token ids that cannot be long, checked."""
+    _check_ids(value, param, vocab_size)
+    return tuple(value)
+
+
+async def many_token_ids(value: list[Any], param: str, vocab_size: int, pace: Pace) -> tuple[int, ...]:
+    """A list of token ids, checked without a Python loop: prompts run to many thousands, some to a million."""
+    for start in range(0, len(value), _IDS_A_SLICE):
+        part = value[start : start + _IDS_A_SLICE]
+        _check_ids(part, param, vocab_size)
+        await pace.tick(1 + len(part) // _IDS_AN_ITEM)
+    return tuple(value)
+
+
+def _check_ids(value: list[Any], param: str, vocab_size: int) -> None:
     if set(map(type, value)) - {int}:
         raise wrong_type(param, "a list of integer token ids")
     if value and not (min(value) >= 0 and max(value) < vocab_size):
         raise invalid(f"Token ids in `{param}` must be at least 0 and below {vocab_size}.", param)
-    return tuple(value)

@@ -65,10 +65,15 @@ class GenerationRequest:
     scores: WantedScores = NO_SCORES
     bad_words: tuple[str, ...] = ()
     system_param: str = ""
+    num_prompts: int = attrs.field(default=attrs.Factory(lambda self: len(self.prompts), takes_self=True))
 
     @property
     def num_sequences(self) -> int:
-        return len(self.prompts) * self.num_choices
+        return self.num_prompts * self.num_choices
+
+    def without_prompts(self) -> GenerationRequest:
+        """The same, once its prompts are somebody else's: they may be long, and its answer takes time."""
+        return attrs.evolve(self, prompts=())
 
     def encode(self, request_id: str, domain: str) -> Encode:
         """The message that starts it."""

@@ -15,8 +15,10 @@ class AppOptions:
     """Streams carry usage without being asked, for operators who meter at a gateway."""
     keep_billing_header: bool = False
     """Claude Code's `x-anthropic-billing-header` is rendered into prompts, which then differ in each session."""
-    max_content_length: int = 64 << 20
-    """Largest body, in bytes."""
+    max_body_bytes: int = 8 << 20
+    """Of one request; a larger one is answered with 413."""
+    max_body_memory_bytes: int = 256 << 20
+    """Of all bodies under way together, as received and as parsed; beyond it requests are answered with 503."""
     body_timeout_s: float = 60.0
     """How long a body may take to arrive."""
     max_sequences: int = 512

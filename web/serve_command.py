@@ -66,6 +66,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         always_include_usage=arguments.always_include_usage,
         keep_billing_header=arguments.keep_billing_header,
         request_timeout_s=arguments.request_timeout,
+        max_body_bytes=arguments.max_body_bytes,
+        max_body_memory_bytes=arguments.max_body_memory,
     )
     server = ServerConfig(graceful_timeout_s=CLOSING_S)
     failure: str | None = None

@@ -7,7 +7,11 @@ import argparse
 from quipu.web.key_command import add_key_flags
 from quipu.web.kv_events import parse_kv_events
 from quipu.web.ledger_command import add_ledger_flags
+from quipu.web.options import AppOptions
 from quipu.web.sizes import parse_size
+
+OPTIONS = AppOptions()
+"""The defaults of the web layer."""
 
 
 def add_serve_flags(command: argparse.ArgumentParser) -> None:
@@ -88,6 +92,20 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
     add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
     add(
+        "--max-body-bytes",
+        type=parse_size,
+        default=OPTIONS.max_body_bytes,
+        metavar="SIZE",
+        help="largest body of a request, such as 8MiB, the default (docs/limits.md says why)",
+    )
+    add(
+        "--max-body-memory",
+        type=parse_size,
+        default=OPTIONS.max_body_memory_bytes,
+        metavar="SIZE",
+        help="for the bodies of all requests that are not encoded yet; more are answered 503 (default: 256MiB)",
+    )
+    add(
         "--kv-events-config",
         type=parse_kv_events,
         metavar="JSON",
@@ -124,6 +142,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     )
     add("--fake-step-seconds", type=float, default=0.005, help=argparse.SUPPRESS)
     add("--fake-poison-token-id", type=int, help=argparse.SUPPRESS)
+    add("--fake-token-id", type=int, help=argparse.SUPPRESS)
 
 
 def _whole(text: str) -> int:

@@ -192,7 +192,7 @@ async def test_closed_desk() -> None:
 )
 async def test_shape_of_other_errors(method: str, path: str, sent: object, status: int, error_type: str) -> None:
     """Whatever fails below this path fails in the words of this API."""
-    app = make_app(FakeDesk(), AppOptions(max_content_length=1000))
+    app = make_app(FakeDesk(), AppOptions(max_body_bytes=1000))
     async with Client(app).open(method, path, sent) as exchange:
         answer = await exchange.json()
     assert exchange.status == status

@@ -259,6 +259,6 @@ async def test_unknown_route_and_method() -> None:
 
 async def test_body_too_large() -> None:
     """413 in the same shape."""
-    app = make_app(FakeDesk(), AppOptions(max_content_length=100))
+    app = make_app(FakeDesk(), AppOptions(max_body_bytes=100))
     exchange, answer = await Client(app).post(COMPLETIONS, json.dumps(body(COMPLETIONS, prompt="x" * 200)).encode())
     assert exchange.status == 413 and answer["error"]["code"] == "body_too_large"

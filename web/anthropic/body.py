@@ -57,11 +57,11 @@ class MessagesRequest:
     stream: bool
 
 
-def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> MessagesRequest:
+async def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> MessagesRequest:
     """Check a body. Raises APIError."""
     fields = Fields(body)
     model = read_model(fields, info)
-    prompt = _read_counted(fields, options)
+    prompt = await _read_counted(fields, options)
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
@@ -85,21 +85,21 @@ def read_messages_request(body: dict[str, Any], info: ServingInfo, options: AppO
     return MessagesRequest(wanted, fields.flag("stream"))
 
 
-def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
+async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
     """Check a body of which only the tokens are to be counted. Raises APIError."""
     fields = Fields(body)
     read_model(fields, info)
-    return _read_counted(fields, options)
+    return await _read_counted(fields, options)
 
 
-def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
+async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
     for name in _UNSUPPORTED:
         if fields.get(name):
             raise invalid(f"`{name}` is not supported by this server yet.", name, "unsupported_parameter")
     if fields.fields("output_config").get("format"):
         message = "`output_config.format` is not supported by this server yet."
         raise invalid(message, "output_config.format", "unsupported_parameter")
-    return read_prompt(fields, keep_billing_header=options.keep_billing_header)
+    return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
 
 
 def _refuse_elsewhere(fields: Fields) -> None:

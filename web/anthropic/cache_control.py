@@ -63,10 +63,7 @@ class Breakpoints:
         self._add(ttl, NAME, self._last_place(ttl))
 
     def marks(self) -> tuple[Mark, ...]:
-        """All of them, in the order of the prompt. Raises APIError where there are too many."""
-        if len(self._found) > MAX_BREAKPOINTS:
-            message = f"At most {MAX_BREAKPOINTS} blocks may have a `{NAME}`; this request has {len(self._found)}."
-            raise invalid(message, self._found[MAX_BREAKPOINTS].param)
+        """All of them, in the order of the prompt."""
         return tuple(found.mark for found in self._found if found.mark is not None)
 
     def _add(self, ttl: CacheTtl, param: str, mark: Mark | None) -> None:
@@ -76,6 +73,8 @@ class Breakpoints:
                 "`system`, `messages`."
             )
             raise invalid(message, f"{param}.ttl")
+        if len(self._found) == MAX_BREAKPOINTS:
+            raise invalid(f"At most {MAX_BREAKPOINTS} blocks may have a `{NAME}`; `{param}` is one more.", param)
         self._found.append(_Found(ttl, param, mark))
 
 

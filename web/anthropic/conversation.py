@@ -10,12 +10,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import attrs
-
 from quipu.actors.messages import CacheTtl, CallMark, ContentMark
 from quipu.web.anthropic.cache_control import NAME, Breakpoints
 from quipu.web.errors import APIError, invalid
 from quipu.web.fields import Fields, wrong_type
+from quipu.web.pace import Pace
 
 REDACTED = "[redacted]"
 """Stands for thoughts that only their maker can read."""
@@ -23,28 +22,70 @@ _PARAGRAPH = "\n\n"
 _MAX_TYPE_CHARS = 40
 
 
-@attrs.define
 class Conversation:
-    """The messages so far."""
+    """The messages so far; the last one may still grow, by pieces that are joined once."""
 
-    breakpoints: Breakpoints
-    messages: list[dict[str, Any]] = attrs.field(factory=list)
-    pending_calls: set[str] = attrs.field(factory=set)
-    """Tool calls that have no result yet."""
+    def __init__(self, breakpoints: Breakpoints, pace: Pace) -> None:
+        self.breakpoints = breakpoints
+        self.pace = pace
+        self.pending_calls: set[str] = set()
+        """Tool calls that have no result yet."""
+        self._messages: list[dict[str, Any]] = []
+        self._said: list[str] = []
+        self._num_chars = 0
+        self._thought: list[str] = []
 
     def begin(self, role: str) -> None:
         """Go on with the last message if it is of this role, else with a new one."""
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
-        elif self.messages[-1]["content"]:
-            self.messages[-1]["content"] += _PARAGRAPH
+        if not self._messages or self._messages[-1]["role"] != role:
+            self.add({"role": role, "content": ""})
+        elif self._num_chars:
+            self.say(_PARAGRAPH)
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Begin this message; the one before is complete."""
+        self._complete()
+        self._messages.append(message)
 
     def say(self, text: str) -> None:
-        self.messages[-1]["content"] += text
+        self._said.append(text)
+        self._num_chars += len(text)
+
+    def think(self, text: str) -> None:
+        self._thought.append(text)
+
+    def call(self, call: dict[str, Any]) -> partial[CallMark]:
+        """Add a tool call to the last message; where it is."""
+        calls = self._messages[-1].setdefault("tool_calls", [])
+        calls.append(call)
+        return partial(_call_mark, len(self._messages) - 1, len(calls) - 1)
 
     def place(self) -> partial[ContentMark]:
         """The end of what has been said."""
-        return partial(_content_mark, len(self.messages) - 1, len(self.messages[-1]["content"]))
+        return partial(_content_mark, len(self._messages) - 1, self._num_chars)
+
+    @property
+    def has_calls(self) -> bool:
+        """The last message has tool calls."""
+        return "tool_calls" in self._messages[-1]
+
+    @property
+    def ends_with_space(self) -> bool:
+        """The last message does."""
+        last = next((text for text in reversed(self._said) if text), "")
+        return last[-1:].isspace()
+
+    def finish(self) -> tuple[dict[str, Any], ...]:
+        """All messages."""
+        self._complete()
+        return tuple(self._messages)
+
+    def _complete(self) -> None:
+        if self._messages:
+            self._messages[-1]["content"] = "".join(self._said)
+            if self._thought:
+                self._messages[-1]["reasoning_content"] = _PARAGRAPH.join(self._thought)
+        self._said, self._thought, self._num_chars = [], [], 0
 
 
 def _content_mark(message: int, num_chars: int, ttl: CacheTtl) -> ContentMark:
@@ -55,11 +96,12 @@ def _call_mark(message: int, call: int, ttl: CacheTtl) -> CallMark:
     return CallMark(ttl, message, call)
 
 
-def read_user(blocks: list[Fields], conversation: Conversation) -> None:
+async def read_user(blocks: list[Fields], conversation: Conversation) -> None:
     begun = False
     for block in blocks:
+        await conversation.pace.tick()
         if block.get("type") == "tool_result":
-            _read_result(block, conversation)
+            await _read_result(block, conversation)
             begun = False
             continue
         if not begun:
@@ -68,55 +110,50 @@ def read_user(blocks: list[Fields], conversation: Conversation) -> None:
         say_text(block, conversation)
 
 
-def read_assistant(blocks: list[Fields], conversation: Conversation) -> None:
+async def read_assistant(blocks: list[Fields], conversation: Conversation) -> None:
     conversation.begin("assistant")
-    message = conversation.messages[-1]
     for block in blocks:
+        await conversation.pace.tick()
         match block.get("type"):
             case "thinking":
                 _refuse_mark(block)
-                _think(message, block.text("thinking"))
+                conversation.think(block.text("thinking"))
             case "redacted_thinking":
                 _refuse_mark(block)
                 block.text("data")
-                _think(message, REDACTED)
+                conversation.think(REDACTED)
             case "tool_use":
-                _read_call(block, message, conversation)
+                _read_call(block, conversation)
             case _:
                 say_text(block, conversation)
 
 
-def _think(message: dict[str, Any], text: str) -> None:
-    before = message.get("reasoning_content")
-    message["reasoning_content"] = text if before is None else before + _PARAGRAPH + text
-
-
-def _read_call(block: Fields, message: dict[str, Any], conversation: Conversation) -> None:
+def _read_call(block: Fields, conversation: Conversation) -> None:
     arguments = block.get("input")
     if type(arguments) is not dict:
         raise wrong_type(block.param("input"), "an object")
     call_id = block.text("id")
     function = {"name": block.text("name"), "arguments": arguments}
-    calls = message.setdefault("tool_calls", [])
-    calls.append({"id": call_id, "type": "function", "function": function})
     conversation.pending_calls.add(call_id)
-    place = partial(_call_mark, len(conversation.messages) - 1, len(calls) - 1)
+    place = conversation.call({"id": call_id, "type": "function", "function": function})
     conversation.breakpoints.block(block, place)
 
 
-def _read_result(block: Fields, conversation: Conversation) -> None:
+async def _read_result(block: Fields, conversation: Conversation) -> None:
     call_id = block.text("tool_use_id")
     if call_id not in conversation.pending_calls:
         param = block.param("tool_use_id")
         raise invalid(f"`{param}` names no `tool_use` of the message before that waits for a result.", param)
     conversation.pending_calls.remove(call_id)
-    error = "Error: " if block.flag("is_error") else ""
-    conversation.messages.append({"role": "tool", "content": error, "tool_call_id": call_id})
+    conversation.add({"role": "tool", "content": "", "tool_call_id": call_id})
+    if block.flag("is_error"):
+        conversation.say("Error: ")
     content, param = block.get("content"), block.param("content")
     if type(content) is str:
         conversation.say(content)
     elif content is not None:
-        for inner in blocks_of(content, param):
+        for inner in blocks_of(content, param, conversation.pace):
+            await conversation.pace.tick()
             say_text(inner, conversation)
     conversation.breakpoints.block(block, conversation.place())
 
@@ -130,9 +167,11 @@ def say_text(block: Fields, conversation: Conversation) -> None:
         conversation.breakpoints.block(block, conversation.place())
 
 
-def blocks_of(value: Any, param: str) -> list[Fields]:
+def blocks_of(value: Any, param: str, pace: Pace) -> list[Fields]:
+    """The blocks of one field, counted. Raises APIError."""
     if type(value) is not list:
         raise wrong_type(param, "a string or a list of blocks")
+    pace.check_parts(value, param)
     for index, block in enumerate(value):
         if type(block) is not dict:
             raise wrong_type(f"{param}.{index}", "an object")

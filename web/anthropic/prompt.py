@@ -22,23 +22,24 @@ from quipu.web.anthropic.conversation import Conversation, blocks_of, read_assis
 from quipu.web.anthropic.tools import check_tool_choice, read_tools
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, missing, wrong_type
+from quipu.web.pace import Pace
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code begins its system prompt with such a block, different in each session: rendered, nothing would hit."""
 
 
-def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
+async def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
     """Check everything that is rendered. Raises APIError."""
-    breakpoints = Breakpoints()
-    tools = read_tools(fields, breakpoints)
+    breakpoints, pace = Breakpoints(), Pace()
+    tools = await read_tools(fields, breakpoints, pace)
     check_tool_choice(fields)
-    conversation = Conversation(breakpoints)
-    _read_system(fields, conversation, keep_billing_header)
-    continue_final = _read_messages(fields, conversation)
+    conversation = Conversation(breakpoints, pace)
+    await _read_system(fields, conversation, keep_billing_header)
+    continue_final = await _read_messages(fields, conversation)
     breakpoints.whole_request(fields)
     return ChatPrompt(
-        messages=tuple(conversation.messages),
+        messages=conversation.finish(),
         tools=tools,
         continue_final=continue_final,
         marks=breakpoints.marks(),
@@ -49,7 +50,7 @@ def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
 # ---------------------------------------------------------------- system
 
 
-def _read_system(fields: Fields, conversation: Conversation, keep_billing_header: bool) -> None:
+async def _read_system(fields: Fields, conversation: Conversation, keep_billing_header: bool) -> None:
     system = fields.get("system")
     if system is None or system == []:
         return
@@ -61,20 +62,21 @@ def _read_system(fields: Fields, conversation: Conversation, keep_billing_header
             conversation.say(system)
             conversation.breakpoints.text(conversation.place())
         return
-    blocks = blocks_of(system, "system")
+    blocks = blocks_of(system, "system", conversation.pace)
     if not keep_billing_header and type(system[0].get("text")) is str and system[0]["text"].startswith(BILLING_HEADER):
         text_of(blocks[0])
         conversation.breakpoints.block(blocks.pop(0), None)
     if blocks:
         conversation.begin("system")
     for block in blocks:
+        await conversation.pace.tick()
         say_text(block, conversation)
 
 
 # ---------------------------------------------------------------- messages
 
 
-def _read_messages(fields: Fields, conversation: Conversation) -> bool:
+async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
     """True where the last message is the beginning of the answer."""
     messages = fields.get("messages")
     if messages is None:
@@ -83,15 +85,17 @@ def _read_messages(fields: Fields, conversation: Conversation) -> bool:
         raise wrong_type("messages", "a list of messages")
     if not messages:
         raise invalid("`messages` must not be an empty list.", "messages")
+    conversation.pace.check_messages(messages, "messages")
     for index, message in enumerate(messages):
+        await conversation.pace.tick()
         where = f"messages.{index}"
         if type(message) is not dict:
             raise wrong_type(where, "an object")
-        _read_message(Fields(message, where), conversation, is_last=index == len(messages) - 1)
+        await _read_message(Fields(message, where), conversation, is_last=index == len(messages) - 1)
     return _check_end(messages, conversation)
 
 
-def _read_message(fields: Fields, conversation: Conversation, *, is_last: bool) -> None:
+async def _read_message(fields: Fields, conversation: Conversation, *, is_last: bool) -> None:
     role = fields.text("role")
     if role not in ROLES:
         raise invalid(f"`{fields.param('role')}` must be one of {', '.join(ROLES)}.", fields.param("role"))
@@ -107,14 +111,15 @@ def _read_message(fields: Fields, conversation: Conversation, *, is_last: bool) 
             conversation.breakpoints.text(conversation.place())
         _check_results(param, role, conversation)
         return
-    blocks = blocks_of(content, param)
+    blocks = blocks_of(content, param, conversation.pace)
     if role == "user":
-        read_user(blocks, conversation)
+        await read_user(blocks, conversation)
     elif role == "assistant":
-        read_assistant(blocks, conversation)
+        await read_assistant(blocks, conversation)
     else:
         conversation.begin(role)
         for block in blocks:
+            await conversation.pace.tick()
             say_text(block, conversation)
     _check_results(param, role, conversation)
 
@@ -129,10 +134,10 @@ def _check_end(messages: list[Mapping[str, Any]], conversation: Conversation) ->
     if messages[-1]["role"] != "assistant":
         return False
     param = f"messages.{len(messages) - 1}.content"
-    if conversation.messages[-1].get("tool_calls"):
+    if conversation.has_calls:
         message = f"`{param}` is the beginning of the answer, so it may not have a `tool_use` without its result."
         raise invalid(message, param)
-    if conversation.messages[-1]["content"][-1:].isspace():
+    if conversation.ends_with_space:
         raise invalid(f"`{param}` is the beginning of the answer, so it may not end with white space.", param)
     return True
 

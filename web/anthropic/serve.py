@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-from quart import Response, request
+from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk, PromptRefused
@@ -13,6 +13,7 @@ from quipu.actors.messages import UsageRecord
 from quipu.web.answer import Asked, Reply, answer
 from quipu.web.anthropic.body import MessagesRequest, read_count, read_messages_request
 from quipu.web.anthropic.render import PING, MessageWriter, whole_message
+from quipu.web.bodies import take_body
 from quipu.web.errors import from_request_error, speaks_anthropic
 from quipu.web.fields import parse_object
 from quipu.web.options import AppOptions
@@ -56,8 +57,9 @@ def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
 
     @app.post(COUNT_ENDPOINT)
     async def count_tokens() -> dict[str, int]:
-        body = parse_object(await request.get_data(False, False, False))
-        prompt = read_count(body, desk.info, options)
+        data, share = await take_body()
+        prompt = await read_count(await parse_object(data, share.grow), desk.info, options)
+        del data
         try:
             num_tokens = await desk.count_tokens(prompt, "messages")
         except PromptRefused as refused:
@@ -71,5 +73,5 @@ def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
         return response
 
 
-def read_message(asked: Asked) -> Reply:
-    return MessageReply(read_messages_request(asked.body, asked.info, asked.options), asked.request_id)
+async def read_message(asked: Asked) -> Reply:
+    return MessageReply(await read_messages_request(asked.body, asked.info, asked.options), asked.request_id)

@@ -14,21 +14,23 @@ from quipu.actors.messages import CacheTtl, ToolMark
 from quipu.web.anthropic.cache_control import Breakpoints
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, wrong_type
+from quipu.web.pace import Pace
 
 _CHOICES = ("auto", "none")
 
 
-def read_tools(fields: Fields, breakpoints: Breakpoints) -> tuple[Mapping[str, Any], ...]:
+async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> tuple[Mapping[str, Any], ...]:
     """The tools as chat templates know them. Raises APIError."""
     tools = fields.get("tools")
     if tools is None:
         return ()
     if type(tools) is not list:
         raise wrong_type("tools", "a list of tools")
-    return tuple(_read_tool(tool, index, breakpoints) for index, tool in enumerate(tools))
+    pace.check_tools(tools, "tools")
+    return tuple([await _read_tool(tool, index, breakpoints, pace) for index, tool in enumerate(tools)])
 
 
-def _read_tool(tool: Any, index: int, breakpoints: Breakpoints) -> Mapping[str, Any]:
+async def _read_tool(tool: Any, index: int, breakpoints: Breakpoints, pace: Pace) -> Mapping[str, Any]:
     where = f"tools.{index}"
     if type(tool) is not dict:
         raise wrong_type(where, "an object")
@@ -39,6 +41,8 @@ def _read_tool(tool: Any, index: int, breakpoints: Breakpoints) -> Mapping[str, 
     schema = fields.get("input_schema")
     if type(schema) is not dict:
         raise wrong_type(fields.param("input_schema"), "an object")
+    await pace.tick()
+    await pace.schema(schema, f"{fields.param('input_schema')}.properties")
     name = fields.text("name")
     if not name:
         raise invalid(f"`{where}.name` must not be empty.", f"{where}.name")

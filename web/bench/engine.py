@@ -44,7 +44,7 @@ class Engine:
         read = read_chat if "messages" in body else read_completion
         listener = Listener(anyio.current_time())
         try:
-            wanted = read(body, desk.info, 1)
+            wanted = await read(body, desk.info, 1)
         except APIError as error:
             return listener.outcome(Failure("invalid", str(error)))
         ticket = desk.open(wanted.encode(desk.new_request_id(), DOMAIN), "bench")

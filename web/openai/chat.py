@@ -18,6 +18,7 @@ from quipu.web.openai.generation import read_generation, read_limit
 from quipu.web.openai.logprobs import chat_logprobs, prompt_logprobs, read_chat_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
+from quipu.web.pace import Pace
 from quipu.web.sse import json_for_line
 from quipu.web.stream import Transcript
 
@@ -31,14 +32,14 @@ _UNSUPPORTED_IN_MESSAGE = ("tool_calls", "function_call", "audio", "refusal")
 _MAX_PART_TYPE_CHARS = 40
 
 
-def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
+async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""
     fields = Fields(body)
     model = read_model(fields, info)
     refuse_unsupported(fields, CHAT)
     limit = read_limit(fields)
     prompt = ChatPrompt(
-        messages=_read_messages(fields),
+        messages=await _read_messages(fields, Pace()),
         add_generation_prompt=fields.flag("add_generation_prompt", default=True),
         template_kwargs=read_template_kwargs(fields),
     )
@@ -54,7 +55,7 @@ def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> Ge
     )
 
 
-def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+async def _read_messages(fields: Fields, pace: Pace) -> tuple[Mapping[str, Any], ...]:
     messages = fields.get("messages")
     if messages is None:
         raise missing("messages")
@@ -62,12 +63,14 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
         raise wrong_type("messages", "a list of messages")
     if not messages:
         raise invalid("`messages` must not be an empty list.", "messages")
-    return tuple(_read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    pace.check_messages(messages, "messages")
+    return tuple([await _read_message(message, f"messages[{index}]", pace) for index, message in enumerate(messages)])
 
 
-def _read_message(message: Any, where: str) -> Mapping[str, Any]:
+async def _read_message(message: Any, where: str, pace: Pace) -> Mapping[str, Any]:
     if type(message) is not dict:
         raise wrong_type(where, "an object")
+    await pace.tick()
     fields = Fields(message, where)
     role = fields.text("role")
     if role not in ROLES:
@@ -76,14 +79,14 @@ def _read_message(message: Any, where: str) -> Mapping[str, Any]:
         if fields.get(name):
             param = fields.param(name)
             raise invalid(f"`{param}` is not supported by this server yet.", param, "unsupported_parameter")
-    checked = {"role": role, "content": _read_content(fields)}
+    checked = {"role": role, "content": await _read_content(fields, pace)}
     for name in ("name", "tool_call_id"):
         if fields.get(name) is not None:
             checked[name] = fields.text(name)
     return checked
 
 
-def _read_content(fields: Fields) -> str:
+async def _read_content(fields: Fields, pace: Pace) -> str:
     content = fields.get("content")
     param = fields.param("content")
     if type(content) is not list:
@@ -92,9 +95,11 @@ def _read_content(fields: Fields) -> str:
         return fields.text("content")
     if not content:
         raise invalid(f"`{param}` must not be an empty list.", param)
+    pace.check_parts(content, param)
     texts = []
     for index, part in enumerate(content):
         where = f"{param}[{index}]"
+        await pace.tick()
         if type(part) is not dict:
             raise wrong_type(where, "an object")
         part_fields = Fields(part, where)

@@ -13,12 +13,13 @@ import attrs
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt
 from quipu.web.errors import invalid
-from quipu.web.fields import Fields, missing, token_ids, wrong_type
+from quipu.web.fields import Fields, many_token_ids, missing, wrong_type
 from quipu.web.generation import GenerationRequest, WantedScores, read_model
 from quipu.web.openai.generation import read_generation, read_limit
 from quipu.web.openai.logprobs import completion_logprobs, prompt_logprobs, read_completion_scores
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
+from quipu.web.pace import Pace
 from quipu.web.sse import json_for_line
 from quipu.web.stream import Transcript
 
@@ -26,10 +27,12 @@ ENDPOINT = "/v1/completions"
 ID_PREFIX = "cmpl-"
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
+_NUM_LOOKED_AT = 1024
+"""Members of a list that tell what it is a list of."""
 _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
-def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
+async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
     """Check a body. Raises APIError."""
     fields = Fields(body)
     model = read_model(fields, info)
@@ -43,7 +46,7 @@ def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         fields,
         info,
         model=model,
-        prompts=_read_prompts(fields, info, max_sequences),
+        prompts=await _read_prompts(fields, info, max_sequences),
         prompt_param="prompt",
         limit=limit,
         max_sequences=max_sequences,
@@ -55,8 +58,8 @@ def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     return request
 
 
-def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int) -> tuple[Prompt, ...]:
-    value = fields.get("prompt")
+async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int) -> tuple[Prompt, ...]:
+    value, pace = fields.get("prompt"), Pace()
     if value is None:
         raise missing("prompt")
     if type(value) is str:
@@ -65,25 +68,26 @@ def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int) -> tupl
         raise wrong_type("prompt", _PROMPT_TYPES)
     if not value:
         raise invalid("`prompt` must not be an empty list.", "prompt")
-    kinds = set(map(type, value))
+    kinds = set(map(type, value[:_NUM_LOOKED_AT]))
     if kinds == {int}:
-        return (_token_prompt(value, "prompt", info),)
-    if len(kinds) > 1 or not kinds <= {str, list}:
-        raise wrong_type("prompt", _PROMPT_TYPES)
+        return (await _token_prompt(value, "prompt", info, pace),)
     if len(value) > max_sequences:
         raise invalid(f"`prompt` may hold at most {max_sequences} prompts.", "prompt")
+    kinds = set(map(type, value))
+    if len(kinds) > 1 or not kinds <= {str, list}:
+        raise wrong_type("prompt", _PROMPT_TYPES)
     if kinds == {str}:
         return tuple(map(TextPrompt, value))
-    return tuple(_token_prompt(ids, f"prompt[{index}]", info) for index, ids in enumerate(value))
+    return tuple([await _token_prompt(ids, f"prompt[{index}]", info, pace) for index, ids in enumerate(value)])
 
 
-def _token_prompt(ids: list[Any], where: str, info: ServingInfo) -> TokenPrompt:
+async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pace) -> TokenPrompt:
     if not ids:
         raise invalid(f"`{where}` must have at least one token.", "prompt")
     if len(ids) > info.max_model_len:
         message = f"`{where}` has {len(ids)} tokens; the model's context holds {info.max_model_len}."
         raise invalid(message, "prompt", "context_length_exceeded")
-    return TokenPrompt(token_ids(ids, "prompt", info.vocab_size))
+    return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 
 
 def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> dict[str, Any]:

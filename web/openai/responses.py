@@ -44,13 +44,13 @@ class ResponseRequest:
     """What every version of the response object says of the request."""
 
 
-def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
+async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
     """Check a body. Raises APIError."""
     fields = Fields(body)
     model = read_model(fields, info)
     _refuse(fields)
     limit = TokenLimit(fields.integer("max_output_tokens", 1), "max_output_tokens")
-    prompt = ChatPrompt(messages=read_input(fields), template_kwargs=read_template_kwargs(fields))
+    prompt = ChatPrompt(messages=await read_input(fields), template_kwargs=read_template_kwargs(fields))
     wanted = read_generation(
         fields,
         info,

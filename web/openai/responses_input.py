@@ -10,11 +10,12 @@ Items are flat where chat messages nest: calls and thoughts that stand beside an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from quipu.web.errors import APIError, invalid
 from quipu.web.fields import Fields, missing, wrong_type
+from quipu.web.pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text")
@@ -23,7 +24,7 @@ _MAX_TYPE_CHARS = 40
 Messages = list[dict[str, Any]]
 
 
-def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """The messages of `instructions` and `input`. Raises APIError."""
     messages: Messages = []
     instructions = fields.get("instructions")
@@ -41,12 +42,15 @@ def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     elif not items:
         raise invalid("`input` must not be an empty list.", "input")
     else:
+        pace = Pace()
+        pace.check_messages(items, "input")
         for index, item in enumerate(items):
-            _read_item(item, f"input[{index}]", messages)
+            await pace.tick()
+            await _read_item(item, f"input[{index}]", messages, pace)
     return tuple(messages)
 
 
-def _read_item(item: Any, where: str, messages: Messages) -> None:
+async def _read_item(item: Any, where: str, messages: Messages, pace: Pace) -> None:
     if type(item) is not dict:
         raise wrong_type(where, "an object")
     fields = Fields(item, where)
@@ -57,14 +61,14 @@ def _read_item(item: Any, where: str, messages: Messages) -> None:
     read = _READERS.get(item_type)
     if read is None:
         raise _unsupported(f"items of type `{item_type[:_MAX_TYPE_CHARS]}` are", fields.param("type"))
-    read(fields, messages)
+    await read(fields, messages, pace)
 
 
-def _read_message(fields: Fields, messages: Messages) -> None:
+async def _read_message(fields: Fields, messages: Messages, pace: Pace) -> None:
     role = fields.text("role")
     if role not in ROLES:
         raise invalid(f"`{fields.param('role')}` must be one of {', '.join(ROLES)}.", fields.param("role"))
-    text = _read_text(fields, "content")
+    text = await _read_text(fields, "content", pace)
     last = messages[-1] if messages else {}
     if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
         last["content"] = text  # what was thought before it belongs to it
@@ -72,7 +76,7 @@ def _read_message(fields: Fields, messages: Messages) -> None:
         messages.append({"role": role, "content": text})
 
 
-def _read_call(fields: Fields, messages: Messages) -> None:
+async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
     call = {
         "id": fields.text("call_id"),
         "type": "function",
@@ -90,22 +94,22 @@ def _parsed(arguments: str) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def _read_call_output(fields: Fields, messages: Messages) -> None:
-    message = {"role": "tool", "content": _read_text(fields, "output")}
+async def _read_call_output(fields: Fields, messages: Messages, pace: Pace) -> None:
+    message = {"role": "tool", "content": await _read_text(fields, "output", pace)}
     for name, key in (("call_id", "tool_call_id"), ("name", "name")):
         if fields.get(name) is not None:
             message[key] = fields.text(name)
     messages.append(message)
 
 
-def _read_reasoning(fields: Fields, messages: Messages) -> None:
+async def _read_reasoning(fields: Fields, messages: Messages, pace: Pace) -> None:
     if fields.get("encrypted_content"):
         raise _unsupported("encrypted reasoning is", fields.param("encrypted_content"))
     if not fields.get("content"):
         if fields.get("summary"):
             raise _unsupported("reasoning without its text is", fields.param("content"))
         return
-    text = _read_text(fields, "content", ("reasoning_text",))
+    text = await _read_text(fields, "content", pace, ("reasoning_text",))
     messages.append({"role": "assistant", "content": "", "reasoning_content": text})
 
 
@@ -116,7 +120,7 @@ def _last_of_assistant(messages: Messages) -> dict[str, Any]:
     return messages[-1]
 
 
-def _read_text(fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
+async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
     """A string, or the texts of a list of parts, joined."""
     value = fields.get(name)
     param = fields.param(name)
@@ -128,9 +132,11 @@ def _read_text(fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PA
         raise wrong_type(param, "a string or a list of text parts")
     if not value:
         raise invalid(f"`{param}` must not be an empty list.", param)
+    pace.check_parts(value, param)
     texts = []
     for index, part in enumerate(value):
         where = f"{param}[{index}]"
+        await pace.tick()
         if type(part) is not dict:
             raise wrong_type(where, "an object")
         part_fields = Fields(part, where)
@@ -146,7 +152,7 @@ def _unsupported(what: str, param: str, instead: str = "") -> APIError:
     return invalid(f"`{param}`: {what} not supported by this server{instead}.", param, "unsupported_value")
 
 
-_READERS: Mapping[str, Callable[[Fields, Messages], None]] = {
+_READERS: Mapping[str, Callable[[Fields, Messages, Pace], Awaitable[None]]] = {
     "message": _read_message,
     "function_call": _read_call,
     "function_call_output": _read_call_output,

@@ -64,5 +64,5 @@ def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
         raise not_found(message, "response_id", "response_not_stored")
 
 
-def read(asked: Asked) -> Reply:
-    return ResponseReply(read_response(asked.body, asked.info, asked.options.max_sequences), asked.request_id)
+async def read(asked: Asked) -> Reply:
+    return ResponseReply(await read_response(asked.body, asked.info, asked.options.max_sequences), asked.request_id)

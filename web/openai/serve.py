@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
@@ -32,7 +32,7 @@ class Dialect:
     endpoint: str
     id_prefix: str
     object_name: str
-    read: Callable[[dict[str, Any], ServingInfo, int], GenerationRequest]
+    read: Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
     choice: Callable[[Transcript, int, WantedScores], dict[str, Any]]
     writer: type[ChunkWriter]
 
@@ -92,16 +92,16 @@ def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None
         return await answer(CHAT.endpoint, read_chat, desk, options)
 
 
-def read_completion(asked: Asked) -> Reply:
-    return _read(COMPLETIONS, asked)
+async def read_completion(asked: Asked) -> Reply:
+    return await _read(COMPLETIONS, asked)
 
 
-def read_chat(asked: Asked) -> Reply:
-    return _read(CHAT, asked)
+async def read_chat(asked: Asked) -> Reply:
+    return await _read(CHAT, asked)
 
 
-def _read(dialect: Dialect, asked: Asked) -> Reply:
-    wanted = dialect.read(asked.body, asked.info, asked.options.max_sequences)
+async def _read(dialect: Dialect, asked: Asked) -> Reply:
+    wanted = await dialect.read(asked.body, asked.info, asked.options.max_sequences)
     delivery = read_delivery(Fields(asked.body))
     if asked.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)

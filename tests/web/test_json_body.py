@@ -1,0 +1,133 @@
+"""Large bodies are parsed piece by piece, and nobody can tell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.web import json_body
+from quipu.web.json_body import InvalidJson, TooComplex, find_structure, parse_json
+
+TEXTS = st.text(st.sampled_from('ab\\",:[]{}\n é漢😀\u2028'), max_size=30)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(TEXTS, inner, max_size=5),
+    max_leaves=30,
+)
+SIZES = st.tuples(st.integers(1, 8), st.integers(13, 40), st.integers(1, 50))
+"""Values of a piece, bytes of a piece, bytes of a stretch that is scanned."""
+
+
+def parsed(data: bytes, sizes: tuple[int, int, int]) -> Any:
+    """What comes out with pieces of these sizes; the class of the error where nothing does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "INLINE_BYTES", 0)
+        for name, size in zip(("PIECE_VALUES", "PIECE_BYTES", "_SCAN_BYTES"), sizes, strict=True):
+            patch.setattr(json_body, name, size)
+        try:
+            return trio.run(parse_json, data)
+        except InvalidJson:
+            return InvalidJson
+
+
+def expected(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return InvalidJson
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]), SIZES)
+def test_pieces_make_what_orjson_makes(
+    value: Any, ascii_only: bool, indent: int | None, sizes: tuple[int, int, int]
+) -> None:
+    """Whatever the sizes of pieces, and wherever they cut."""
+    data = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    assert parsed(data, sizes) == expected(data)
+
+
+EDITS = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from([b"", *(bytes([c]) for c in b',[]{}"\\: x\xff')])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(VALUES, EDITS, st.booleans(), SIZES)
+def test_what_orjson_refuses_is_refused(
+    value: Any, edits: list[tuple[float, bytes]], inserts: bool, sizes: tuple[int, int, int]
+) -> None:
+    """A body with characters lost, changed or too many is taken or refused as orjson has it."""
+    data = bytearray(json.dumps(value, ensure_ascii=False).encode())
+    for place, new in edits:
+        at = int(place * len(data))
+        data[at : at + (0 if inserts else 1)] = new
+    assert parsed(bytes(data), sizes) == expected(bytes(data))
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "é😀" * 3000, "\\" * 4001, "\n\u2028" * 3000, '"' * 3001])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_long_text_is_parsed_in_parts(text: str, ascii_only: bool) -> None:
+    """No part ends within a character or an escape."""
+    data = json.dumps({"a": [1, 2], "prompt": text, "b": text}, ensure_ascii=ascii_only).encode()
+    assert parsed(data, (4, 1000, 77)) == {"a": [1, 2], "prompt": text, "b": text}
+
+
+def test_no_call_parses_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a large body is made, orjson sees a bounded part of it at a time."""
+    sizes: list[int] = []
+    loads = orjson.loads
+
+    def watch(data: Any) -> Any:
+        sizes.append(len(data))
+        return loads(data)
+
+    monkeypatch.setattr(json_body.orjson, "loads", watch)
+    for body in (
+        {"prompt": "x" * (3 << 20)},
+        {"a": [[]] * 60_000, "b": [[1] * 40_000] * 3, "c": {"d": ["e" * 9] * 99_999}},
+    ):
+        data = json.dumps(body).encode()
+        sizes.clear()
+        assert trio.run(parse_json, data) == body
+        assert len(sizes) > 1
+        assert max(sizes) <= json_body.PIECE_BYTES + 2  # the brackets or quotes around it
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [(b"[" + b"[]," * (1 << 18) + b"1]", "objects and lists"), (b"[" + b"1," * (1 << 22) + b"1]", "values")],
+)
+def test_too_complex(body: bytes, what: str) -> None:
+    """A body of more objects or values than one request may have is refused before one of them is made."""
+    with pytest.raises(TooComplex, match=what):
+        find_structure(body)
+
+
+def test_nested_too_deep() -> None:
+    """As orjson has it, in whatever pieces."""
+    data = b'{"a":"' + b"x" * json_body.INLINE_BYTES + b'","b":' + b"[" * 2000 + b"]" * 2000 + b"}"
+    with pytest.raises(InvalidJson, match="Recursion"):
+        trio.run(parse_json, data)
+
+
+def test_size_is_told_before_values_are_made() -> None:
+    """Whoever keeps the memory's budget hears of a large body's objects in time to refuse them."""
+    told: list[int] = []
+
+    class Refused(Exception):
+        pass
+
+    def refuse(num_bytes: int) -> None:
+        told.append(num_bytes)
+        raise Refused
+
+    with pytest.raises(Refused):
+        trio.run(parse_json, json.dumps([{"a": 1}] * 10_000).encode(), refuse)
+    assert told[0] >= 10_000 * json_body.CONTAINER_BYTES

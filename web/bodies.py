@@ -1,0 +1,150 @@
+"""The bodies of requests under way: how they arrive, and the memory that all of them share.
+
+`MeteredBody` stands where Quart has its own and asks the `BodyBudget` for room as bytes come. A handler takes the whole
+body with `take_body`; the share goes back with the request's scope, or sooner, when its prompts are encoded.
+
+What must always hold: a body of at most FREE_BYTES is never refused for want of memory; where there are keys, no tenant
+holds more than half of the budget; a share goes back exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import trio
+from quart import request
+from quart.wrappers.request import Request
+from quart_trio.wrappers.request import TrioBody
+from werkzeug.exceptions import RequestTimeout
+
+from quipu.web.errors import APIError, unavailable
+from quipu.web.scope import SCOPE_KEY, RequestScope, ScopedHTTP
+from quipu.web.visit import current_visit
+
+FREE_BYTES = 64 * 1024
+"""Of each body, not counted: the number of connections bounds them."""
+
+
+class BodyBudget:
+    """Bytes of request bodies, as received and as parsed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.by_tenant: Counter[str] = Counter()
+
+    @property
+    def max_tenant_bytes(self) -> int:
+        return self.max_bytes // 2
+
+
+class BodyShare:
+    """What one request holds of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+        self._num_counted = 0
+        self._tenant: str | None = None
+        self._is_open = True
+
+    def grow(self, num_bytes: int) -> None:
+        """Take so many bytes more. Raises APIError (503) where there is no room."""
+        self._num_bytes += num_bytes
+        wanted = max(0, self._num_bytes - FREE_BYTES) - self._num_counted
+        if not self._is_open or wanted <= 0:
+            return
+        budget = self._budget
+        if budget.num_bytes + wanted > budget.max_bytes or self._is_over_share(wanted):
+            raise _no_room()
+        self._count(wanted)
+
+    def assign(self, tenant: str) -> None:
+        """Say whose it is; what came before that counts, too. Raises APIError (503) where its tenant holds too much."""
+        self._tenant = tenant
+        held = self._num_counted if self._is_open else 0
+        if held and self._is_over_share(held):
+            self._tenant = None
+            raise _no_room()
+        if held:
+            self._budget.by_tenant[tenant] += held
+
+    def release(self) -> None:
+        """Give everything back. May be called any number of times."""
+        self._count(-self._num_counted)
+        self._is_open = False
+
+    def _is_over_share(self, wanted: int) -> bool:
+        budget, tenant = self._budget, self._tenant
+        return tenant is not None and budget.by_tenant[tenant] + wanted > budget.max_tenant_bytes
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_counted += num_bytes
+        self._budget.num_bytes += num_bytes
+        if self._tenant is not None:
+            self._budget.by_tenant[self._tenant] += num_bytes
+            if not self._budget.by_tenant[self._tenant]:
+                del self._budget.by_tenant[self._tenant]  # tenants come and go
+
+
+class MeteredBody(TrioBody):
+    """A body whose bytes are counted as they arrive."""
+
+    def __init__(self, length: int | None, max_length: int | None, share: BodyShare) -> None:
+        super().__init__(length, max_length)
+        self.share = share
+
+    def append(self, data: bytes) -> None:
+        if data and self._must_raise is None:
+            try:
+                self.share.grow(len(data))
+            except APIError as error:
+                self._must_raise = error
+                self._data = bytearray()  # what is left of it is read and dropped
+                self.set_complete()
+        super().append(data)
+
+    @property
+    def is_complete(self) -> bool:
+        """All of it has come, or it is refused."""
+        return self._complete.is_set()
+
+    async def take(self) -> bytearray:
+        """Wait for all of it; nothing is kept here. Raises RequestEntityTooLarge and APIError."""
+        if self._must_raise is None:
+            await self._complete.wait()
+        if self._must_raise is not None:
+            raise self._must_raise
+        data, self._data = self._data, bytearray()
+        return data
+
+
+class MeteredHTTP(ScopedHTTP):
+    """The connection of one request, whose body takes its memory from the application's budget."""
+
+    def _create_request_from_scope(self, send: Any) -> Request:
+        request = super()._create_request_from_scope(send)
+        app = cast(Any, self.app)  # the one of `app.py`, which imports this module
+        share = BodyShare(app.bodies)
+        scope: RequestScope = cast(dict[str, Any], self.scope)[SCOPE_KEY]
+        scope.on_close(share.release)
+        request.body = MeteredBody(request.content_length, app.config["MAX_CONTENT_LENGTH"], share)
+        return request
+
+
+async def take_body() -> tuple[bytearray, BodyShare]:
+    """The whole body of the request that is being handled, and its share of the budget.
+
+    Raises RequestEntityTooLarge, RequestTimeout, and APIError (503) where there is no memory for it.
+    """
+    body, principal = cast(MeteredBody, request.body), current_visit().principal
+    if principal.key_id is not None:
+        body.share.assign(principal.tenant)
+    with trio.move_on_after(request.body_timeout or float("inf")):
+        return await body.take(), body.share
+    raise RequestTimeout()
+
+
+def _no_room() -> APIError:
+    return unavailable("The server holds as many bytes of request bodies as it may. Try again later.")

@@ -1,0 +1,79 @@
+"""Going through what may be long in a body, without holding the event loop and without end.
+
+Every reader of a body has one `Pace`: it is told of each message, part, tool and property, refuses more of them than
+one request may have, and lets other tasks run every few hundred.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from quipu.web.errors import invalid
+
+MAX_MESSAGES = 20_000
+"""Messages, or input items, of one request."""
+MAX_PARTS = 20_000
+"""Parts (blocks) of all messages of one request together."""
+MAX_TOOLS = 2_048
+MAX_PROPERTIES = 5_000
+"""Properties in the schema of one tool, nested ones included."""
+_ITEMS_A_TURN = 256
+_SCHEMA_NODES_AN_ITEM = 16
+_TOO_MANY = "too_many_items"
+
+
+class Pace:
+    """What has been read of one body."""
+
+    def __init__(self) -> None:
+        self._num_parts = 0
+        self._left = _ITEMS_A_TURN
+
+    async def tick(self, num_items: int = 1) -> None:
+        """So many items have been read. A checkpoint from time to time."""
+        self._left -= num_items
+        if self._left <= 0:
+            self._left = _ITEMS_A_TURN
+            await trio.lowlevel.checkpoint()
+
+    def check_messages(self, messages: list[Any], param: str) -> None:
+        """Raises APIError where there are too many."""
+        _check(len(messages), MAX_MESSAGES, param, "items")
+
+    def check_parts(self, parts: list[Any], param: str) -> None:
+        """Count the parts of one message. Raises APIError where the request has too many."""
+        self._num_parts += len(parts)
+        if self._num_parts > MAX_PARTS:
+            message = f"All messages of a request together may have at most {MAX_PARTS} parts; `{param}` exceeds that."
+            raise invalid(message, param, _TOO_MANY)
+
+    def check_tools(self, tools: list[Any], param: str) -> None:
+        """Raises APIError where there are too many."""
+        _check(len(tools), MAX_TOOLS, param, "tools")
+
+    async def schema(self, schema: dict[str, Any], param: str) -> None:
+        """Go through a tool's schema. Raises APIError where it has too many properties."""
+        num_properties = num_nodes = 0
+        waiting: list[Any] = [schema]
+        while waiting:
+            node = waiting.pop()
+            num_nodes += 1
+            if num_nodes % _SCHEMA_NODES_AN_ITEM == 0:
+                await self.tick()
+            if type(node) is list:
+                waiting += [child for child in node if type(child) in (dict, list)]
+                await self.tick(len(node) // _SCHEMA_NODES_AN_ITEM)
+                continue
+            properties = node.get("properties")
+            if type(properties) is dict:
+                num_properties += len(properties)
+                _check(num_properties, MAX_PROPERTIES, param, "properties")
+            waiting += [child for child in node.values() if type(child) in (dict, list)]
+            await self.tick(len(node) // _SCHEMA_NODES_AN_ITEM)
+
+
+def _check(count: int, at_most: int, param: str, what: str) -> None:
+    if count > at_most:
+        raise invalid(f"`{param}` may have at most {at_most} {what}; it has {count}.", param, _TOO_MANY)
