@@ -10,6 +10,7 @@ import sys
 from types import TracebackType
 
 import structlog
+from quart import Response, request
 from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk
@@ -21,14 +22,17 @@ from quipu.web.admin.usage_source import UsageSource
 from quipu.web.anthropic.serve import install_anthropic
 from quipu.web.auth import install_auth
 from quipu.web.bodies import BodyBudget, MeteredHTTP
-from quipu.web.errors import frames_of, install_error_handlers
+from quipu.web.errors import frames_of, install_error_handlers, respond, unavailable
 from quipu.web.keys import KeyStore
 from quipu.web.openai.models import install_models
 from quipu.web.openai.responses_serve import install_responses
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
 from quipu.web.tracing import NoTracer, Tracer
-from quipu.web.visit import install_visits
+from quipu.web.visit import current_visit, install_visits
+
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Answered on connections that the server has no room for."""
 
 
 class QuipuApp(QuartTrio):
@@ -73,6 +77,7 @@ def make_app(
     # A path is taken as it was sent; no redirects.
     app.url_map.merge_slashes = False
     install_visits(app, desk, tracer or NoTracer())
+    install_reserved_places(app)
     install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks
     install_error_handlers(app)
     install_openai(app, desk, options)
@@ -85,3 +90,16 @@ def make_app(
         install_anthropic_usage(app, usage)
         install_usage_record(app, usage)
     return app
+
+
+def install_reserved_places(app: QuipuApp) -> None:
+    """Turn away everything but probes from connections that the server has no room for."""
+
+    @app.before_request
+    async def turn_away() -> Response | None:
+        connection, rule = current_visit().connection, request.url_rule
+        if connection is None or not connection.is_reserved or (rule is not None and rule.rule in PROBES):
+            return None
+        response = respond(unavailable("The server has as many connections as it may. Try again later."))
+        response.headers["Connection"] = "close"
+        return response

@@ -60,7 +60,11 @@ class Connection:
         context: WorkerContext,
         state: dict[str, Any],
         stream: trio.SocketStream,
+        *,
+        is_reserved: bool = False,
     ) -> None:
+        self.is_reserved = is_reserved
+        """It has one of the places that are kept for probes (`connection_table.py`)."""
         self.app = app
         self.limits = limits
         self.config = config
@@ -77,6 +81,18 @@ class Connection:
         self._is_idle = True
         self._is_head_begun = False
         self._is_lingering = False
+        self.quiet_since = trio.current_time()
+        """When its last response ended, or the request that is coming began."""
+
+    @property
+    def is_idle(self) -> bool:
+        """It is before, between or behind its requests."""
+        return self._is_lingering or (self._is_idle and not self._is_head_begun)
+
+    @property
+    def is_receiving(self) -> bool:
+        """A request has begun to come and is not complete."""
+        return self._is_head_begun and (self._is_idle or self._protocol is None or self._protocol.is_receiving)
 
     async def run(self) -> None:
         try:
@@ -154,6 +170,7 @@ class Connection:
             elif not self._is_lingering:
                 if self._is_idle and not self._is_head_begun:
                     self._is_head_begun = True
+                    self.quiet_since = trio.current_time()
                     self._set_deadline(trio.current_time() + self.limits.headers_timeout_s)
                 protocol.feed(data)
             await protocol.advance()
@@ -188,6 +205,7 @@ class Connection:
         if not is_idle:
             self._set_deadline(inf)
             return
+        self.quiet_since = trio.current_time()
         is_pipelined = self._protocol is not None and self._protocol.num_buffered > 0
         self._is_head_begun = is_pipelined
         wait_s = self.limits.headers_timeout_s if is_pipelined else self.limits.keep_alive_timeout_s
@@ -203,6 +221,7 @@ class Connection:
         if self._is_lingering:
             return
         self._is_lingering = True
+        self.quiet_since = trio.current_time()
         with suppress(OSError):
             self.stream.socket.shutdown(socket.SHUT_WR)
         self._set_deadline(trio.current_time() + LINGER_S)

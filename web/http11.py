@@ -144,6 +144,11 @@ class Protocol(H11Protocol):
         """Bytes received and not yet understood."""
         return len(self.connection.trailing_data[0])
 
+    @property
+    def is_receiving(self) -> bool:
+        """The body of the request under way has not come as a whole."""
+        return self.connection.their_state is h11.SEND_BODY
+
     def feed(self, data: bytes) -> None:
         """Take what the client sent."""
         if self.connection.their_state is h11.MUST_CLOSE:

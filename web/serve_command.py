@@ -30,6 +30,7 @@ from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.admin.usage_source import LedgerUsage
 from quipu.web.app import make_app
+from quipu.web.connection_table import raise_file_limit
 from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
 from quipu.web.keys import KeyStore
@@ -69,7 +70,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         max_body_bytes=arguments.max_body_bytes,
         max_body_memory_bytes=arguments.max_body_memory,
     )
-    server = ServerConfig(graceful_timeout_s=CLOSING_S)
+    raise_file_limit()
+    server = ServerConfig(graceful_timeout_s=CLOSING_S, max_connections=arguments.max_connections)
     failure: str | None = None
     try:
         trio.run(

@@ -92,6 +92,12 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
     add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
     add(
+        "--max-connections",
+        type=_positive,
+        metavar="N",
+        help="clients connected at a time (default: 4096, or as many as there are file descriptors for)",
+    )
+    add(
         "--max-body-bytes",
         type=parse_size,
         default=OPTIONS.max_body_bytes,

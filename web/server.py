@@ -9,11 +9,11 @@ What must always hold: `serve` ends within `graceful_timeout_s` of its trigger, 
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import attrs
 import trio
@@ -24,8 +24,12 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, LifespanState
 
 from quipu.web.connection import Connection, ConnectionLimits
+from quipu.web.connection_table import ConnectionTable, default_max_connections
 
 logger = logging.getLogger(__name__)
+
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OUT_OF_FILES_WAIT_S = 0.05
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +40,10 @@ class ServerConfig(ConnectionLimits):
     """From the trigger until requests that still run are cut off."""
     backlog: int = 1024
     """Connections that the kernel holds for us."""
+    max_connections: int | None = None
+    """None: as many as the process has file descriptors for (`default_max_connections`)."""
+    reserved_timeout_s: float = 2.0
+    """How long a connection on a reserved place may be silent, or take for a request's headers."""
 
 
 @attrs.frozen
@@ -71,15 +79,34 @@ async def serve(
     context = WorkerContext(None)
     state = LifespanState({})
     lifespan = Lifespan(wrapper, hypercorn_config, state)
-    connections: set[Connection] = set()
+    table = ConnectionTable(default_max_connections() if config.max_connections is None else config.max_connections)
+    hasty = attrs.evolve(
+        config, keep_alive_timeout_s=config.reserved_timeout_s, headers_timeout_s=config.reserved_timeout_s
+    )
 
-    async def handle(stream: trio.SocketStream) -> None:
-        connection = Connection(wrapper, config, hypercorn_config, context, state, stream)
-        connections.add(connection)
+    async def handle(connection: Connection) -> None:
         try:
             await connection.run()
         finally:
-            connections.discard(connection)
+            table.discard(connection)
+
+    async def accept(listener: trio.SocketListener, handlers: trio.Nursery) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                # trio's own loop would log a traceback ten times a second here
+                table.note_full("connections.no_file_descriptors")
+                table.free_a_file()
+                await trio.sleep(_OUT_OF_FILES_WAIT_S)
+                continue
+            is_reserved = not table.has_room()
+            limits = hasty if is_reserved else config
+            connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
+            table.add(connection)
+            handlers.start_soon(handle, connection)
 
     listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
     try:
@@ -90,13 +117,15 @@ async def serve(
             await lifespan.wait_for_startup()
             async with trio.open_nursery() as handlers:
                 async with trio.open_nursery() as accepting:
-                    await accepting.start(partial(trio.serve_listeners, handle, listeners, handler_nursery=handlers))
+                    for listener in listeners:
+                        accepting.start_soon(accept, listener, handlers)
                     task_status.started([Address(*listener.socket.getsockname()[:2]) for listener in listeners])
                     await shutdown_trigger()
-                    accepting.cancel_scope.cancel()  # closes the listeners
+                    accepting.cancel_scope.cancel()
+                for listener in listeners:
+                    listener.socket.close()
                 await context.terminated.set()
-                for connection in connections:
-                    connection.drain()
+                table.drain()
                 handlers.cancel_scope.deadline = trio.current_time() + config.graceful_timeout_s
             await lifespan.wait_for_shutdown()
             lifespan_nursery.cancel_scope.cancel()

@@ -1,0 +1,32 @@
+"""A server without file descriptors: it goes on, says so once, and answers probes."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.e2e.servers import eventually, num_files, serving
+
+SLOW_POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+NUM_SLOW = 400
+
+
+def test_slow_posts_take_all_descriptors(tmp_path: Path) -> None:
+    """Under a limit of 256 that came after the start, 400 slow posts lock out nobody who asks for `/health`."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with serving(folder, "--executor", "fake") as server, ExitStack() as stack:
+        limit = 256
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in range(NUM_SLOW):
+            sock = stack.enter_context(socket.create_connection(server.address))
+            sock.sendall(SLOW_POST)
+        eventually(lambda: num_files(server.pid) >= limit - 2, "its descriptors are taken")
+        for _ in range(5):
+            assert server.get("/health").status_code == 200
+        assert "Traceback" not in server.log_text
+        assert len(server.events("connections.no_file_descriptors")) == 1
+        stack.close()
+        assert server.complete("Hello.").status_code == 200

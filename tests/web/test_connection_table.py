@@ -1,0 +1,110 @@
+"""A server that is full: who makes way, who is turned away, and that probes are always answered."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+from fakes import FakeDesk, says
+from live import PATIENCE_S, Client, Probe, Running, get, post, probe_app, running_ours
+from structlog.testing import capture_logs
+
+from quipu.web import connection_table
+from quipu.web.app import make_app
+from quipu.web.server import ServerConfig
+
+FULL = ServerConfig(max_connections=3, reserved_timeout_s=PATIENCE_S, graceful_timeout_s=0.3)
+SLOW_POST = post("/v1/completions", b'{"model": "demo"}')[:-3]
+
+
+async def fill(server: Running, data: bytes, count: int = 3) -> list[Client]:
+    """Connections that have all been accepted, and have sent this."""
+    clients = [await server.connect() for _ in range(count)]
+    for client in clients:
+        with suppress(trio.BrokenResourceError):  # it had to make way already
+            await client.send(data)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    return clients
+
+
+async def is_closed(client: Client) -> bool:
+    with trio.fail_after(PATIENCE_S):
+        return await client.read_all() == b""
+
+
+async def test_probes_are_answered_and_others_told_to_come_back() -> None:
+    """With slow uploads on every place, `/health` answers, and a request gets a 503 of its API with Retry-After."""
+    with capture_logs() as logs:
+        async with running_ours(make_app(FakeDesk()), FULL) as server:
+            await fill(server, SLOW_POST)
+            for _ in range(3):
+                assert await server.still_serves("/health")
+            for path, kind in (("/v1/completions", b"overloaded"), ("/v1/messages", b"overloaded_error")):
+                client = await server.connect()
+                await client.send(post(path, b"{}"))
+                answer = await client.answer()
+                assert answer.status in (503, 529)
+                assert b"\r\nretry-after:" in answer.head.lower()
+                assert kind in answer.body
+                assert await is_closed(client)
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["connections.full"]
+
+
+async def test_silent_newcomers_do_not_lock_out_probes() -> None:
+    """Of those with a reserved place the oldest makes way."""
+    async with running_ours(make_app(FakeDesk()), FULL) as server:
+        await fill(server, SLOW_POST)
+        silent = await fill(server, b"GET /hea", 3 * connection_table.RESERVED_PLACES)
+        assert await server.still_serves("/health")
+        assert await is_closed(silent[0])
+
+
+async def test_slow_request_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while, a request that is still being sent is cut off for one that wants to be served."""
+    monkeypatch.setattr(connection_table, "SLOW_S", 0.0)
+    monkeypatch.setattr(connection_table, "LOOK_EVERY_S", 0.0)
+    async with running_ours(make_app(FakeDesk()), FULL) as server:
+        slow = await fill(server, SLOW_POST)
+        client = await server.connect()
+        await client.send(post("/v1/completions", b"{}"))
+        assert (await client.answer()).status == 400  # served, and found wanting
+        assert await is_closed(slow[0])
+
+
+async def test_idle_connection_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is kept alive between two requests is closed for somebody who has one."""
+    monkeypatch.setattr(connection_table, "IDLE_S", 0.0)
+    monkeypatch.setattr(connection_table, "LOOK_EVERY_S", 0.0)
+    async with running_ours(make_app(FakeDesk()), FULL) as server:
+        idle = await fill(server, get("/health"))
+        for client in idle:
+            assert (await client.answer()).status == 200
+        client = await server.connect()
+        await client.send(post("/v1/completions", b"{}"))
+        assert (await client.answer()).status == 400
+        assert await is_closed(idle[0])
+
+
+async def test_requests_under_way_are_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose request has arrived as a whole is served to its end, however long that takes."""
+    for name in ("SLOW_S", "IDLE_S", "LOOK_EVERY_S"):
+        monkeypatch.setattr(connection_table, name, 0.0)
+    probe = Probe()
+    async with running_ours(probe_app(probe), FULL) as server:
+        served = await fill(server, post("/gate", b"a body"))
+        await fill(server, get("/hello"), 5)
+        probe.gate.set()
+        for client in served:
+            assert (await client.answer()).status == 200
+
+
+async def test_places_are_given_back() -> None:
+    """Of connections that ended, however often."""
+    async with running_ours(make_app(FakeDesk(says())), FULL) as server:
+        for _ in range(10):
+            for client in await fill(server, post("/v1/completions", b"{}", "Connection: close")):
+                assert (await client.answer()).status == 400
+                assert await is_closed(client)
+                await client.close()
+            await trio.testing.wait_all_tasks_blocked(0.05)
