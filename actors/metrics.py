@@ -1,6 +1,7 @@
 """The Prometheus metrics, in the field's usual names under `quipu:`.
 
-Written by the accountant only, rendered by the web layer. Counters only ever add.
+Written by the accountant only, save the lag of the loop, which the web layer watches; rendered by the web layer.
+Counters only ever add.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from prometheus_client.registry import Collector
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -74,6 +76,9 @@ class Metrics:
         self.inter_token_latency = histogram("inter_token_latency_seconds", "Between two tokens.", _GAP_SECONDS)
         self.request_queue = histogram("request_queue_seconds", "From receipt to admission.", _SECONDS)
         self.e2e_request_latency = histogram("e2e_request_latency_seconds", "From receipt to the end.", _SECONDS)
+        self.event_loop_lag = histogram(
+            "event_loop_lag_seconds", "How late the web process's event loop comes to what is due.", _LAG_SECONDS
+        )
         self.open_accounts = gauge("open_accounts", "Accounts not closed yet, leaving ones included.")
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")

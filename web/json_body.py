@@ -191,20 +191,16 @@ class _Pieces:
                 return await self._parse(start, span.end)
 
     async def _container(self, span: _Span, depth: int) -> Any:
-        self._check_brackets(span)
-        inner = _Span(span.start + 1, int(self._at.positions[span.last - 1]), span.first + 1, span.last - 1)
-        commas = self._commas(inner, int(self._at.depths[span.first]))
+        groups = await trio.to_thread.run_sync(self._groups, span)
         is_list = self._data[span.start : span.start + 1] == b"["
         values: list[Any] = []
         members: dict[str, Any] = {}
-        for group, num_children in self._groups(inner, commas):
+        for group in groups:
             if self._skip_blanks(group.start, group.end) == group.end:
-                if len(commas):
+                if len(groups) > 1:
                     raise _wrong("a value is missing", group.end)
                 break  # an empty list or object
-            is_large = num_children == 1 and (
-                group.end - group.start > PIECE_BYTES or group.last - group.first > PIECE_VALUES
-            )
+            is_large = group.end - group.start > PIECE_BYTES or group.last - group.first > PIECE_VALUES
             if is_list and is_large:
                 values.append(await self._value(group, depth + 1))
             elif is_list:
@@ -230,25 +226,29 @@ class _Pieces:
         ):
             raise _wrong("a bracket has no counterpart", span.start)
 
-    def _commas(self, inner: _Span, depth: int) -> npt.NDArray[np.int64]:
-        """Which of the commas in a container are its own."""
-        chosen = slice(inner.first, inner.last)
-        own = (self._at.depths[chosen] == depth) & (self._at.kinds[chosen] == _COMMA)
-        return np.flatnonzero(own) + inner.first
+    def _groups(self, span: _Span) -> list[_Span]:
+        """A container's children, as many at a time as may be parsed in one call; a large one by itself.
 
-    def _groups(self, inner: _Span, commas: npt.NDArray[np.int64]) -> Iterator[tuple[_Span, int]]:
-        """A container's children, as many at a time as may be parsed in one call; and how many these are."""
-        ends = np.append(self._at.positions[commas], inner.end)
-        lasts = np.append(commas, inner.last)
-        start, first, child = inner.start, inner.first, 0
+        Raises InvalidJson. To be called in a worker thread.
+        """
+        self._check_brackets(span)
+        end, first, last = int(self._at.positions[span.last - 1]), span.first + 1, span.last - 1
+        own = self._at.depths[first:last] == self._at.depths[span.first]
+        own &= self._at.kinds[first:last] == _COMMA
+        commas = np.flatnonzero(own) + first
+        ends = np.append(self._at.positions[commas], end)
+        lasts = np.append(commas, last)
+        groups = []
+        start, child = span.start + 1, 0
         while child < len(ends):
             fitting = min(
                 np.searchsorted(ends, start + PIECE_BYTES, "right"),
                 np.searchsorted(lasts, first + PIECE_VALUES, "right"),
             )
-            until = max(int(fitting), child + 1)
-            yield _Span(start, int(ends[until - 1]), first, int(lasts[until - 1])), until - child
-            start, first, child = int(ends[until - 1]) + 1, int(lasts[until - 1]) + 1, until
+            child = max(int(fitting), child + 1)
+            groups.append(_Span(start, int(ends[child - 1]), first, int(lasts[child - 1])))
+            start, first = groups[-1].end + 1, groups[-1].last + 1
+        return groups
 
     def _key(self, member: _Span) -> tuple[str, int]:
         """The key of one member, and where its value begins."""

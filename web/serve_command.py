@@ -35,6 +35,7 @@ from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
 from quipu.web.keys import KeyStore
 from quipu.web.ledger_command import ledger_config, ledger_settings
+from quipu.web.loop_watch import watch_loop
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
 from quipu.web.settings import resolve_config
@@ -151,6 +152,7 @@ async def run_server(
                         shutdown_trigger=partial(_drain, house, stopping, grace_s),
                     )
                 )
+                watching.start_soon(watch_loop, house.metrics.event_loop_lag)
                 log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
                 _calm_collector()
         # Only now that the books are closed: until then a second signal ends the server, and is no KeyboardInterrupt.

@@ -1,0 +1,31 @@
+"""The web process watches its own event loop: how late it comes to what it wanted to do.
+
+Whatever holds the loop holds up every client, so it is a histogram, and a line in the log where it took long.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import structlog
+import trio
+
+INTERVAL_S = 0.02
+STALLED_S = 0.25
+
+_log = structlog.get_logger("quipu.web")
+
+
+class Histogram(Protocol):
+    def observe(self, value: float, /) -> None: ...
+
+
+async def watch_loop(lag_seconds: Histogram) -> None:
+    """Observe the loop's lag, in seconds, until cancelled."""
+    while True:
+        due = trio.current_time() + INTERVAL_S
+        await trio.sleep_until(due)
+        lag_s = max(0.0, trio.current_time() - due)
+        lag_seconds.observe(lag_s)
+        if lag_s > STALLED_S:
+            _log.warning("loop.stalled", lag_s=round(lag_s, 3))
