@@ -1,0 +1,172 @@
+"""The memory that request bodies share: who is refused, and that it all comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import attrs
+import pytest
+import trio
+from fakes import Client, Exchange, FakeDesk, failure, says
+from hypothesis import given
+from hypothesis import strategies as st
+from live import PATIENCE_S
+from test_auth import A, B, entry
+
+from quipu.actors.messages import ErrorKind
+from quipu.web.app import QuipuApp, make_app
+from quipu.web.bodies import FREE_BYTES, BodyBudget, BodyShare, MeteredBody
+from quipu.web.errors import APIError
+from quipu.web.key_file import KeyEntry
+from quipu.web.keys import KeyStore
+from quipu.web.options import AppOptions
+
+KIBIBYTE = 1024
+BUDGET = 512 * KIBIBYTE
+
+
+def body_of(num_bytes: int) -> bytes:
+    return json.dumps({"model": "org/tiny", "prompt": "x" * num_bytes}).encode()
+
+
+def app_with(desk: FakeDesk, *entries: KeyEntry) -> QuipuApp:
+    keys = KeyStore(entries) if entries else None
+    return make_app(desk, AppOptions(max_body_memory_bytes=BUDGET), keys)
+
+
+async def eventually(look: Callable[[], bool]) -> None:
+    """Wait for what a worker thread has a part in."""
+    with trio.fail_after(PATIENCE_S):
+        while not look():
+            await trio.sleep(0.001)
+
+
+async def test_no_room_is_told_and_comes_back() -> None:
+    """Beyond the budget a body is answered with 503 and Retry-After; once others have ended there is room again."""
+    desk = FakeDesk(script=says())
+    app = app_with(desk)
+    large = body_of(300 * KIBIBYTE)
+    async with Client(app).open("POST", "/v1/completions", large) as first:
+        await eventually(lambda: bool(desk.tickets))
+        assert app.bodies.num_bytes > 0
+        exchange, answer = await Client(app).post("/v1/completions", large)
+        assert exchange.status == 503
+        assert exchange.headers["retry-after"]
+        assert answer["error"]["code"] == "overloaded"
+        desk.ticket.mailbox.put(failure(ErrorKind.INVALID))
+        await first.json()
+    assert app.bodies.num_bytes == 0
+    desk.script = says(failure(ErrorKind.INVALID))
+    exchange, _ = await Client(app).post("/v1/completions", large)
+    assert exchange.status == 400
+    assert app.bodies.num_bytes == 0
+
+
+async def test_small_bodies_are_never_refused_for_memory() -> None:
+    """However full the budget is, somebody with a short prompt is served."""
+    desk = FakeDesk(script=says())
+    app = app_with(desk)
+    app.bodies.num_bytes = app.bodies.max_bytes
+    desk.script = says(failure(ErrorKind.INVALID))
+    exchange, _ = await Client(app).post("/v1/completions", body_of(FREE_BYTES - 200))
+    assert exchange.status == 400  # served: what the script says
+
+
+async def test_objects_count_as_what_they_take() -> None:
+    """A short body of many objects takes more memory than its bytes, and is refused for that before they are made."""
+    app = app_with(FakeDesk())
+    many = b'{"model": "org/tiny", "prompt": "Hi.", "x": [' + b"{}," * 40_000 + b"{}]}"
+    exchange, _ = await Client(app).post("/v1/completions", many)
+    assert exchange.status == 503
+    assert app.bodies.num_bytes == 0
+
+
+async def test_no_tenant_takes_all() -> None:
+    """Where there are keys, a tenant that holds half of the budget waits, and another is served."""
+    desk = FakeDesk(script=says())
+    app = app_with(desk, entry(A, "a"), entry(B, "b"))
+    large = body_of(200 * KIBIBYTE)
+
+    async def ask(key: str) -> Exchange:
+        exchange, _ = await Client(app).post("/v1/completions", large, {"Authorization": f"Bearer {key}"})
+        return exchange
+
+    async with Client(app).open("POST", "/v1/completions", large, {"Authorization": f"Bearer {A}"}):
+        await eventually(lambda: bool(desk.tickets))
+        desk.script = says(failure(ErrorKind.INVALID))
+        assert (await ask(A)).status == 503
+        assert (await ask(B)).status == 400
+    await eventually(lambda: app.bodies.num_bytes == 0)
+    assert not app.bodies.by_tenant
+
+
+async def test_client_that_leaves_gives_its_bytes_back() -> None:
+    """Whether or not its request has been opened."""
+    app = app_with(FakeDesk(script=says()))
+    async with Client(app).open("POST", "/v1/completions", body_of(300 * KIBIBYTE)) as exchange:
+        await eventually(lambda: app.bodies.num_bytes > 0)
+        exchange.leave()
+    assert app.bodies.num_bytes == 0
+
+
+@attrs.define(eq=False)
+class Held:
+    share: BodyShare
+    tenant: str | None = None
+    num_bytes: int = 0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "grow", "grow", "grow", "assign", "release"]),
+        st.integers(0, 5),
+        st.integers(1, 200) | st.sampled_from([FREE_BYTES // KIBIBYTE]),
+        st.sampled_from("ab"),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_budget_holds_what_shares_hold(steps: list[tuple[str, int, int, str]]) -> None:
+    """Whatever shares do, in any order: no limit is passed, and when all are gone nothing is held."""
+    budget = BodyBudget(BUDGET)
+    shares: list[Held] = []
+    for what, which, size, tenant in steps:
+        if what == "open":
+            shares.append(Held(BodyShare(budget)))
+            continue
+        if which >= len(shares):
+            continue
+        held = shares[which]
+        try:
+            if what == "grow":
+                held.share.grow(size * KIBIBYTE)
+            elif what == "assign" and held.tenant is None:
+                held.share.assign(tenant)
+                held.tenant = tenant
+            elif what == "release":
+                held.share.release()
+        except APIError as error:
+            assert error.status == 503
+            held.share.release()  # as the end of its request would
+        assert 0 <= budget.num_bytes <= budget.max_bytes
+        assert all(0 < num <= budget.max_tenant_bytes for num in budget.by_tenant.values())
+    for held in shares:
+        held.share.release()
+        held.share.release()
+    assert budget.num_bytes == 0
+    assert not budget.by_tenant
+
+
+@pytest.mark.parametrize("chunks", [1, 7])
+async def test_take_keeps_nothing(chunks: int) -> None:
+    """The body is handed over, not copied."""
+    body = MeteredBody(None, None, BodyShare(BodyBudget(BUDGET)))
+    for _ in range(chunks):
+        body.append(b"abc")
+    body.set_complete()
+    with trio.fail_after(1):
+        assert await body.take() == b"abc" * chunks
+        assert await body.take() == b""
