@@ -46,7 +46,7 @@ async def test_no_room_is_told_and_comes_back() -> None:
     """Beyond the budget a body is answered with 503 and Retry-After; once others have ended there is room again."""
     desk = FakeDesk(script=says())
     app = app_with(desk)
-    large = body_of(300 * KIBIBYTE)
+    large = body_of(400 * KIBIBYTE)
     async with Client(app).open("POST", "/v1/completions", large) as first:
         await eventually(lambda: bool(desk.tickets))
         assert app.bodies.num_bytes > 0
