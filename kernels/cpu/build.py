@@ -52,15 +52,17 @@ def load_kernels() -> Kernels:
 
     Raises CannotBuild where there is none, and ValueError where the environment forces one that does not run here.
     """
-    usable = usable_instruction_sets(processor_flags())
-    for instruction_set in usable:
+    missing: list[tuple[InstructionSet, CannotBuild]] = []
+    for instruction_set in usable_instruction_sets(processor_flags()):
         try:
-            return Kernels(instruction_set.name, load(instruction_set))
+            kernels = Kernels(instruction_set.name, load(instruction_set))
         except CannotBuild as error:
-            if instruction_set is usable[-1]:
-                raise
-            _log.warning("no kernels for %s, which this processor has: %s", instruction_set.name, error)
-    raise AssertionError("there is always one")
+            missing.append((instruction_set, error))
+            continue
+        for better, reason in missing:
+            _log.warning("no kernels for %s, which this processor has: %s", better.name, reason)
+        return kernels
+    raise missing[-1][1]  # the caller says it, once
 
 
 def load(instruction_set: InstructionSet) -> ctypes.CDLL:
