@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from quipu.web.errors import invalid
+from quipu.web.json_body import MAX_CONTAINERS
 
 MAX_MESSAGES = 20_000
 """Messages, or input items, of one request."""
@@ -28,7 +29,7 @@ class Pace:
     """What has been read of one body."""
 
     def __init__(self) -> None:
-        self._num_parts = 0
+        self._num_parts = self._num_containers = 0
         self._left = _ITEMS_A_TURN
 
     async def tick(self, num_items: int = 1) -> None:
@@ -47,6 +48,13 @@ class Pace:
         self._num_parts += len(parts)
         if self._num_parts > MAX_PARTS:
             message = f"All messages of a request together may have at most {MAX_PARTS} parts; `{param}` exceeds that."
+            raise invalid(message, param, _TOO_MANY)
+
+    def check_written(self, text: str, param: str) -> None:
+        """Count what may become objects and lists of a text that is JSON. Raises APIError where it is too much."""
+        self._num_containers += text.count("{") + text.count("[")
+        if self._num_containers > MAX_CONTAINERS:
+            message = f"`{param}` exceeds the {MAX_CONTAINERS} objects and lists that a request may have."
             raise invalid(message, param, _TOO_MANY)
 
     def check_tools(self, tools: list[Any], param: str) -> None:

@@ -46,6 +46,10 @@ def chat(messages: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": messages, "max_tokens": 1} | fields
 
 
+def response(items: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "input": items, "max_output_tokens": 1} | fields
+
+
 def said(content: Any, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": content}
 
@@ -64,12 +68,13 @@ def _json(path: str, member: bytes, num_bytes: int) -> Callable[[int], Sequence[
     def make(port: int) -> Sequence[Raw]:
         head = b'{"model":"demo","prompt":"Hello.","max_tokens":1,"metadata":{},"x":['
         data = head + (member * ((num_bytes - len(head) - 2) // len(member)))[:-1] + b"]}"
-        return [Raw(_post(port, path, data))]
+        return [Raw(posted(port, path, data))]
 
     return make
 
 
-def _post(port: int, path: str, data: bytes) -> bytes:
+def posted(port: int, path: str, data: bytes) -> bytes:
+    """A whole request with this body."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
@@ -77,14 +82,14 @@ def _post(port: int, path: str, data: bytes) -> bytes:
 def _nested(path: str, depth: int) -> Callable[[int], Sequence[Raw]]:
     def make(port: int) -> Sequence[Raw]:
         data = b'{"model":"demo","prompt":"Hello.","max_tokens":1,"x":' + b"[" * depth + b"]" * depth + b"}"
-        return [Raw(_post(port, path, data))]
+        return [Raw(posted(port, path, data))]
 
     return make
 
 
 def _slow_posts(count: int) -> Callable[[int], Sequence[Raw]]:
     def make(port: int) -> Sequence[Raw]:
-        whole = _post(port, COMPLETIONS, b'{"model":"demo","prompt":"Hello."}')
+        whole = posted(port, COMPLETIONS, b'{"model":"demo","prompt":"Hello."}')
         return [Raw(whole[:-10], is_complete=False)] * count
 
     return make
@@ -136,7 +141,7 @@ ROWS: Sequence[Row] = (
     Row("16 texts of 4 MB", _one(COMPLETIONS, lambda: completion(text_of(4 * MEBIBYTE)), 16), concurrency=16),
     Row("chat of 4 MB", _one(CHAT, lambda: chat([said(text_of(4 * MEBIBYTE))]))),
     Row("messages of 4 MB", _one(MESSAGES, lambda: chat([said(text_of(4 * MEBIBYTE))]))),
-    Row("response of 4 MB", _one(RESPONSES, lambda: {"model": "demo", "input": text_of(4 * MEBIBYTE)})),
+    Row("response of 4 MB", _one(RESPONSES, lambda: response(text_of(4 * MEBIBYTE)))),
     Row("count_tokens of 4 MB", _one(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 4), concurrency=4),
     Row("count_tokens, left", _leaving(COUNT, lambda: chat([said(text_of(4 * MEBIBYTE))]), 8), concurrency=8),
     Row("blanks and a letter", _one(COMPLETIONS, lambda: completion(" " * (LARGEST_BODY - 200) + "a")), server="qwen"),
@@ -160,7 +165,7 @@ ROWS: Sequence[Row] = (
     # ------------------------------------------------------------ conversations
     Row("10,000 messages", _one(CHAT, lambda: chat([said("Hello.") for _ in range(10_000)]))),
     Row("10,000 parts", _one(CHAT, lambda: chat([said(parts(10_000, "Hello. "))]))),
-    Row("10,000 items", _one(RESPONSES, lambda: {"model": "demo", "input": [said("Hello.")] * 10_000})),
+    Row("10,000 items", _one(RESPONSES, lambda: response([said("Hello.")] * 10_000))),
     Row(
         "10,000 messages of Anthropic's",
         _one(MESSAGES, lambda: chat([said("Hello."), said("Yes.", "assistant")] * 5_000)),

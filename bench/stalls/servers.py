@@ -161,6 +161,7 @@ def _template(source: str) -> Callable[[Path], None]:
 _FLAGS_LONG = ("--num-blocks", "80000", "--max-num-batched-tokens", "8192")
 KINDS: dict[str, Kind] = {
     "demo": Kind(),
+    "small": Kind(flags=("--max-model-len", "1024")),
     "long": Kind(_long, _FLAGS_LONG),
     "qwen": Kind(_qwen, _FLAGS_LONG),
     "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),

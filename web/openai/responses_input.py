@@ -9,12 +9,12 @@ Items are flat where chat messages nest: calls and thoughts that stand beside an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from quipu.web.errors import APIError, invalid
 from quipu.web.fields import Fields, missing, wrong_type
+from quipu.web.json_body import InvalidJson, TooComplex, parse_json
 from quipu.web.pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -77,19 +77,21 @@ async def _read_message(fields: Fields, messages: Messages, pace: Pace) -> None:
 
 
 async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
+    arguments = await _parsed(fields.text("arguments"), fields.param("arguments"), pace)
     call = {
         "id": fields.text("call_id"),
         "type": "function",
-        "function": {"name": fields.text("name"), "arguments": _parsed(fields.text("arguments"))},
+        "function": {"name": fields.text("name"), "arguments": arguments},
     }
     _last_of_assistant(messages).setdefault("tool_calls", []).append(call)
 
 
-def _parsed(arguments: str) -> Any:
+async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
     """Arguments as the object that templates expect; what a model wrote badly stays as it wrote it."""
+    pace.check_written(arguments, param)
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = await parse_json(arguments.encode())
+    except (InvalidJson, TooComplex):
         return arguments
     return value if isinstance(value, dict) else arguments
 

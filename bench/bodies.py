@@ -1,0 +1,265 @@
+"""Bodies drawn from each endpoint's own fields: most of them right, some nearly, some not at all.
+
+Hypothesis strategies, used by the fuzz tests (`tests/faults/test_drawn_bodies.py`) and by `python -m bench.stalls
+--fuzz`. A new field of an endpoint gets its line here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy as Strategy
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MODEL = "demo"
+MAX_NESTED = 1000
+
+
+def _nested(depth: int, kind: str) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if kind == "list" else {"a": value}
+    return value
+
+
+def mostly(right: Strategy[Any], wrong: Strategy[Any]) -> Strategy[Any]:
+    """One in twenty or so is wrong."""
+    return st.sampled_from([right] * 19 + [wrong]).flatmap(lambda strategy: strategy)
+
+
+JUNK: Strategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.sampled_from([2**31, 2**63, 2**64, -(2**63) - 1, 10**30, -1, 0, 1e308, -0.0, 0.5, 1e-320]),
+    st.text(max_size=20),
+    # half a pair of surrogates is no character, but JSON can write it
+    st.sampled_from(["", " ", "\x00", "\ud800", "a\udfffb", "\ufdd0", "\ufdd1", "\u2028", "{{ 7 * 7 }}", "<|im_end|>"]),
+    st.builds(_nested, st.sampled_from([1, 5, 50, 300, 990, MAX_NESTED]), st.sampled_from(["list", "object"])),
+    st.lists(st.none() | st.integers(-1, 5) | st.text(max_size=3), max_size=4),
+    st.dictionaries(st.text(max_size=5), st.integers(-1, 5) | st.text(max_size=5), max_size=3),
+)
+TEXT = st.one_of(
+    st.text(min_size=1, max_size=60),
+    mostly(st.just("Hello."), st.just("\ud83d") | st.just("")),
+    st.sampled_from(["Hello.", "A quipu is a ledger of knotted cords.", " " * 300, "a" * 1000, "é漢😀" * 50]),
+    st.builds(lambda piece, count: piece * count, st.text(min_size=1, max_size=5), st.sampled_from([1, 10, 100])),
+)
+TOKEN = st.integers(0, 4095) | st.sampled_from([-1, 4096, 2**40])
+TOKENS = mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=80), st.lists(TOKEN, max_size=5))
+PART = st.fixed_dictionaries({"type": mostly(st.just("text"), st.just("image_url")), "text": TEXT})
+ID = st.sampled_from(["c1", "c2", "c3", ""])
+OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
+SCHEMA = st.fixed_dictionaries(
+    {"type": st.just("object")}, optional={"properties": OBJECT, "required": JUNK, "description": TEXT}
+)
+SAMPLING: Mapping[str, Strategy[Any]] = {
+    "temperature": mostly(st.sampled_from([0, 0.7, 1]), st.sampled_from([2, -1, 3])),
+    "top_p": mostly(st.sampled_from([0.1, 1]), st.sampled_from([0, 1.5])),
+    "top_k": mostly(st.sampled_from([-1, 0, 1, 50, 10**6]), st.sampled_from([-2])),
+    "min_p": mostly(st.sampled_from([0, 0.5]), st.sampled_from([2])),
+    "seed": st.integers(-5, 5) | st.sampled_from([2**63, 2**64, -(2**63)]),
+    "presence_penalty": mostly(st.sampled_from([0, 1.5]), st.sampled_from([-3])),
+    "frequency_penalty": mostly(st.sampled_from([0, 1.5]), st.sampled_from([3])),
+    "repetition_penalty": mostly(st.sampled_from([1, 1.2]), st.sampled_from([0, -1])),
+    "logit_bias": mostly(
+        st.dictionaries(st.integers(0, 4095).map(str), st.floats(-100, 100), max_size=4),
+        st.dictionaries(st.integers(-1, 4097).map(str) | st.text(max_size=3), st.floats(-101, 101), max_size=4),
+    ),
+    "allowed_token_ids": mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=6), st.lists(TOKEN, max_size=6)),
+    "bad_words": st.lists(TEXT.map(lambda text: text[:300]), max_size=4),
+    "min_tokens": mostly(st.just(1), st.integers(-1, 9)),
+    "stop": st.lists(st.text(min_size=1, max_size=5), max_size=5) | st.text(max_size=5) | st.just(["a" * 4096] * 16),
+    "stop_token_ids": mostly(st.lists(st.integers(0, 4095), max_size=4), st.lists(TOKEN, max_size=4)),
+    "ignore_eos": st.booleans(),
+    "n": mostly(st.integers(1, 4), st.sampled_from([0, 16, 17])),
+    "skip_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "priority": mostly(st.just(0), st.integers(-2, 2)),
+    "cache_salt": st.text(max_size=5) | st.just("s" * 257),
+    "response_format": mostly(st.just({"type": "text"}), JUNK),
+}
+DELIVERY: Mapping[str, Strategy[Any]] = {
+    "stream": st.booleans(),
+    "stream_options": st.fixed_dictionaries(
+        {}, optional={"include_usage": st.booleans(), "continuous_usage_stats": st.booleans()}
+    ),
+    "return_cached_tokens_details": st.booleans(),
+    "user": st.text(max_size=5),
+}
+TEMPLATE: Mapping[str, Strategy[Any]] = {
+    "chat_template_kwargs": OBJECT,
+    "add_generation_prompt": st.booleans(),
+}
+MAX_TOKENS = mostly(st.integers(1, 6), st.sampled_from([0, -1, 10**6]))
+CHAT_MESSAGE = st.fixed_dictionaries(
+    {
+        "role": mostly(st.sampled_from(["user", "assistant", "system", "developer", "tool"]), st.just("nobody")),
+        "content": TEXT | st.lists(PART, min_size=1, max_size=3),
+    },
+    optional={"name": TEXT, "tool_call_id": ID, "tool_calls": mostly(st.none(), JUNK)},
+)
+MARK = st.fixed_dictionaries(
+    {"type": st.just("ephemeral")}, optional={"ttl": mostly(st.sampled_from(["5m", "1h"]), st.just("2h"))}
+)
+TEXT_BLOCK = st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}, optional={"cache_control": MARK})
+BLOCK = st.one_of(
+    TEXT_BLOCK,
+    st.fixed_dictionaries({"type": st.just("thinking"), "thinking": TEXT}, optional={"signature": TEXT}),
+    st.fixed_dictionaries({"type": st.just("redacted_thinking"), "data": TEXT}),
+    st.fixed_dictionaries(
+        {"type": st.just("tool_use"), "id": ID, "name": st.just("look_up"), "input": OBJECT},
+        optional={"cache_control": MARK},
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("tool_result"), "tool_use_id": ID, "content": TEXT | st.lists(PART, max_size=2)},
+        optional={"is_error": st.booleans(), "cache_control": MARK},
+    ),
+    st.fixed_dictionaries({"type": st.just("image"), "source": JUNK}),
+)
+ANTHROPIC_MESSAGE = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant", "system"]),
+        "content": TEXT | st.lists(TEXT_BLOCK, min_size=1, max_size=3) | mostly(TEXT, st.lists(BLOCK, max_size=4)),
+    }
+)
+TOOL_TURNS = st.builds(
+    lambda text, block, result: [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [block | {"id": "c1"}]},
+        {"role": "user", "content": [result | {"tool_use_id": "c1"}]},
+    ],
+    TEXT,
+    st.fixed_dictionaries({"type": st.just("tool_use"), "name": st.just("look_up"), "input": OBJECT}),
+    st.fixed_dictionaries({"type": st.just("tool_result"), "content": TEXT}, optional={"cache_control": MARK}),
+)
+ANTHROPIC_TOOL = st.fixed_dictionaries(
+    {"name": mostly(st.sampled_from(["look_up", "x" * 100]), st.just("")), "input_schema": SCHEMA},
+    optional={"description": TEXT, "cache_control": MARK, "type": mostly(st.just("custom"), st.just("bash_20250124"))},
+)
+ITEM = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system"]),
+            "content": TEXT
+            | st.lists(
+                st.fixed_dictionaries(
+                    {"type": mostly(st.sampled_from(["input_text", "output_text"]), st.just("x")), "text": TEXT}
+                ),
+                max_size=3,
+            ),
+        },
+        optional={"type": st.just("message")},
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function_call"),
+            "call_id": ID,
+            "name": TEXT,
+            "arguments": OBJECT.map(json.dumps) | TEXT | st.just("[" * 2000),
+        }
+    ),
+    st.fixed_dictionaries({"type": st.just("function_call_output"), "call_id": ID, "output": TEXT}),
+    st.fixed_dictionaries(
+        {"type": st.just("reasoning")},
+        optional={
+            "content": st.lists(st.fixed_dictionaries({"type": st.just("reasoning_text"), "text": TEXT}), max_size=2),
+            "summary": mostly(st.just([]), JUNK),
+        },
+    ),
+)
+_SCORES: Mapping[str, Strategy[Any]] = {
+    "logprobs": mostly(st.integers(0, 20) | st.booleans(), st.sampled_from([-1, 21])),
+    "prompt_logprobs": mostly(st.integers(0, 20) | st.just(False), st.sampled_from([-1, 21])),
+    "echo": st.booleans(),
+    "top_logprobs": st.integers(-1, 21),
+}
+_ANTHROPIC_PROMPT: Mapping[str, Strategy[Any]] = {
+    "system": TEXT | st.lists(BLOCK, max_size=3),
+    "tools": st.lists(ANTHROPIC_TOOL, max_size=3),
+    "tool_choice": st.fixed_dictionaries({"type": mostly(st.just("auto"), st.sampled_from(["none", "any", "tool"]))}),
+    "thinking": st.fixed_dictionaries(
+        {"type": st.sampled_from(["enabled", "disabled", "adaptive"])}, optional={"budget_tokens": JUNK}
+    ),
+    "cache_control": MARK,
+    "metadata": OBJECT,
+}
+
+REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
+    COMPLETIONS: {
+        "prompt": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
+    },
+    CHAT: {"messages": mostly(st.lists(CHAT_MESSAGE, min_size=1, max_size=4), st.just([]))},
+    RESPONSES: {"input": TEXT | mostly(st.lists(ITEM, min_size=1, max_size=5), st.just([]))},
+    MESSAGES: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
+    COUNT: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
+}
+OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
+    COMPLETIONS: {
+        **SAMPLING,
+        **DELIVERY,
+        **_SCORES,
+        "best_of": mostly(st.just(1), st.integers(0, 3)),
+        "suffix": mostly(st.just(""), TEXT),
+    },
+    CHAT: {
+        **SAMPLING,
+        **DELIVERY,
+        **TEMPLATE,
+        **_SCORES,
+        "tools": mostly(st.just([]), JUNK),
+        "tool_choice": mostly(st.just("auto"), JUNK),
+    },
+    RESPONSES: {
+        **SAMPLING,
+        **DELIVERY,
+        **TEMPLATE,
+        "instructions": TEXT,
+        "metadata": OBJECT,
+        "include": mostly(st.just([]), JUNK),
+        "text": mostly(st.just({"format": {"type": "text"}}), JUNK),
+        "reasoning": mostly(st.just({}), JUNK),
+        "store": st.booleans(),
+        "truncation": mostly(st.just("disabled"), st.just("auto")),
+    },
+    MESSAGES: {
+        **_ANTHROPIC_PROMPT,
+        "stream": st.booleans(),
+        "stop_sequences": mostly(st.lists(st.text(min_size=1, max_size=5), max_size=4), JUNK),
+        "temperature": SAMPLING["temperature"],
+        "top_p": SAMPLING["top_p"],
+        "top_k": SAMPLING["top_k"],
+        "priority": SAMPLING["priority"],
+        "cache_salt": SAMPLING["cache_salt"],
+        "ignore_eos": st.booleans(),
+        "container": mostly(st.none(), JUNK),
+    },
+    COUNT: _ANTHROPIC_PROMPT,
+}
+LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
+
+
+@st.composite
+def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
+    """One request's body."""
+    body: dict[str, Any] = {"model": MODEL}
+    if endpoint in LIMIT:
+        body[LIMIT[endpoint]] = draw(MAX_TOKENS)
+    optional = OPTIONAL[endpoint]
+    names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True))
+    for name, value in {**REQUIRED[endpoint], **{name: optional[name] for name in names}}.items():
+        body[name] = draw(mostly(value, JUNK))
+    if draw(st.integers(0, 30)) == 0:
+        body[draw(st.text(max_size=10))] = draw(JUNK)
+    data = json.dumps(body, ensure_ascii=True).encode()
+    if draw(st.integers(0, 40)) == 0:
+        at = draw(st.integers(0, len(data)))
+        data = data[:at] + draw(st.binary(max_size=3)) + data[at + draw(st.integers(0, 3)) :]
+    return data
+
+
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT)

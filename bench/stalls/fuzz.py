@@ -1,0 +1,55 @@
+"""Rows of bodies drawn from each endpoint's own fields (`bench/bodies.py`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from bench.bodies import ENDPOINTS, bodies
+from bench.stalls.attack import Raw
+from bench.stalls.rows import Row, posted
+
+CONCURRENCY = 16
+LEAVES_AFTER_S = 10.0
+"""A body that asks for all that the context holds is not waited for."""
+ROWS_AN_ENDPOINT = 500
+"""Bodies of one row."""
+
+
+def fuzz_rows(count: int) -> list[Row]:
+    """`count` bodies in all, the same in every run, and `nothing` to compare with."""
+    rows = [Row("nothing", lambda port: [], server="small")]
+    for endpoint in ENDPOINTS:
+        drawn = draw(endpoint, -(-count // len(ENDPOINTS)))
+        for start in range(0, len(drawn), ROWS_AN_ENDPOINT):
+            part = drawn[start : start + ROWS_AN_ENDPOINT]
+
+            def make(port: int, endpoint: str = endpoint, part: Sequence[bytes] = part) -> list[Raw]:
+                return [Raw(posted(port, endpoint, data), leaves_after_s=LEAVES_AFTER_S) for data in part]
+
+            rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
+    return rows
+
+
+def draw(endpoint: str, count: int) -> list[bytes]:
+    """So many bodies, the same every time."""
+    drawn: list[bytes] = []
+
+    @seed(0)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(bodies(endpoint))
+    def collect(data: bytes) -> None:
+        drawn.append(data)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collect()
+    return drawn
