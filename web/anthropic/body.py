@@ -128,10 +128,10 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     stops: Any = fields.get("stop_sequences")
     if stops is None:
         return ()
+    if type(stops) is list and len(stops) > MAX_STOP_STRINGS:
+        raise invalid(f"`stop_sequences` may have at most {MAX_STOP_STRINGS} strings.", "stop_sequences")
     if type(stops) is not list or any(type(stop) is not str for stop in stops):
         raise wrong_type("stop_sequences", "a list of strings")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise invalid(f"`stop_sequences` may have at most {MAX_STOP_STRINGS} strings.", "stop_sequences")
     for index, stop in enumerate(stops):
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             param = f"stop_sequences.{index}"

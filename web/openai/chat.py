@@ -26,6 +26,7 @@ ENDPOINT = "/v1/chat/completions"
 ID_PREFIX = "chatcmpl-"
 OBJECT_NAME = "chat.completion"
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_TEMPLATE_KWARGS = 256
 _RESERVED_TEMPLATE_KWARGS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
 """Variables of a chat template that have fields of their own."""
 _UNSUPPORTED_IN_MESSAGE = ("tool_calls", "function_call", "audio", "refusal")
@@ -119,6 +120,9 @@ def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
         return {}
     if type(kwargs) is not dict:
         raise wrong_type("chat_template_kwargs", "an object")
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        message = f"`chat_template_kwargs` may have at most {MAX_TEMPLATE_KWARGS} entries."
+        raise invalid(message, "chat_template_kwargs")
     if not _RESERVED_TEMPLATE_KWARGS.isdisjoint(kwargs):
         raise invalid(
             f"`chat_template_kwargs` may not set any of {', '.join(sorted(_RESERVED_TEMPLATE_KWARGS))}.",

@@ -95,10 +95,10 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
         return ()
     if type(value) is str:
         value = [value]
+    if type(value) is list and len(value) > MAX_STOP_STRINGS:
+        raise invalid(f"`stop` may have at most {MAX_STOP_STRINGS} strings.", "stop")
     if type(value) is not list or any(type(stop) is not str for stop in value):
         raise wrong_type("stop", "a string or a list of strings")
-    if len(value) > MAX_STOP_STRINGS:
-        raise invalid(f"`stop` may have at most {MAX_STOP_STRINGS} strings.", "stop")
     if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in value):
         raise invalid(f"Strings in `stop` must have between 1 and {MAX_STOP_CHARS} characters.", "stop")
     return tuple(value)

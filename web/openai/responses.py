@@ -23,6 +23,7 @@ from quipu.web.openai.responses_input import read_input
 from quipu.web.openai.unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
+MAX_INCLUDED = 64
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -77,6 +78,8 @@ def _refuse(fields: Fields) -> None:
     refuse_unsupported(fields.fields("text"), RESPONSES_TEXT)
     refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
     include = fields.get("include")
+    if type(include) is list and len(include) > MAX_INCLUDED:
+        raise invalid(f"`include` may have at most {MAX_INCLUDED} entries.", "include")
     if include is not None and (type(include) is not list or any(type(item) is not str for item in include)):
         raise wrong_type("include", "a list of strings")
     if include and _LOGPROBS in include:
@@ -119,10 +122,10 @@ def _read_metadata(fields: Fields) -> Mapping[str, str]:
     value = fields.get("metadata")
     if value is None:
         return {}
+    if type(value) is dict and len(value) > MAX_METADATA_PAIRS:
+        raise invalid(f"`metadata` may have at most {MAX_METADATA_PAIRS} pairs.", "metadata")
     if type(value) is not dict or any(type(text) is not str for text in value.values()):
         raise wrong_type("metadata", "an object of strings")
-    if len(value) > MAX_METADATA_PAIRS:
-        raise invalid(f"`metadata` may have at most {MAX_METADATA_PAIRS} pairs.", "metadata")
     if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_VALUE_CHARS for key, text in value.items()):
         limits = f"{MAX_METADATA_KEY_CHARS} characters, its values at most {MAX_METADATA_VALUE_CHARS}"
         raise invalid(f"Keys of `metadata` may have at most {limits}.", "metadata")

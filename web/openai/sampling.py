@@ -57,10 +57,10 @@ def read_bad_words(fields: Fields) -> tuple[str, ...]:
     words = fields.get("bad_words")
     if words is None:
         return ()
+    if type(words) is list and len(words) > MAX_BAD_WORDS:
+        raise invalid(f"`bad_words` may have at most {MAX_BAD_WORDS} words.", "bad_words")
     if type(words) is not list or any(type(word) is not str for word in words):
         raise wrong_type("bad_words", "a list of strings")
-    if len(words) > MAX_BAD_WORDS:
-        raise invalid(f"`bad_words` may have at most {MAX_BAD_WORDS} words.", "bad_words")
     if any(not word.strip() or len(word) > MAX_BAD_WORD_CHARS for word in words):
         message = f"Words in `bad_words` must have between 1 and {MAX_BAD_WORD_CHARS} characters, not all white space."
         raise invalid(message, "bad_words")
@@ -96,10 +96,10 @@ def _read_bias(fields: Fields, info: ServingInfo) -> dict[int, float]:
     if values is None:
         return {}
     expected = "an object of token ids and numbers"
+    if type(values) is dict and len(values) > MAX_BIASES:
+        raise invalid(f"`logit_bias` may have at most {MAX_BIASES} entries.", "logit_bias")
     if type(values) is not dict or any(type(value) not in (int, float) for value in values.values()):
         raise wrong_type("logit_bias", expected)
-    if len(values) > MAX_BIASES:
-        raise invalid(f"`logit_bias` may have at most {MAX_BIASES} entries.", "logit_bias")
     if not all(map(_TOKEN_ID.fullmatch, values)):
         raise wrong_type("logit_bias", expected)
     bias = {int(token_id): float(value) for token_id, value in values.items()}

@@ -1,0 +1,146 @@
+"""How much one body may hold: what agents send is taken, and what is refused is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from fakes import Client, FakeDesk
+
+from quipu.actors.messages import ChatPrompt
+from quipu.web import pace
+from quipu.web.app import make_app
+
+MODEL = "org/tiny"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+LIMIT = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
+
+
+def body(path: str, messages: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input" if path == RESPONSES else "messages": messages, LIMIT[path]: 4} | fields
+
+
+def turns(path: str, count: int) -> list[dict[str, Any]]:
+    roles = ("user", "assistant") if path == MESSAGES else ("user",)
+    return [{"role": roles[index % len(roles)], "content": "Hi."} for index in range(count)] + (
+        [{"role": "user", "content": "Bye."}] if path == MESSAGES and count % 2 == 0 else []
+    )
+
+
+def parts(path: str, count: int) -> list[dict[str, Any]]:
+    kind = "input_text" if path == RESPONSES else "text"
+    return [{"role": "user", "content": [{"type": kind, "text": "x"}] * count}]
+
+
+def tools(count: int, num_properties: int = 1) -> list[dict[str, Any]]:
+    nested = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(num_properties)}}
+    schema = {"type": "object", "properties": {"inner": nested}}
+    return [{"name": f"tool{index}", "input_schema": schema} for index in range(count)]
+
+
+async def ask(path: str, sent: dict[str, Any]) -> tuple[int, str, FakeDesk]:
+    """Status, the error's message, and who was asked."""
+    desk = FakeDesk()
+    exchange, answer = await Client(make_app(desk)).post(path, sent)
+    return exchange.status, answer.get("error", {}).get("message", "") if exchange.status != 200 else "", desk
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_what_agents_send_is_taken(path: str) -> None:
+    """10,000 messages, and 10,000 parts, become one prompt with all of them."""
+    status, _, desk = await ask(path, body(path, turns(path, 10_000)))
+    assert status == 200
+    (prompt,) = desk.ticket.encode.prompts
+    assert isinstance(prompt, ChatPrompt) and len(prompt.messages) >= 10_000
+    status, _, desk = await ask(path, body(path, parts(path, 10_000)))
+    assert status == 200
+    (prompt,) = desk.ticket.encode.prompts
+    assert isinstance(prompt, ChatPrompt) and prompt.messages[-1]["content"] == "x" * 10_000
+
+
+async def test_tools_that_agents_send_are_taken() -> None:
+    """1,024 tools with some properties each."""
+    status, _, desk = await ask(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(1024, 20)))
+    assert status == 200
+    (prompt,) = desk.ticket.encode.prompts
+    assert isinstance(prompt, ChatPrompt) and len(prompt.tools) == 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "param"),
+    [
+        *[
+            (path, turns(path, pace.MAX_MESSAGES + 1), param)
+            for path, param in ((CHAT, "messages"), (RESPONSES, "input"))
+        ],
+        (MESSAGES, turns(MESSAGES, pace.MAX_MESSAGES + 1), "messages"),
+        (CHAT, parts(CHAT, pace.MAX_PARTS) + parts(CHAT, 1), "messages[1].content"),
+        (RESPONSES, parts(RESPONSES, pace.MAX_PARTS) + parts(RESPONSES, 1), "input[1].content"),
+        (MESSAGES, parts(MESSAGES, pace.MAX_PARTS) + parts(MESSAGES, 1), "messages.1.content"),
+    ],
+)
+async def test_too_many_are_refused_by_name(path: str, sent: list[Any], param: str) -> None:
+    """One more than there may be is an error that names its field, and nothing is opened."""
+    status, message, desk = await ask(path, body(path, sent))
+    assert status == 400
+    assert f"`{param}`" in message and "at most 20000" in message
+    assert not desk.tickets
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        (tools(pace.MAX_TOOLS + 1), "tools"),
+        (tools(2, pace.MAX_PROPERTIES), "tools.0.input_schema.properties"),
+    ],
+)
+async def test_too_many_tools_and_properties(sent: list[Any], param: str) -> None:
+    """Properties are counted however deep they are nested."""
+    status, message, desk = await ask(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=sent))
+    assert status == 400
+    assert f"`{param}`" in message
+    assert not desk.tickets
+
+
+async def test_written_arguments_count() -> None:
+    """JSON within a text may not hold more objects than JSON around it."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[" + "[]," * 60_000 + "[]]"}
+    status, message, _ = await ask(RESPONSES, body(RESPONSES, [call] * 5))
+    assert status == 400
+    assert "`input[4].arguments`" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["x"] * 20),
+        ("logit_bias", {str(index): 1 for index in range(2000)}),
+        ("bad_words", ["x"] * 300),
+        ("chat_template_kwargs", {f"k{index}": 1 for index in range(300)}),
+    ],
+)
+async def test_lists_are_counted_before_they_are_read(field: str, value: Any) -> None:
+    """A list that is too long is refused for its length, whatever is in it."""
+    status, message, _ = await ask(CHAT, body(CHAT, turns(CHAT, 1), **{field: value}))
+    assert status == 400
+    assert f"`{field}`" in message and "at most" in message
+
+
+async def test_others_run_in_between() -> None:
+    """While a long body is read, other tasks get their turns."""
+    turns_of_others = 0
+
+    async def others() -> None:
+        nonlocal turns_of_others
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns_of_others += 1
+
+    app = make_app(FakeDesk())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        before = turns_of_others
+        await Client(app).post(MESSAGES, body(MESSAGES, turns(MESSAGES, 10_000)))
+        assert turns_of_others - before > 10_000 / pace._ITEMS_A_TURN
+        nursery.cancel_scope.cancel()
