@@ -88,6 +88,7 @@ async def serve(
         try:
             await connection.run()
         finally:
+            connection.stream.socket.close()  # also of a client that had gone before it was accepted
             table.discard(connection)
 
     async def accept(listener: trio.SocketListener, handlers: trio.Nursery) -> None:
