@@ -16,7 +16,7 @@ PEERS := .peers/vllm
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve test test-long test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
+.PHONY: help install install-test serve test test-long stalls test-triton gpu gpu-wheels kill-ledger mutants lint types layers pytest format peers dist clean
 
 help: ## say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,11 @@ test: install-test lint types layers pytest ## lint, types, layers and tests
 
 test-long: install-test ## the same properties, much deeper
 	$(BIN)/python -m pytest --hypothesis-profile long
+	$(BIN)/python -m bench.stalls --fuzz 50000
+
+stalls: install-test ## how long one client can make the others wait, whatever it sends (docs/limits.md)
+	$(BIN)/python -m bench.stalls $(ARGS)
+	$(BIN)/python -m bench.stalls --fuzz 2000
 
 test-triton: $(TRITON_VENV)/installed ## the GPU kernels, interpreted on the CPU and compiled for sm_90 (minutes)
 	TRITON_INTERPRET=1 $(TRITON_VENV)/bin/python -m pytest tests/triton_kernels --durations 10 $(ARGS)
