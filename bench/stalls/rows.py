@@ -95,6 +95,30 @@ def _slow_posts(count: int) -> Callable[[int], Sequence[Raw]]:
     return make
 
 
+def _chunked(num_bytes: int) -> Callable[[int], Sequence[Raw]]:
+    def make(port: int) -> Sequence[Raw]:
+        data = (b'{"model":"demo","max_tokens":1,"prompt":"' + b"x" * num_bytes)[: num_bytes - 2] + b'"}'
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
+        return [Raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")] * 4
+
+    return make
+
+
+def _headed(times: int) -> Callable[[int], Sequence[Raw]]:
+    def make(port: int) -> Sequence[Raw]:
+        head, _, body = posted(port, COMPLETIONS, b'{"model":"demo","prompt":"Hello.","max_tokens":1}').partition(
+            b"\r\n\r\n"
+        )
+        return [Raw(head + b"".join(b"\r\nx%d: y" % number for number in range(1500)) + b"\r\n\r\n" + body)] * times
+
+    return make
+
+
+def _connecting(times: int) -> Callable[[int], Sequence[Raw]]:
+    return lambda port: [Raw(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")] * times
+
+
 def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[Raw]]:
     return lambda port: [Raw(request_of(port, body(), path), leaves_after_s=0.3)] * times
 
@@ -195,6 +219,9 @@ ROWS: Sequence[Row] = (
     Row("template that recurses", _one(CHAT, lambda: chat([said("Hi.")]), 4), concurrency=4, server="recursing"),
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
+    Row("body in chunks of one byte", _chunked(100_000), concurrency=4),
+    Row("16 KB of headers", _headed(100), concurrency=8),
+    Row("1,000 connections", _connecting(1000), concurrency=50),
     Row("200 requests at once", _one(COMPLETIONS, lambda: completion("Hi.", max_tokens=8), 200), concurrency=200),
 )
 
