@@ -94,7 +94,7 @@ def _shows(live: Mapping[str, float], start: Entry, *, is_last: bool) -> bool:
 class _Sums:
     """Of one server's own records."""
 
-    tokens: SumBuilder = attrs.field(factory=lambda: SumBuilder((), None))
+    tokens: SumBuilder = attrs.field(factory=lambda: SumBuilder((), None, as_booked=True))
     by_outcome: dict[str, int] = attrs.field(factory=dict)
     num_recovered: int = 0
 

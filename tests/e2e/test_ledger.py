@@ -143,7 +143,7 @@ def test_second_server_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_retry_over_a_kill(tmp_path: Path) -> None:
-    """A retry is known as one although the server that did the work was killed, and sums count the work once."""
+    """A retry is known as one although the server that did the work was killed; each counts, or both once if asked."""
     key = {"headers": {"Idempotency-Key": "order-1"}}
     body = {"model": "demo", "prompt": token_prompt("order", 40), "max_tokens": 3, "temperature": 0}
     with serving(tmp_path, *FAKE) as server:
@@ -156,7 +156,8 @@ def test_retry_over_a_kill(tmp_path: Path) -> None:
         with open_reader(data_dir=tmp_path / "data") as reader:
             retries = {found.record.request_id: found.record.retry_of for found in reader.records()}
             assert retries == {first: None, again: first, other: None}
-            assert reader.sums()[0].num_requests == 2
+            assert reader.sums()[0].num_requests == 3
+            assert reader.sums(collapse_retries=True)[0].num_requests == 2
 
 
 def test_metrics_behind_a_key(tmp_path: Path) -> None:

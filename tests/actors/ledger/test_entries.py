@@ -21,7 +21,7 @@ from quipu.actors.ledger.entries import (
 )
 from quipu.actors.ledger.fields import FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
 from quipu.actors.ledger.schema import CHAIN_COLUMNS, records
-from quipu.actors.messages import CacheMiss, FinishReason, MissReason, Outcome, UsageRecord
+from quipu.actors.messages import CacheMiss, Fault, FinishReason, MissReason, Outcome, UsageRecord
 
 texts = st.text(max_size=300) | st.just("\x01" * 300) | st.just("\ud800\0")
 numbers = st.integers(0, 2**62)
@@ -61,6 +61,7 @@ anything = st.builds(
     cache_misses=misses,
     incarnation=st.none() | numbers,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    fault=st.none() | st.sampled_from(Fault),
 )
 
 
@@ -102,6 +103,7 @@ def test_every_field_of_a_record_is_kept() -> None:
             "cache_misses": (CacheMiss(MissReason.EVICTED, 3),),
             "cached_by_tier": dict.fromkeys(TIERS, 1),
             "disputed": True,
+            "fault": Fault.ENGINE_DIED,
         }.get(field.name)
         if other is None:
             kind = str(field.type)

@@ -26,7 +26,7 @@ from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.schema import HEAD
 from quipu.actors.ledger.segments import DiskStorage, Position, scan
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
-from quipu.actors.messages import Outcome
+from quipu.actors.messages import Fault, Outcome
 
 
 def config_of(folder: Path, **changes: object) -> LedgerConfig:
@@ -112,6 +112,7 @@ async def test_recovery_closes_what_was_open(tmp_path: Path) -> None:
         found = reader.get("open-1")
         assert found is not None and found.recovered and found.record.outcome is Outcome.FAILED
         assert found.record.prompt_tokens == 100 and found.record.cached_tokens == 48
+        assert found.record.fault is Fault.RECOVERED
         assert not (done := reader.get("done")) or not done.recovered
     async with opened(second) as ledger:
         assert ledger.num_recovered == 0
@@ -467,24 +468,24 @@ async def test_retries_survive_a_restart(tmp_path: Path) -> None:
         assert ledger.journal.retry_of(again) == "first", "admitted, and never closed by its own server"
 
 
-async def test_reader_counts_retries_once(tmp_path: Path) -> None:
-    """Sums leave retries out unless asked; groups and buckets are the same from the file and from the database."""
+async def test_reader_collapses_retries(tmp_path: Path) -> None:
+    """Sums count every request, or each with its retries once; the same from the file and from the database."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "first", tenant="acme")
         await write(ledger, "again", tenant="acme", retry_of="first")
         await write(ledger, "other", tenant="bolt", closed_at=record_of("x").closed_at + 3600)
         with open_reader(data_dir=tmp_path) as reader:
-            early = reader.sums(Query(), group_by=("tenant",), bucket_s=3600)
+            early = reader.sums(Query(), group_by=("tenant",), bucket_s=3600, collapse_retries=True)
         await loaded(ledger)
     with open_reader(url=sqlite_url(tmp_path)) as reader:
-        late = reader.sums(Query(), group_by=("tenant",), bucket_s=3600)
+        late = reader.sums(Query(), group_by=("tenant",), bucket_s=3600, collapse_retries=True)
         assert early == late
         assert [(s.group["tenant"], s.num_requests, s.prompt_tokens) for s in late] == [
             ("acme", 1, 100),
             ("bolt", 1, 100),
         ]
         assert late[1].bucket is not None and late[0].bucket is not None and late[1].bucket - late[0].bucket == 3600
-        assert reader.sums(with_retries=True)[0].num_requests == 3
+        assert reader.sums()[0].num_requests == 3
         assert reader.sums(Query(tenants=("nobody",)))[0].num_requests == 0
 
 
