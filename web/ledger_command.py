@@ -70,6 +70,14 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
         metavar="SECONDS",
         help="how long a request is known by its Idempotency-Key (default: a day)",
     )
+    add(
+        "--max-idempotency-keys",
+        type=_whole,
+        default=10_000,
+        metavar="N",
+        help="how many Idempotency-Keys of a tenant are known at a time; the oldest are forgotten first "
+        "(default: %(default)s)",
+    )
 
 
 def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
@@ -81,6 +89,7 @@ def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str
         fsync=arguments.ledger_fsync,
         segment_bytes=arguments.ledger_segment_bytes,
         idempotency_window_s=arguments.idempotency_window,
+        max_idempotency_keys=arguments.max_idempotency_keys,
         retention_days=arguments.ledger_retention_days,
         version=quipu.__version__,
     )
@@ -93,6 +102,7 @@ def ledger_settings(config: LedgerConfig) -> dict[str, object]:
         "ledger_fsync": config.fsync,
         "ledger_retention_days": config.retention_days,
         "idempotency_window": config.idempotency_window_s,
+        "max_idempotency_keys": config.max_idempotency_keys,
     }
 
 
@@ -267,6 +277,16 @@ def moment(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no time: 24h, 7d, 2026-01-31, 2026-01-31T12:00:00Z") from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
 
 
 def _not_negative(text: str) -> float:

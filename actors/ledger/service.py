@@ -48,6 +48,8 @@ class LedgerConfig:
     """A client hears the end of its response only when its record survives a power loss."""
     segment_bytes: int = 8 << 20
     idempotency_window_s: float = DAY_S
+    max_idempotency_keys: int = 10_000
+    """Of each tenant; the oldest are forgotten first, and then link nothing."""
     retention_days: float = 0.0
     """0: records are kept for ever."""
     version: str = ""
@@ -85,7 +87,7 @@ async def open_ledger(
         try:
             about = folder.open_for_writing(config.url)
             storage = storage or DiskStorage(folder.path)
-            retries = RetryIndex(config.idempotency_window_s)
+            retries = RetryIndex(config.idempotency_window_s, config.max_idempotency_keys)
             left = look_back(storage, retries)
             server = f"srv-{secrets.token_hex(8)}"
             room = Room(storage, segment_bytes=config.segment_bytes, next_number=left.next_segment)
@@ -104,6 +106,7 @@ async def open_ledger(
             journal,
             retries,
             window_s=config.idempotency_window_s,
+            max_keys=config.max_idempotency_keys,
             retention_s=config.retention_days * DAY_S or None,
             unix_time=unix_time,
         )

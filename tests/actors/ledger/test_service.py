@@ -151,10 +151,10 @@ def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
     file = storage.create(1, SEGMENT)
     file.write_at(whole + chain.close(T0, record_of("torn")).data[:-3], 0)
     file.close()
-    left = look_back(storage, RetryIndex(60.0))
+    left = look_back(storage, RetryIndex(60.0, 100))
     assert storage.read(1) == whole and left.next_segment == 2 and left.empty_segments == ()
     assert left.after is not None and left.after["number"] == 1
-    assert look_back(storage, RetryIndex(60.0)) == left
+    assert look_back(storage, RetryIndex(60.0, 100)) == left
 
 
 @pytest.mark.parametrize("newer", [False, True])
