@@ -33,7 +33,7 @@ from quipu.web.app import make_app
 from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
 from quipu.web.keys import KeyStore
-from quipu.web.ledger_command import ledger_config, ledger_settings
+from quipu.web.ledger_flags import ledger_config, ledger_settings
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve
 from quipu.web.settings import resolve_config

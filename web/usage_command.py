@@ -25,7 +25,8 @@ from quipu.actors.ledger.reading import GroupColumn, Query, Sum, open_reader
 from quipu.web.admin.usage_buckets import WIDTHS
 from quipu.web.admin.usage_params import LATEST
 from quipu.web.admin.usage_report import COUNTED, RETRIES
-from quipu.web.ledger_command import EXIT_USAGE, URL_VARIABLE, moment
+from quipu.web.ledger_command import EXIT_USAGE, moment
+from quipu.web.ledger_flags import URL_VARIABLE
 
 GROUPS: Final[Mapping[str, GroupColumn]] = {
     "model": "model",
