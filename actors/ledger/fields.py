@@ -217,4 +217,5 @@ def _opt_float(value: object) -> float | None:
 
 
 DEFAULTS: Final[Values] = flatten(UsageRecord(request_id="", outcome=Outcome.FAILED))
-"""What a field says that an older quipu did not write."""
+"""What a field says that is not in a line: an older quipu had no such field, or it had this value. Never to be changed,
+or old records would say something else."""
