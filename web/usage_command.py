@@ -115,6 +115,10 @@ def _print_table(sums: Sequence[Sum], by: Sequence[str], *, with_bucket: bool) -
         print("  ".join(cells).rstrip())
     if total.estimated_cached_tokens:
         print(f"({total.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
+    if total.num_faulted:
+        print(
+            f"({total.num_faulted:,} of the requests failed through the server's own fault: their tokens do not count)"
+        )
 
 
 def _numbers(one: Sum) -> list[str]:

@@ -55,7 +55,7 @@ SINCE = ("--since", "2025-06-01")
 
 
 def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a group, a total, numbers to the right; rejected ones are not in it, estimates beside it."""
+    """A line a group, a total, numbers to the right; rejected ones are not in it, what does not count is said."""
     kept = keep(data_dir, RECORDS)
     assert usage(*SINCE, "--by", "model,api_key", "--data-dir", kept) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -64,6 +64,7 @@ def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "demo   key-1           5    400     144     36.0%      192      40",
         "total                  6    500     192     38.4%      240   1,040",
         "(96 tokens more were estimated to be cached: not billed as cached)",
+        "(1 of the requests failed through the server's own fault: their tokens do not count)",
     ]
 
 
