@@ -130,7 +130,8 @@ class RetryIndex:
     def adopt(self, name: str, keys: TenantKeys) -> None:
         """Take over what the database knows of a tenant, at most `max_keys`: a few milliseconds for 10,000."""
         learned = self._tenants[name].learned if name in self._tenants else TenantKeys()
-        keys.forget_those_in(learned)
+        if len(learned):
+            keys.forget_those_in(learned)
         tenant = self._tenants[name] = _Tenant(learned, keys)
         tenant.trim(float("-inf"), self._max_keys)
 
@@ -146,5 +147,5 @@ class RetryIndex:
 
 
 def _short(digest: str) -> bytes:
-    """A digest of the digest, a quarter of its size in memory."""
+    """A digest of the digest, less than half its size in memory."""
     return hashlib.blake2b(digest.encode("utf-8", "replace"), digest_size=_KEY_BYTES).digest()
