@@ -33,6 +33,7 @@ from quipu.actors.messages import (
     Completed,
     EngineDied,
     ErrorKind,
+    Fault,
     Left,
     MissReason,
     OpenAccount,
@@ -117,7 +118,7 @@ class Accountant:
                         page.left = True
                         page.awaited = frozenset(message.submitted_ids)
                     case Refused():
-                        page.error = page.error or message.error
+                        page.fail(message.error)
                 return page
             case _:
                 raise TypeError(f"{type(message).__name__} concerns more than one request")
@@ -217,7 +218,9 @@ class Accountant:
         for sequence_id, error, kind in zip(
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
-            self._write_terminal(sequence_id, error, kind)
+            # the one internal error that an engine has for one sequence: a step that held it raised
+            is_ours = error is not None and (kind or ErrorKind.INTERNAL) == ErrorKind.INTERNAL
+            self._write_terminal(sequence_id, error, kind, Fault.STEP_FAILED if is_ours else None)
 
     def _write_admissions(self, report: StepReport, now: float) -> None:
         pages = self._daybook.by_sequence
@@ -255,13 +258,13 @@ class Accountant:
         timed = self._daybook.last_token_at
         return [i for i in report.token_sequence_ids if i not in timed]
 
-    def _write_terminal(self, sequence_id: int, error: str | None, kind: str | None) -> None:
+    def _write_terminal(self, sequence_id: int, error: str | None, kind: str | None, fault: Fault | None) -> None:
         self._registry.terminal(sequence_id)
         page = self._daybook.by_sequence.get(sequence_id)
         if page is not None:
             page.note(sequence_id, Ended())
             if error is not None:
-                page.error = page.error or RequestError(ErrorKind(kind or ErrorKind.INTERNAL), error)
+                page.fail(RequestError(ErrorKind(kind or ErrorKind.INTERNAL), error), fault)
 
     def _time_tokens(self, report: StepReport, now: float) -> None:
         last, pages = self._daybook.last_token_at, self._daybook.by_sequence
@@ -299,7 +302,8 @@ class Accountant:
             pending.is_written = True
             self._daybook.num_reports = 0
             for sequence_id in message.held_ids:
-                self._write_terminal(sequence_id, f"the engine died: {message.reason}", ErrorKind.INTERNAL)
+                error = f"the engine died: {message.reason}"
+                self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
         metrics, total = self._metrics, self._registry.num_usable_blocks
         metrics.num_requests_running.set(0)
         metrics.num_requests_waiting.set(0)

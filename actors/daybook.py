@@ -21,6 +21,7 @@ from quipu.actors.counts import UNKNOWN, Count, Known, total
 from quipu.actors.messages import (
     Completed,
     EngineDied,
+    Fault,
     Left,
     OpenAccount,
     Outcome,
@@ -99,6 +100,9 @@ class Page:
     """A report that may have concerned it was lost."""
     completed: dict[int, Completed] = attrs.field(factory=dict)
     error: RequestError | None = None
+    """Why it fails: the first reason that was heard."""
+    fault: Fault | None = None
+    """Set where that reason is a failure of the server's, and the client was still there."""
     left: bool = False
     awaited: frozenset[int] | None = None
     """Those of its sequences that an engine was given, once no other can follow; None: all of them."""
@@ -118,6 +122,12 @@ class Page:
             self.has_gap |= type(entry) is Gap
         else:
             self.num_changes += 1
+
+    def fail(self, error: RequestError, fault: Fault | None = None) -> None:
+        """Write down why the request fails; what is heard after the first reason changes nothing."""
+        if self.error is None:
+            self.error = error
+            self.fault = None if self.left else fault  # a client that has left has ended it before the server did
 
     def span(self, sequence_id: int, start: int, end: int) -> None:
         """Write computed positions down; those that go on where the last ones ended make one entry with them."""
@@ -166,7 +176,7 @@ class Page:
                 account.apply(sequence_id, entry)
         for completed in self.completed.values():
             account.complete(completed.sequence_id, completed.num_completion_tokens, completed.finish_reason)
-        account.error = self.error
+        account.error, account.fault = self.error, self.fault
         if self.effects.is_withdrawn:
             account.withdraw()
         return account
@@ -175,7 +185,7 @@ class Page:
         """The record of a request whose entries cannot be booked: disputed, with what was counted and told."""
         effects = self.effects
         account = self._open_account()
-        account.error = self.error
+        account.error, account.fault = self.error, self.fault
         record = account.record(now)
         counted = effects.counted_prompts.values()
         written = effects.told[2] if effects.told else None

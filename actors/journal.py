@@ -4,7 +4,7 @@ The accountant writes through a `Journal`; `ledger/` has the durable one. All of
 long: what has to wait for a disk calls back when it is done.
 
 What must always hold: a release is called once, after its record is where a crash cannot lose it; after `admit` has
-said yes, the closing record has room.
+said yes, the closing record has room, and is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class Journal(Protocol):
         ...
 
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
-        """Write a closing record; `release` lets its client hear the end. Also for requests never admitted."""
+        """Write a closing record; `release` lets its client hear the end.
+
+        Also for requests that were never admitted; of those that were refused it may write a bounded number only.
+        """
         ...
 
     def flush(self) -> None:
@@ -33,7 +36,7 @@ class Journal(Protocol):
         ...
 
     def retry_of(self, record: UsageRecord) -> str | None:
-        """The first admitted request with the same idempotency digest within the window; None: this is it."""
+        """The first admitted request with the same idempotency digest within the window; None: none is known."""
         ...
 
     @property

@@ -33,6 +33,14 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
 
 
+class Fault(StrEnum):
+    """Why the server itself failed a request. Such a request counts no tokens in any report; its record has them."""
+
+    ENGINE_DIED = "engine_died"
+    STEP_FAILED = "step_failed"
+    RECOVERED = "recovered"  # the server died, and a later one closed the record
+
+
 class FinishReason(StrEnum):
     """Why a choice stopped, in the words of the OpenAI API."""
 
@@ -841,7 +849,7 @@ class UsageRecord:
     idempotency_key: str | None = None
     idempotency_digest: str | None = None
     retry_of: str | None = None
-    """The request whose work this one did again, under the same idempotency key: reports count that one only."""
+    """The first request with the same idempotency key and body. Both count in reports."""
     tenant: str = "default"
     key_id: str | None = None
     model: str = ""
@@ -879,6 +887,8 @@ class UsageRecord:
     seed: int | None = None
     """What its draws were keyed with, its own or one that it was given: 64 bits, signed as in OpenAI's API. None: an
     older server did not say."""
+    fault: Fault | None = None
+    """None: the server did not fail it, or an older server did not say."""
 
     @property
     def prompt_tokens(self) -> int | None:

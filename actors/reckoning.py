@@ -70,9 +70,8 @@ class Reckoning:
         if is_first and not has_room:
             effects.is_withdrawn = True
             account.withdraw()
-            page.error = account.error = page.error or RequestError(
-                ErrorKind.OVERLOADED, "the usage ledger has no room for another record"
-            )
+            page.fail(RequestError(ErrorKind.OVERLOADED, "the usage ledger has no room for another record"))
+            account.error, account.fault = page.error, page.fault
             return
         for index, prompt in due:
             before = list(effects.counted_prompts.values())
@@ -151,7 +150,7 @@ class Reckoning:
 
     def _give_up(self, page: Page, now: float) -> None:
         """A request that kills its accountant: it fails, with the numbers that its client was told."""
-        page.error = page.error or RequestError(ErrorKind.INTERNAL, "the request could not be accounted for")
+        page.fail(RequestError(ErrorKind.INTERNAL, "the request could not be accounted for"))
         self._stop_failed(page)
         if not page.may_close:
             return

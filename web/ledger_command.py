@@ -1,4 +1,4 @@
-"""The ledger on the command line: the server's flags for it, and `quipu ledger verify|export|reconcile`.
+"""The ledger on the command line: `quipu ledger verify|export|reconcile`.
 
 The three read a data directory, a database, or both; with the server down, after a crash, or beside a running one.
 Answers go to stdout, errors to stderr; the exit code is 1 where something is wrong with the ledger and 2 where
@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,77 +23,19 @@ import attrs
 import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
-import quipu
 from quipu.actors.ledger.checking import Verdict, verify
-from quipu.actors.ledger.database import LedgerError, reason, redacted
+from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.exporting import ExportFormat, export
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import Account, parse_metrics, reconcile
-from quipu.actors.ledger.service import LedgerConfig
 from quipu.web.key_command import ADMIN_KEY_VARIABLE
+from quipu.web.ledger_flags import URL_VARIABLE
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
-URL_VARIABLE = "QUIPU_LEDGER_URL"
 METRICS_S = 10.0
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def add_ledger_flags(add: Callable[..., Any]) -> None:
-    """Of `quipu serve`."""
-    add(
-        "--ledger-url",
-        metavar="URL",
-        help=f"database of the usage ledger, postgresql+psycopg://USER@HOST/NAME; or set {URL_VARIABLE}, "
-        "which no process list shows (default: SQLite in the data directory)",
-    )
-    add("--ledger-fsync", action="store_true", help="answer only when the record would survive a power loss")
-    add(
-        "--ledger-retention-days",
-        type=_not_negative,
-        default=0.0,
-        metavar="DAYS",
-        help="delete older records from the database; 0 keeps them for ever (default)",
-    )
-    add(
-        "--ledger-segment-bytes",
-        type=int,
-        default=8 << 20,
-        metavar="BYTES",
-        help="size of a segment of the write-ahead file (default: %(default)s)",
-    )
-    add(
-        "--idempotency-window",
-        type=_not_negative,
-        default=86_400.0,
-        metavar="SECONDS",
-        help="how long a request is known by its Idempotency-Key (default: a day)",
-    )
-
-
-def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
-    """Takes the URL out of the environment: children inherit it, and it may hold a password."""
-    url = environment.pop(URL_VARIABLE, None)
-    return LedgerConfig(
-        data_dir=Path(arguments.data_dir),
-        url=arguments.ledger_url or url or None,
-        fsync=arguments.ledger_fsync,
-        segment_bytes=arguments.ledger_segment_bytes,
-        idempotency_window_s=arguments.idempotency_window,
-        retention_days=arguments.ledger_retention_days,
-        version=quipu.__version__,
-    )
-
-
-def ledger_settings(config: LedgerConfig) -> dict[str, object]:
-    """What a server may say of it."""
-    return {
-        "ledger_url": None if config.url is None else redacted(config.url),
-        "ledger_fsync": config.fsync,
-        "ledger_retention_days": config.retention_days,
-        "idempotency_window": config.idempotency_window_s,
-    }
 
 
 def add_ledger_actions(command: argparse.ArgumentParser) -> None:
@@ -235,6 +177,7 @@ def _account_fields(account: Account) -> dict[str, object]:
         "num_recovered": account.num_recovered,
         "num_disputed": account.num_disputed,
         "num_open": account.num_open,
+        "num_suppressed": account.num_suppressed,
         "sums": [{"name": one.name, "ledger": one.ledger, "counter": one.counter} for one in account.lines],
     }
 
@@ -249,6 +192,8 @@ def _print_account(account: Account) -> None:
     for line in account.lines:
         counter = "" if line.counter is None else f"{line.counter:>16,.0f}  {'' if line.agrees else 'DIFFERS'}"
         print(f"  {line.name:<40}{line.ledger:>16,.0f}{counter}".rstrip())
+    if account.num_suppressed:
+        print(f"  {account.num_suppressed} refused requests were counted and not written: they are among the rejected")
     if account.num_recovered:
         print(f"  {account.num_recovered} records of requests whose server had died, closed here")
     print(f"  disputed accounts: {account.num_disputed}")
@@ -267,13 +212,3 @@ def moment(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no time: 24h, 7d, 2026-01-31, 2026-01-31T12:00:00Z") from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value

@@ -259,4 +259,6 @@ def _record_attributes(asked: Asked, record: UsageRecord) -> dict[str, Value]:
             attributes["gen_ai.response.id"] = asked.response_id
     if record.disputed:
         attributes["quipu.disputed"] = True
+    if record.fault is not None:
+        attributes["quipu.fault"] = str(record.fault)
     return attributes

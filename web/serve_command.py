@@ -34,7 +34,7 @@ from quipu.web.connection_table import raise_file_limit
 from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
 from quipu.web.keys import KeyStore
-from quipu.web.ledger_command import ledger_config, ledger_settings
+from quipu.web.ledger_flags import ledger_config, ledger_settings
 from quipu.web.loop_watch import watch_loop
 from quipu.web.options import AppOptions
 from quipu.web.server import Address, ServerConfig, serve

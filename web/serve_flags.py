@@ -6,7 +6,7 @@ import argparse
 
 from quipu.web.key_command import add_key_flags
 from quipu.web.kv_events import parse_kv_events
-from quipu.web.ledger_command import add_ledger_flags
+from quipu.web.ledger_flags import add_ledger_flags
 from quipu.web.options import AppOptions
 from quipu.web.sizes import parse_size
 

@@ -24,8 +24,9 @@ from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.reading import GroupColumn, Query, Sum, open_reader
 from quipu.web.admin.usage_buckets import WIDTHS
 from quipu.web.admin.usage_params import LATEST
-from quipu.web.admin.usage_report import COUNTED
-from quipu.web.ledger_command import EXIT_USAGE, URL_VARIABLE, moment
+from quipu.web.admin.usage_report import COUNTED, RETRIES
+from quipu.web.ledger_command import EXIT_USAGE, moment
+from quipu.web.ledger_flags import URL_VARIABLE
 
 GROUPS: Final[Mapping[str, GroupColumn]] = {
     "model": "model",
@@ -43,6 +44,7 @@ def add_usage_flags(command: argparse.ArgumentParser) -> None:
     add("--until", type=_moment, metavar="TIME", help="closed before; likewise")
     add("--by", type=_groups, default=(), metavar="NAMES", help=f"a line for each of, by comma: {', '.join(GROUPS)}")
     add("--bucket", choices=list(WIDTHS), help="a line for each minute, hour or day (UTC), too")
+    add("--retries", choices=RETRIES, default="count", help="`collapse`: a request and its retries count once")
     add("--tenant", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     add("--data-dir", help="of the server (default: data, where no --ledger-url is given)")
     add("--ledger-url", metavar="URL", help=f"of the database; or set {URL_VARIABLE}")
@@ -65,7 +67,12 @@ def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
             raise LedgerError("--until must be later than --since")
         with open_reader(data_dir=None if data_dir is None else Path(data_dir), url=url) as reader:
             bucket_s = None if arguments.bucket is None else WIDTHS[arguments.bucket].width_s
-            sums = reader.sums(query, group_by=[GROUPS[name] for name in by], bucket_s=bucket_s)
+            sums = reader.sums(
+                query,
+                group_by=[GROUPS[name] for name in by],
+                bucket_s=bucket_s,
+                collapse_retries=arguments.retries == "collapse",
+            )
     except (LedgerError, SQLAlchemyError, OSError) as error:
         print(f"quipu: {error if isinstance(error, LedgerError) else reason(error)}", file=sys.stderr)
         return EXIT_USAGE
@@ -108,6 +115,10 @@ def _print_table(sums: Sequence[Sum], by: Sequence[str], *, with_bucket: bool) -
         print("  ".join(cells).rstrip())
     if total.estimated_cached_tokens:
         print(f"({total.estimated_cached_tokens:,} tokens more were estimated to be cached: not billed as cached)")
+    if total.num_faulted:
+        print(
+            f"({total.num_faulted:,} of the requests failed through the server's own fault: their tokens do not count)"
+        )
 
 
 def _numbers(one: Sum) -> list[str]:

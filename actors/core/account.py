@@ -18,7 +18,17 @@ import attrs
 from quipu.actors.core.coverage import Coverage
 from quipu.actors.core.prompt_book import Admission, PromptBook
 from quipu.actors.counts import UNKNOWN, Count, Known, total
-from quipu.actors.messages import Breakpoint, CacheTtl, Caller, FinishReason, Outcome, RequestError, Side, UsageRecord
+from quipu.actors.messages import (
+    Breakpoint,
+    CacheTtl,
+    Caller,
+    Fault,
+    FinishReason,
+    Outcome,
+    RequestError,
+    Side,
+    UsageRecord,
+)
 
 
 @attrs.define
@@ -211,6 +221,7 @@ class Account:
         self.books: dict[int, SequenceBook] = {}
         self.prompts: dict[int, PromptBook] = {}
         self.error: RequestError | None = None
+        self.fault: Fault | None = None
 
     # ------------------------------------------------------------ entries
 
@@ -397,4 +408,5 @@ class Account:
             cache_misses=tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
             incarnation=self.incarnation,
             seed=self.seed,
+            fault=self.fault,
         )

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES
-from quipu.actors.ledger.retries import FirstRequest
+from quipu.actors.ledger.retries import FirstRequest, TenantKeys
 from quipu.actors.ledger.schema import HEAD, marks, records, sources
 from quipu.actors.ledger.segments import BEGINNING, Placed, Position
 
@@ -142,14 +142,22 @@ def loaded_position(connection: sa.Connection, ledger: str) -> Position:
     return BEGINNING if packed is None else Position.unpack(packed)
 
 
-def read_firsts(engine: sa.Engine, since: float) -> dict[str, FirstRequest]:
-    """By idempotency digest, the requests admitted since then that were nobody's retry."""
+def read_firsts(engine: sa.Engine, since: float, window_s: float, max_keys: int) -> dict[str, TenantKeys]:
+    """By tenant, the newest requests under a key that were admitted since then and were nobody's retry."""
     c = records.c
-    wanted = sa.select(c.idempotency_digest, c.request_id, c.admitted_at)
-    wanted = wanted.where(c.idempotency_digest.is_not(None), c.admitted_at >= since, c.retry_of.is_(None))
+    age = sa.func.row_number().over(partition_by=c.tenant, order_by=c.admitted_at.desc()).label("age")
+    first = sa.select(c.tenant, c.idempotency_digest, c.request_id, c.admitted_at, age).where(
+        c.idempotency_digest.is_not(None), c.admitted_at >= since, c.retry_of.is_(None)
+    )
+    newest = first.subquery().c
+    wanted = sa.select(newest.tenant, newest.idempotency_digest, newest.request_id, newest.admitted_at)
+    wanted = wanted.where(newest.age <= max_keys).order_by(newest.admitted_at)
+    found: dict[str, TenantKeys] = {}
     with engine.connect() as connection:
-        rows = connection.execute(wanted.order_by(c.admitted_at.desc()))  # of several the first one stays
-        return {row.idempotency_digest: FirstRequest(row.request_id, row.admitted_at) for row in rows}
+        for row in connection.execute(wanted):
+            keys = found.setdefault(row.tenant, TenantKeys())
+            keys.put(row.idempotency_digest, FirstRequest(row.request_id, row.admitted_at), window_s)
+    return found
 
 
 def reason(error: Exception) -> str:

@@ -6,6 +6,8 @@ A line that was cut off, or changed, does not match its hash. Four kinds: `start
 (a request that will have a record), `closed` (the record). All but `admitted` form the chain of their server's
 incarnation: numbered from 0, each with the hash of the one before it. `admitted` is kept only until its closing is.
 
+A record's line leaves out what has its default (`fields.DEFAULTS`), which is half of it, and nearly all for a refusal.
+
 Pure. `journal.py` makes lines, `segments.py` finds them again.
 
 What must always hold: a line is never longer than MAX_LINE_BYTES, and a closing never longer than the admission it
@@ -22,12 +24,13 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from quipu.actors.ledger.fields import flatten, restore
+from quipu.actors.ledger.fields import DEFAULTS, Value, flatten, restore
 from quipu.actors.messages import UsageRecord
 
 MAX_LINE_BYTES: Final = 32 * 1024
 GROWTH_BYTES: Final = 4096
 HASH_CHARS: Final = 64
+_ALWAYS: Final = frozenset({"request_id", "outcome"})
 NO_HASH: Final = "0" * HASH_CHARS
 """Before the first entry of a chain."""
 
@@ -55,7 +58,7 @@ class Entry:
     previous: str | None = None
     """Hash of the entry before it in the chain."""
     values: Mapping[str, Any] = attrs.field(factory=dict)
-    """Of `admitted` and `closed`: the flat record. Of `start` and `stop`: what they say."""
+    """Of `admitted` and `closed`: the flat record, defaults left out. Of `start` and `stop`: what they say."""
     recovered: bool = False
     """A closing that recovery wrote, since its server did not."""
 
@@ -77,7 +80,7 @@ class Line:
 
 
 def admitted_line(server: str, at: float, record: UsageRecord) -> Line:
-    return _line({"kind": EntryKind.ADMITTED, "server": server, "at": at, "record": flatten(record)})
+    return _line({"kind": EntryKind.ADMITTED, "server": server, "at": at, "record": _shortened(record)})
 
 
 class Chain:
@@ -92,7 +95,7 @@ class Chain:
         return self._tie({"kind": EntryKind.START, "at": at, "start": says})
 
     def close(self, at: float, record: UsageRecord, *, recovered: bool = False) -> Line:
-        return self._tie({"kind": EntryKind.CLOSED, "at": at, "record": flatten(record), "recovered": recovered})
+        return self._tie({"kind": EntryKind.CLOSED, "at": at, "record": _shortened(record), "recovered": recovered})
 
     def stop(self, at: float, says: Mapping[str, object]) -> Line:
         return self._tie({"kind": EntryKind.STOP, "at": at, "stop": says})
@@ -137,6 +140,12 @@ def parse_text(text: str, digest: str) -> Entry | None:
 
 def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shortened(record: UsageRecord) -> dict[str, Value]:
+    """What has to be written of a record; `restore` knows the rest."""
+    values = flatten(record)
+    return {name: value for name, value in values.items() if name in _ALWAYS or value != DEFAULTS[name]}
 
 
 def _line(fields: dict[str, object]) -> Line:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from quipu.actors.counts import UNKNOWN, Count, Estimate, Known, kind_of, shown
-from quipu.actors.messages import CacheMiss, FinishReason, MissReason, Outcome, UsageRecord
+from quipu.actors.messages import CacheMiss, Fault, FinishReason, MissReason, Outcome, UsageRecord
 
 Value = str | int | float | bool | None
 Values = Mapping[str, Value]
@@ -61,6 +61,7 @@ FIELD_NAMES: Final = (
     "cache_misses",
     "engine_incarnation",
     "seed",
+    "fault",
 )
 
 
@@ -103,6 +104,7 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
         "cache_misses": " ".join(f"{m.reason.value}@{m.token}" for m in record.cache_misses[:MAX_MISSES]),
         "engine_incarnation": record.incarnation,
         "seed": record.seed,
+        "fault": None if record.fault is None else record.fault.value,
     }
     values.update(_tiers(record.cached_by_tier))
     return values
@@ -144,6 +146,7 @@ def restore(values: Mapping[str, object]) -> UsageRecord:
         cache_misses=tuple(_miss(word) for word in _str(values["cache_misses"]).split()),
         incarnation=_opt_int(values["engine_incarnation"]),
         seed=_opt_int(values["seed"]),
+        fault=None if values["fault"] is None else Fault(_str(values["fault"])),
     )
 
 
@@ -214,4 +217,5 @@ def _opt_float(value: object) -> float | None:
 
 
 DEFAULTS: Final[Values] = flatten(UsageRecord(request_id="", outcome=Outcome.FAILED))
-"""What a field says that an older quipu did not write."""
+"""What a field says that is not in a line: an older quipu had no such field, or it had this value. Never to be changed,
+or old records would say something else."""

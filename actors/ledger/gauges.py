@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quipu.actors.ledger.segments import BEGINNING, Position
 from quipu.actors.ledger.service import Ledger
+
+SUPPRESSED = "quipu:usage_records_suppressed"
 
 
 class LedgerGauges(Collector):
@@ -28,6 +30,9 @@ class LedgerGauges(Collector):
         yield _gauge("ledger_held_back", "Records of refused requests that wait for room.", journal.num_held_back)
         behind = _bytes_between(loader.position or BEGINNING, journal.durable, self._ledger.segment_bytes)
         yield _gauge("ledger_unloaded_bytes", "Written ahead and not in the database yet, about.", behind)
+        suppressed = CounterMetricFamily(SUPPRESSED, "Refused requests without a record, beyond their tenant's budget.")
+        suppressed.add_metric([], journal.num_suppressed)
+        yield suppressed
         yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is away.", loader.trouble is None)
 
 

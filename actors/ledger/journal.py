@@ -8,7 +8,7 @@ syncing, and trying again what failed.
 
 What must always hold: a release is called once, and after its entry is written (with fsync: synced); an entry that
 could not be written stays here and is tried again, and nobody new is admitted meanwhile; whoever was admitted has
-room for a closing.
+room for a closing, and a record. Of those that were refused each tenant has so many an hour (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import structlog
 import trio
 
 from quipu.actors.ledger.entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
+from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.room import OpenSegment, Room
 from quipu.actors.ledger.segments import Position, SegmentFile
-from quipu.actors.messages import UsageRecord
+from quipu.actors.messages import Outcome, UsageRecord
 
 log = structlog.get_logger("quipu.ledger")
 
@@ -73,11 +74,19 @@ class _Written:
 
 class LedgerJournal:
     def __init__(
-        self, room: Room, chain: Chain, retries: RetryIndex, *, fsync: bool, unix_time: Callable[[], float] = time.time
+        self,
+        room: Room,
+        chain: Chain,
+        retries: RetryIndex,
+        refusals: RefusalBudget,
+        *,
+        fsync: bool,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._room = room
         self._chain = chain
         self._retries = retries
+        self._refusals = refusals
         self._fsync = fsync
         self._unix_time = unix_time
         self._open: dict[str, OpenEntry] = {}
@@ -126,6 +135,9 @@ class LedgerJournal:
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
         entry = self._open.pop(record.request_id, None)
         if entry is None:
+            if record.outcome is Outcome.REJECTED and not self._refusals.take(record.tenant, self._unix_time()):
+                release()  # there is nothing to wait for
+                return
             if self._held_back or not self._has_room(MAX_LINE_BYTES):
                 self._hold_back(record)
                 release()  # it was refused; its client must hear why
@@ -186,6 +198,11 @@ class LedgerJournal:
     @property
     def num_held_back(self) -> int:
         return len(self._held_back)
+
+    @property
+    def num_suppressed(self) -> int:
+        """Records of refused requests that were not written, beyond their tenants' budgets."""
+        return self._refusals.num_suppressed
 
     @property
     def durable(self) -> Position:

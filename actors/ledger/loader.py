@@ -60,6 +60,7 @@ class Loader:
         retries: RetryIndex,
         *,
         window_s: float,
+        max_keys: int,
         retention_s: float | None,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
@@ -69,6 +70,7 @@ class Loader:
         self._journal = journal
         self._retries = retries
         self._window_s = window_s
+        self._max_keys = max_keys
         self._retention_s = retention_s
         self._unix_time = unix_time
         self._position: Position | None = None
@@ -131,9 +133,10 @@ class Loader:
         """For the first time in this life."""
         await _in_thread(partial(migrate, self._engine))
         since = self._unix_time() - self._window_s
-        firsts = await _in_thread(partial(read_firsts, self._engine, since))
-        for digest, first in firsts.items():
-            self._retries.learn(digest, first)
+        read_keys = partial(read_firsts, self._engine, since, self._window_s, self._max_keys)
+        for tenant, keys in (await _in_thread(read_keys)).items():
+            self._retries.adopt(tenant, keys)
+            await trio.lowlevel.checkpoint()
 
         def read() -> Position:
             with self._engine.connect() as connection:

@@ -1,7 +1,7 @@
 """What can be asked of the ledger: filters, groups and sums, on records in memory and as SQL alike.
 
 Used by `reading.py`. What must always hold: both ways count the same; an estimate is never in the sum of what was
-counted.
+counted; a request that the server itself failed is one request and no tokens, save where the books are checked.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class Sum:
     num_admitted: int = 0
     """Requests that an engine has admitted; the others were refused or left in the queue."""
     num_disputed: int = 0
+    num_faulted: int = 0
+    """Requests that the server itself failed: they count no tokens."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cache_write_tokens: int = 0
@@ -109,11 +111,17 @@ _PLAIN: Final = (
     "recomputed_tokens",
 )
 _COUNTS: Final = ("prompt", "cached", "cache_write")
-SUM_NAMES: Final = tuple(field.name for field in attrs.fields(Sum) if field.name not in ("bucket", "group"))
+_REQUESTS: Final = ("num_requests", "num_admitted", "num_disputed")
+_TOKENS: Final = tuple(field.name for field in attrs.fields(Sum) if field.name.endswith("_tokens"))
+
+
+def is_faulted(table: sa.FromClause = records) -> sa.ColumnElement[bool]:
+    """Whether the server itself failed the request of a row. Records of before version 0003 say `recovered` only."""
+    return sa.or_(table.c.fault.is_not(None), table.c.recovered)
 
 
 def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect: str) -> sa.Select[Any]:
-    """The same sums as SumBuilder's, as a statement; its columns are SUM_NAMES, the groups, and `bucket`."""
+    """What `SumBuilder.add_row` adds up: everything as it was booked, what the server failed in rows of its own."""
     c = records.c
 
     def total(value: Any) -> sa.ColumnElement[int]:
@@ -133,7 +141,7 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
     for name in _COUNTS:
         columns[f"{name}_tokens"] = total(_of_kind(name, "known", f"{name}_tokens"))
         columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
-    groups: list[sa.ColumnElement[Any]] = [c[name] for name in group_by]
+    groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(c[name] for name in group_by)]
     if bucket_s is not None:
         quotient = c.closed_at / bucket_s
         # SQLite may lack floor(); its cast cuts, PostgreSQL's rounds
@@ -148,11 +156,15 @@ def _of_kind(count: str, kind: str, name: str) -> sa.ColumnElement[int]:
 
 
 class SumBuilder:
-    """Adds up records, and rows of `select_sums`, by bucket and group."""
+    """Adds up records, and rows of `select_sums`, by bucket and group.
 
-    def __init__(self, group_by: tuple[GroupColumn, ...], bucket_s: int | None) -> None:
+    `as_booked`: also the tokens of what the server itself failed, which no report counts.
+    """
+
+    def __init__(self, group_by: tuple[GroupColumn, ...], bucket_s: int | None, *, as_booked: bool = False) -> None:
         self._group_by = group_by
         self._bucket_s = bucket_s
+        self._as_booked = as_booked
         self._sums: dict[tuple[object, ...], Sum] = {}
 
     def add_record(self, record: UsageRecord) -> None:
@@ -161,6 +173,10 @@ class SumBuilder:
         into.num_requests += 1
         into.num_admitted += record.admitted_at is not None
         into.num_disputed += record.disputed
+        if record.fault is not None:
+            into.num_faulted += 1
+            if not self._as_booked:
+                return
         for name in _PLAIN:
             setattr(into, name, getattr(into, name) + getattr(record, name))
         for name, count in zip(_COUNTS, (record.prompt, record.cached, record.cache_write), strict=True):
@@ -173,7 +189,10 @@ class SumBuilder:
     def add_row(self, row: Mapping[str, Any]) -> None:
         bucket = None if self._bucket_s is None else float(row["bucket"])
         into = self._sum(bucket, {name: row[name] for name in self._group_by})
-        for name in SUM_NAMES:
+        if row["is_faulted"]:
+            into.num_faulted += int(row["num_requests"])
+        counts_tokens = self._as_booked or not row["is_faulted"]
+        for name in (*_REQUESTS, *(_TOKENS if counts_tokens else ())):
             setattr(into, name, getattr(into, name) + int(row[name]))
 
     def sums(self) -> list[Sum]:

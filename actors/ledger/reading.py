@@ -7,9 +7,9 @@
 
 All of it blocks: a server calls it in a worker thread, and opens a reader a report. With a data directory, records
 that are still only in the write-ahead file are read from there, so a record can be found as soon as its client has its
-answer. Times select by `closed_at`, `since <= closed_at < until`: a bucket that has passed does not change, save that a
-request which did not finish leaves it when a retry of it has. Sums count a request and its retries once, unless asked
-(`retry_groups.py`).
+answer. Times select by `closed_at`, `since <= closed_at < until`: a bucket that has passed does not change. Sums count
+every request; what the server itself failed counts no tokens. Asked to collapse retries, they count a request and its
+retries once (`retry_groups.py`); then one that did not finish leaves its bucket when a retry of it has finished.
 
 What must always hold: each request is there once, whether loading goes on meanwhile or not; nothing is changed.
 """
@@ -32,7 +32,7 @@ from quipu.actors.ledger.queries import GroupColumn, Query, Sum, SumBuilder, sel
 from quipu.actors.ledger.retry_groups import Member, counted, is_counted, member_of, select_members
 from quipu.actors.ledger.schema import records
 from quipu.actors.ledger.segments import DiskStorage, Position, scan
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages import Fault, UsageRecord
 
 __all__ = ["GroupColumn", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
 
@@ -112,16 +112,17 @@ class LedgerReader:
         *,
         group_by: Sequence[GroupColumn] = (),
         bucket_s: int | None = None,
-        with_retries: bool = False,
+        collapse_retries: bool = False,
     ) -> list[Sum]:
         """Sums over groups and time buckets (aligned to the epoch, UTC), oldest first.
 
-        Groups and buckets of nothing are absent; without either there is always one sum.
+        Groups and buckets of nothing are absent; without either there is always one sum. `collapse_retries`: a request
+        and its retries count once.
         """
         query = query or Query()
         view = self._look()
         builder = SumBuilder(tuple(group_by), bucket_s)
-        groups = None if with_retries else self._groups(view)
+        groups = self._groups(view) if collapse_retries else None
         for found in view.unloaded:
             if query.matches(found.record) and (groups is None or groups.counts(found.record)):
                 builder.add_record(found.record)
@@ -145,7 +146,7 @@ class LedgerReader:
                 for at in range(0, len(roots), _PAGE):
                     members = select_members(roots[at : at + _PAGE]).where(*view.condition())
                     loaded += [
-                        Member(row.request_id, row.retry_of, row.outcome == Outcome.FINISHED, row.closed_at)
+                        Member(row.request_id, row.retry_of, row.grade, row.closed_at)
                         for row in connection.execute(members)
                     ]
         counting = counted([*loaded, *unloaded])
@@ -269,8 +270,15 @@ def entries_behind(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
 
 
 def _of_entry(entry: Entry) -> LedgerRecord:
-    return LedgerRecord(entry.record(), entry.server, entry.number or 0, entry.hash, entry.recovered)
+    record = _with_fault(entry.record(), recovered=entry.recovered)
+    return LedgerRecord(record, entry.server, entry.number or 0, entry.hash, entry.recovered)
 
 
 def _of_row(row: sa.Row[tuple[object, ...]]) -> LedgerRecord:
-    return LedgerRecord(restore(row._asdict()), row.server, row.number, row.hash, row.recovered)
+    record = _with_fault(restore(row._asdict()), recovered=row.recovered)
+    return LedgerRecord(record, row.server, row.number, row.hash, row.recovered)
+
+
+def _with_fault(record: UsageRecord, *, recovered: bool) -> UsageRecord:
+    """Records that an older quipu has recovered do not say so themselves."""
+    return attrs.evolve(record, fault=Fault.RECOVERED) if recovered and record.fault is None else record

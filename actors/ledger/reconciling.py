@@ -4,7 +4,8 @@ The counters live as long as a server does, so each server's own records are sum
 that it wrote at its stop, or with those that it shows now. A server that was killed has left no counters; its records
 are summed up all the same. Disputed accounts are a line of their own.
 
-Records that recovery closed are left out: the counters of their server died with it.
+Records that recovery closed are left out: the counters of their server died with it. Refused requests that were
+counted and not written (`refusals.py`) are added to the ledger's, by a counter of their own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from quipu.actors.ledger.segments import BEGINNING
 from quipu.actors.messages import Outcome
 
 DISPUTED: Final = "usage_disputed_total"
+SUPPRESSED: Final = "usage_records_suppressed_total"
 OPEN: Final = "open_accounts"
 _LABEL: Final = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
 
@@ -58,6 +60,8 @@ class Account:
     num_disputed: int
     num_open: int
     """Accounts that were open when the counters were read: their prompts are counted already."""
+    num_suppressed: int
+    """Refused requests that have no record, by the counters: they are added to those that have one."""
     lines: tuple[Line, ...]
 
     @property
@@ -94,7 +98,7 @@ def _shows(live: Mapping[str, float], start: Entry, *, is_last: bool) -> bool:
 class _Sums:
     """Of one server's own records."""
 
-    tokens: SumBuilder = attrs.field(factory=lambda: SumBuilder((), None))
+    tokens: SumBuilder = attrs.field(factory=lambda: SumBuilder((), None, as_booked=True))
     by_outcome: dict[str, int] = attrs.field(factory=dict)
     num_recovered: int = 0
 
@@ -114,6 +118,10 @@ def _sums(reader: LedgerReader) -> dict[str, _Sums]:
 
 def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float] | None) -> Account:
     (total,) = sums.tokens.sums()
+    said = counters or {}
+    num_suppressed = int(said.get(SUPPRESSED, 0))
+    by_outcome = {**sums.by_outcome}
+    by_outcome[Outcome.REJECTED] = by_outcome.get(Outcome.REJECTED, 0) + num_suppressed
     ledger: dict[str, float] = {
         "prompt_tokens_total": total.prompt_tokens,
         "prefix_cache_queries_total": total.prompt_tokens,
@@ -121,16 +129,24 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
         **{f'cached_tokens_total{{tier="{tier}"}}': getattr(total, f"cached_{tier}_tokens") for tier in TIERS},
         "generation_tokens_total": total.completion_tokens,
         "recomputed_tokens_total": total.recomputed_tokens,
-        **{f'requests_total{{outcome="{outcome}"}}': sums.by_outcome.get(outcome, 0) for outcome in Outcome},
+        **{f'requests_total{{outcome="{outcome}"}}': by_outcome.get(outcome, 0) for outcome in Outcome},
         DISPUTED: total.num_disputed,
     }
-    said = counters or {}
     lines = tuple(
         # a counter that has never been raised may be absent
         Line(name, number, said.get(name, 0.0) if counters is not None else None)
         for name, number in ledger.items()
     )
-    return Account(start.server, start.at, ended, sums.num_recovered, total.num_disputed, int(said.get(OPEN, 0)), lines)
+    return Account(
+        start.server,
+        start.at,
+        ended,
+        sums.num_recovered,
+        total.num_disputed,
+        int(said.get(OPEN, 0)),
+        num_suppressed,
+        lines,
+    )
 
 
 def _marks(reader: LedgerReader, folder: LedgerFolder | None) -> tuple[dict[str, Entry], dict[str, Entry]]:

@@ -14,7 +14,7 @@ from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.segments import Position, Storage, scan
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages import Fault, Outcome, UsageRecord
 
 log = structlog.get_logger("quipu.ledger")
 
@@ -71,7 +71,7 @@ def look_back(storage: Storage, retries: RetryIndex) -> Left:
 
 def closing_of(record: UsageRecord, now: float) -> UsageRecord:
     """The record of a request whose server has died: what was known at its admission, and that it failed."""
-    return attrs.evolve(record, outcome=Outcome.FAILED, finish_reason=None, closed_at=now)
+    return attrs.evolve(record, outcome=Outcome.FAILED, finish_reason=None, closed_at=now, fault=Fault.RECOVERED)
 
 
 def _record_of(entry: Entry) -> UsageRecord:

@@ -1,12 +1,14 @@
-"""Which record of a request and its retries is the one that reports count.
+"""Which record of a request and its retries counts, in reports that collapse them (`retries=collapse`).
 
 A group is the first admitted request under an idempotency digest and those that did its work again (`retry_of`). Used
-by `reading.py`.
+by `reading.py`. The best of a group counts: one that finished before one that was cut short, and that before one that
+the server itself failed, which counts no tokens; among equals the first request, then whoever closed first.
 
-    the first one finished                      it counts
-    it did not, but a retry of it did           the first such retry counts, and what was cut short does not
-    nobody finished                             the first one counts, for what was done
-    the first one is still open, or forgotten   nobody, until it is closed
+    the first one finished                           it counts
+    it did not, but a retry of it did                the first such retry counts
+    nobody finished                                  the first one counts, for what was done
+    nobody finished, and the server failed the first the first retry that something else cut short, if there is any
+    the first one is still open, or forgotten        nobody, until it is closed
 
 What must always hold: exactly one record of a closed group counts; as SQL and in memory alike.
 """
@@ -14,21 +16,30 @@ What must always hold: exactly one record of a closed group counts; as SQL and i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 import attrs
 import sqlalchemy as sa
 
+from quipu.actors.ledger.queries import is_faulted
 from quipu.actors.ledger.schema import records
 from quipu.actors.messages import Outcome, UsageRecord
 
-_FINISHED = Outcome.FINISHED.value
+
+class Grade(IntEnum):
+    """How a member ended, best first."""
+
+    FINISHED = 0
+    CUT_SHORT = 1
+    NOTHING = 2
+    """The server failed it, or never admitted it: it counts no tokens."""
 
 
 @attrs.frozen
 class Member:
     request_id: str
     retry_of: str | None
-    is_finished: bool
+    grade: int
     closed_at: float
 
     @property
@@ -37,7 +48,12 @@ class Member:
 
 
 def member_of(record: UsageRecord) -> Member:
-    return Member(record.request_id, record.retry_of, record.outcome is Outcome.FINISHED, record.closed_at)
+    grade = Grade.CUT_SHORT
+    if record.outcome is Outcome.FINISHED:
+        grade = Grade.FINISHED
+    elif record.fault is not None or record.admitted_at is None:
+        grade = Grade.NOTHING
+    return Member(record.request_id, record.retry_of, grade, record.closed_at)
 
 
 def counted(members: Iterable[Member]) -> set[str]:
@@ -45,42 +61,51 @@ def counted(members: Iterable[Member]) -> set[str]:
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(member.root, []).append(member)
-    return {one for root, group in groups.items() if (one := _counted_of(root, group)) is not None}
-
-
-def _counted_of(root: str, group: list[Member]) -> str | None:
-    first = next((member for member in group if member.request_id == root), None)
-    if first is None:
-        return None
-    finished = [member for member in group if member.is_finished]
-    if first.is_finished or not finished:
-        return root
-    return min(finished, key=lambda member: (member.closed_at, member.request_id)).request_id
+    return {
+        min(
+            group, key=lambda member: (member.grade, member.retry_of is not None, member.closed_at, member.request_id)
+        ).request_id
+        for root, group in groups.items()
+        if any(member.request_id == root for member in group)
+    }
 
 
 def is_counted() -> sa.ColumnElement[bool]:
     """The same, as a condition on a row of `usage_records`, where whole groups are in the table."""
-    this, other, first = records.c, records.alias("other"), records.alias("first")
-    same_digest = other.c.idempotency_digest == this.idempotency_digest  # that is what there is an index for
-    finished_retry = sa.exists().where(same_digest, other.c.retry_of == this.request_id, other.c.outcome == _FINISHED)
-    cut_short = sa.exists().where(first.c.request_id == this.retry_of, first.c.outcome != _FINISHED)
+    this, other, first = records, records.alias("other"), records.alias("first")
+    same_digest = other.c.idempotency_digest == this.c.idempotency_digest  # that is what there is an index for
+    better_retry = sa.exists().where(same_digest, other.c.retry_of == this.c.request_id, grade(other) < grade(this))
+    better_than_first = sa.exists().where(first.c.request_id == this.c.retry_of, grade(this) < grade(first))
     sooner = sa.exists().where(
         same_digest,
-        other.c.retry_of == this.retry_of,
-        other.c.outcome == _FINISHED,
-        sa.tuple_(other.c.closed_at, other.c.request_id) < sa.tuple_(this.closed_at, this.request_id),
+        other.c.retry_of == this.c.retry_of,
+        sa.tuple_(grade(other), other.c.closed_at, other.c.request_id)
+        < sa.tuple_(grade(this), this.c.closed_at, this.c.request_id),
     )
+    is_finished = this.c.outcome == Outcome.FINISHED.value
     return sa.or_(
         sa.and_(
-            this.retry_of.is_(None),
-            sa.or_(this.outcome == _FINISHED, this.idempotency_digest.is_(None), ~finished_retry),
+            this.c.retry_of.is_(None),
+            sa.or_(is_finished, this.c.idempotency_digest.is_(None), ~better_retry),
         ),
-        sa.and_(this.retry_of.is_not(None), this.outcome == _FINISHED, cut_short, ~sooner),
+        sa.and_(this.c.retry_of.is_not(None), better_than_first, ~sooner),
     )
 
 
-def select_members(roots: list[str]) -> sa.Select[tuple[str, str | None, str, float]]:
+def grade(table: sa.FromClause) -> sa.ColumnElement[int]:
+    """A row's Grade."""
+    return sa.case(
+        (table.c.outcome == Outcome.FINISHED.value, sa.literal_column(str(Grade.FINISHED.value))),
+        (
+            sa.or_(is_faulted(table), table.c.admitted_at.is_(None)),
+            sa.literal_column(str(Grade.NOTHING.value)),
+        ),
+        else_=sa.literal_column(str(Grade.CUT_SHORT.value)),
+    )
+
+
+def select_members(roots: list[str]) -> sa.Select[tuple[str, str | None, int, float]]:
     """Everybody of these groups that is in the table."""
     c = records.c
-    columns = (c.request_id, c.retry_of, c.outcome, c.closed_at)
+    columns = (c.request_id, c.retry_of, grade(records).label("grade"), c.closed_at)
     return sa.select(*columns).where(sa.or_(c.request_id.in_(roots), c.retry_of.in_(roots)))

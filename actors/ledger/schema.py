@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -88,6 +88,7 @@ records: Final = sa.Table(
     _text("cache_misses"),
     _number("engine_incarnation", nullable=True),
     _number("seed", nullable=True),
+    _text("fault", nullable=True),
     sa.Column("recovered", sa.Boolean, nullable=False),
     *_chain(),
     sa.Index("usage_records_closed", "closed_at", "request_id"),

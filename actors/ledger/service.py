@@ -28,6 +28,7 @@ from quipu.actors.ledger.folder import LedgerFolder
 from quipu.actors.ledger.journal import LedgerJournal
 from quipu.actors.ledger.loader import Loader
 from quipu.actors.ledger.recovery import Left, closing_of, look_back
+from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.room import Room
 from quipu.actors.ledger.segments import DiskStorage, Storage
@@ -48,6 +49,10 @@ class LedgerConfig:
     """A client hears the end of its response only when its record survives a power loss."""
     segment_bytes: int = 8 << 20
     idempotency_window_s: float = DAY_S
+    max_idempotency_keys: int = 10_000
+    """Of each tenant; the oldest are forgotten first, and then link nothing."""
+    max_refusal_records: int = 500
+    """Records of refused requests that are written for each tenant an hour; the rest are counted only."""
     retention_days: float = 0.0
     """0: records are kept for ever."""
     version: str = ""
@@ -85,11 +90,12 @@ async def open_ledger(
         try:
             about = folder.open_for_writing(config.url)
             storage = storage or DiskStorage(folder.path)
-            retries = RetryIndex(config.idempotency_window_s)
+            retries = RetryIndex(config.idempotency_window_s, config.max_idempotency_keys)
             left = look_back(storage, retries)
             server = f"srv-{secrets.token_hex(8)}"
             room = Room(storage, segment_bytes=config.segment_bytes, next_number=left.next_segment)
-            journal = LedgerJournal(room, Chain(server), retries, fsync=config.fsync, unix_time=unix_time)
+            refusals = RefusalBudget(config.max_refusal_records)
+            journal = LedgerJournal(room, Chain(server), retries, refusals, fsync=config.fsync, unix_time=unix_time)
             _begin(journal, left, config.version, unix_time())
             for number in left.empty_segments:
                 storage.delete(number)
@@ -104,6 +110,7 @@ async def open_ledger(
             journal,
             retries,
             window_s=config.idempotency_window_s,
+            max_keys=config.max_idempotency_keys,
             retention_s=config.retention_days * DAY_S or None,
             unix_time=unix_time,
         )

@@ -22,6 +22,7 @@ from tests.e2e.streams import streaming
 from tests.postgres import PASSWORD, Postgres
 
 from quipu.actors.ledger.reading import open_reader
+from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.web.cli import main
 
 FAKE = ["--executor", "fake"]
@@ -143,7 +144,7 @@ def test_second_server_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_retry_over_a_kill(tmp_path: Path) -> None:
-    """A retry is known as one although the server that did the work was killed, and sums count the work once."""
+    """A retry is known as one although the server that did the work was killed; each counts, or both once if asked."""
     key = {"headers": {"Idempotency-Key": "order-1"}}
     body = {"model": "demo", "prompt": token_prompt("order", 40), "max_tokens": 3, "temperature": 0}
     with serving(tmp_path, *FAKE) as server:
@@ -156,7 +157,33 @@ def test_retry_over_a_kill(tmp_path: Path) -> None:
         with open_reader(data_dir=tmp_path / "data") as reader:
             retries = {found.record.request_id: found.record.retry_of for found in reader.records()}
             assert retries == {first: None, again: first, other: None}
-            assert reader.sums()[0].num_requests == 2
+            assert reader.sums()[0].num_requests == 3
+            assert reader.sums(collapse_retries=True)[0].num_requests == 2
+
+
+def test_a_flood_of_refusals(tmp_path: Path) -> None:
+    """Requests that are refused for their length fill no ledger: so many have records, all are answered and counted,
+    and reconcile agrees, beside the server and after it."""
+    flags = [*FAKE, "--max-refusal-records", "5", "--max-model-len", "512"]
+    with serving(tmp_path, *flags, exit_code=0) as server:
+        served = ask(server, "served")
+        for number in range(30):
+            refused = server.complete(token_prompt(f"tag {number}", 40), 1000)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        server.wait_at_rest()
+        counters = parse_metrics(server.get("/metrics").text)
+        assert counters['requests_total{outcome="rejected"}'] == 30
+        assert counters["usage_records_suppressed_total"] == 25
+        assert server.get(f"/v1/usage/{served}").status_code == 200
+        assert server.get(f"/v1/usage/{refused.headers['X-Quipu-Request-Id']}").status_code == 404
+        live = ledger(tmp_path, "reconcile", "--metrics-url", f"{server.url}/metrics")
+        assert live.returncode == 0 and "25 refused requests were counted and not written" in live.stdout
+        assert server.log_text.count("ledger.refusals_suppressed") == 1
+    assert ledger(tmp_path, "verify").stdout == "in order: 6 records of 1 server starts\n"
+    (account,) = json.loads(ledger(tmp_path, "reconcile", "--json").stdout)
+    assert account["agrees"] and account["num_suppressed"] == 25
+    rejected = next(line for line in account["sums"] if line["name"] == 'requests_total{outcome="rejected"}')
+    assert rejected["ledger"] == rejected["counter"] == 30
 
 
 def test_metrics_behind_a_key(tmp_path: Path) -> None:

@@ -258,7 +258,8 @@ def assert_who_sees_what(acme: Tenant, bolt: Tenant) -> None:
 
 
 def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
-    """The same request under the same idempotency key counts once; one whose client left counts what was done."""
+    """Requests under the same idempotency key count each, or once if asked; one whose client left counts what was
+    done."""
     with serving(tmp_path, *FAKE) as server:
         since = int(time.time()) - MINUTE
         body = {"model": "demo", "prompt": token_prompt("twice", 40), "max_tokens": 5, **extra()}
@@ -266,14 +267,17 @@ def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
             assert server.post("/v1/completions", body, headers={"Idempotency-Key": "one"}).status_code == 200
         report = f"/v1/organization/usage/completions?start_time={since}&bucket_width=1d"
 
-        def total() -> Told:
-            results = [result for bucket in server.get(report).json()["data"] for result in bucket["results"]]
+        def total(flags: str = "") -> Told:
+            results = [result for bucket in server.get(report + flags).json()["data"] for result in bucket["results"]]
             names = ("num_model_requests", "input_tokens", "input_cached_tokens", "input_cache_write_tokens")
             return sum(
                 (Told(*(result[name] for name in names), 0, result["output_tokens"]) for result in results), Told()
             )
 
-        assert total() == Told(1, 40, 0, 32, 0, 5)
+        assert total() == Told(3, 120, 64, 32, 0, 15)
+        assert total("&retries=collapse") == Told(1, 40, 0, 32, 0, 5)
+        assert command_report(tmp_path)["default"] == total()
+        assert command_report(tmp_path, "--retries", "collapse")["default"] == total("&retries=collapse")
         long = body | {"prompt": token_prompt("leaves", 40), "max_tokens": 4000, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=PATIENCE_S) as response:
             next(response.iter_lines())
@@ -283,7 +287,7 @@ def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
             "the record of the request is there",
         )
         assert record["outcome"] == "cancelled" and 0 < record["completion_tokens"] < 4000
-        assert total() == Told(2, 80, 0, 64, 0, 5 + record["completion_tokens"])
+        assert total() == Told(4, 160, 64, 64, 0, 15 + record["completion_tokens"])
 
 
 def test_database_away(tmp_path: Path, postgres: Postgres) -> None:

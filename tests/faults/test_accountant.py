@@ -171,7 +171,8 @@ async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage:
     records = {record.client_request_id: record for record in journal.closed}
     assert [line["request_id"] for line in deaths] == [records["poison"].request_id] * MAX_DEATHS
     assert len(records) == len(journal.closed) == 5
-    assert (records["poison"].outcome, records["poison"].disputed) == (Outcome.FAILED, True)
+    poison = records["poison"]
+    assert (poison.outcome, poison.disputed, poison.fault) == (Outcome.FAILED, True, None)
     assert [record.outcome for name, record in records.items() if name != "poison"] == [Outcome.FINISHED] * 4
     assert sum(b"could not be accounted for" in answer for answer in told) == 1
     assert after["usage_disputed_total"] == 1

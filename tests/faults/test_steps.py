@@ -10,7 +10,7 @@ import trio.testing
 
 from houses import Answer, kill_engine, small_house, text_of
 from quipu.actors.front import State
-from quipu.actors.messages import ErrorKind, Outcome, StepPlan, TextPrompt
+from quipu.actors.messages import ErrorKind, Fault, Outcome, StepPlan, TextPrompt
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
 
@@ -51,10 +51,10 @@ async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: fl
             assert answer.error is not None
             assert answer.error.kind is ErrorKind.INTERNAL
             assert "the dial said that this pass fails" in answer.error.message
-            assert answer.record.outcome is Outcome.FAILED
+            assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.STEP_FAILED)
         else:
             assert answer.texts[0] == text_of(continuation(prompts[index], 10))
-            assert answer.record.outcome is Outcome.FINISHED
+            assert (answer.record.outcome, answer.record.fault) == (Outcome.FINISHED, None)
     assert after.texts[0] == text_of(continuation(prompts[0], 10))
 
 
@@ -111,7 +111,7 @@ async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Cl
         client.assert_at_rest()
     assert answer.error is not None
     assert "poisoned" in answer.error.message
-    assert answer.record.outcome is Outcome.FAILED
+    assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.STEP_FAILED)
     assert answer.record.prompt_tokens == answer.started[-1].prompt_tokens, "what was admitted until then"
     assert answer.record.completion_tokens == 50
 
@@ -137,6 +137,7 @@ async def test_tokenizer_trouble_is_one_request_s(
     assert bad.error is not None
     assert bad.error.kind is ErrorKind.INTERNAL
     assert "must not be quoted" not in bad.error.message
+    assert (bad.record.outcome, bad.record.fault) == (Outcome.FAILED, None), "it had no tokens to begin with"
     assert good.error is None
 
 
@@ -170,7 +171,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
         assert answer.error is not None
         assert answer.error.kind is ErrorKind.INTERNAL
         assert "engine died" in answer.error.message
-        assert answer.record.outcome is Outcome.FAILED
+        assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.ENGINE_DIED)
         assert answer.record.cached_tokens == 48, "what had been said before is not taken back"
     assert during.error is None
     assert during.record.cached_tokens == 0, "the cache died with the engine"

@@ -1,103 +1,123 @@
-"""Trap: a client that heard nothing sends its request again, and is charged for both.
+"""Trap: a request that the server itself failed is charged, and its retry is charged again.
 
-Here an idempotency key marks the second as a retry of the first: the work may be done again, its record says of which
-request, and reports count one of them. Without the same key and body nobody can know, and both are counted.
+Here the attempt that the server failed counts as a request without tokens, under a key or not. Its record keeps the
+true numbers and says whose fault it was; an idempotency key makes the second attempt's record name the first, and
+`retries=collapse` counts the two once.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
 import trio
-import trio.testing
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
+from tests.traps.bills import KEY, Bill, Shop, bill_of, open_shop, records_of
+from tests.traps.wire import settle
 
-from houses import small_house
-from quipu.actors.ledger.queries import Sum
-from quipu.actors.ledger.reading import open_reader
-from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.messages import Outcome, UsageRecord
+from houses import kill_engine
+from quipu.actors.ledger.reconciling import parse_metrics, reconcile
+from quipu.actors.messages import Fault, Outcome
 from quipu.kernels.fake import Dials
 
-REQUEST = body(prompt_of(50))
-KEY = {"Idempotency-Key": "8e03978e"}
+NO_KEY: dict[str, str] = {}
 
 
-@attrs.frozen
-class Sent:
-    headers: dict[str, str]
-    body: dict[str, Any] = REQUEST
-    leaves: bool = False
-    """The client goes away in mid-stream."""
+async def fail_in_midstream(shop: Shop, fault: Fault, headers: dict[str, str]) -> None:
+    """A stream that the server fails while its client reads it."""
+    async with shop.streaming(headers) as exchange:
+        if fault is Fault.ENGINE_DIED:
+            kill_engine(shop.client)
+        else:
+            shop.client.dials.fail_steps = 1
+        await exchange.read()
+    await recover(shop)
 
 
-async def books_of(folder: Path, *sent: Sent) -> tuple[list[UsageRecord], Sum, Sum]:
-    """The records of requests sent one after the other, oldest first; their sums, and those of all work."""
-    ids = []
-    async with (
-        open_ledger(LedgerConfig(folder)) as ledger,
-        small_house(Dials(step_seconds=0.001), journal=ledger.journal) as client,
-    ):
-        http = over_http(client)
-        for each in sent:
-            long = {**each.body, "max_tokens": 300, **STREAMED} if each.leaves else each.body
-            async with http.open("POST", COMPLETIONS, long, each.headers) as exchange:
-                assert await exchange.wait_started() == 200
-                ids.append(exchange.headers["x-quipu-request-id"])
-                if each.leaves:
-                    await exchange.read_some()
-                    exchange.leave()
-                    await trio.testing.wait_all_tasks_blocked()
-                else:
-                    await exchange.read()
-            await settle(client)
-    with open_reader(data_dir=folder) as reader:
-        found = {each.record.request_id: each.record for each in reader.records()}
-        (sums,), (work,) = reader.sums(), reader.sums(with_retries=True)
-    return [found[request_id] for request_id in ids], sums, work
+async def recover(shop: Shop) -> None:
+    """Let the next engine begin, where one has died."""
+    house = shop.client.house
+    with trio.fail_after(10):
+        while house.daybook.num_open_accounts or not house.desk.health().is_ready:
+            await trio.sleep(0.01)
+    await settle(shop.client)
 
 
-async def test_a_retry_is_not_charged(tmp_path: Path) -> None:
-    """Three times the same: two are retries of the first, each answered and recorded, one counted."""
-    records, sums, work = await books_of(tmp_path, Sent(KEY), Sent(KEY), Sent(KEY))
-    first = records[0]
-    assert [record.retry_of for record in records] == [None, first.request_id, first.request_id]
-    assert [record.completion_tokens for record in records] == [8, 8, 8]
-    assert (sums.num_requests, sums.prompt_tokens, sums.completion_tokens) == (1, 50, 8)
-    assert (sums.cached_tokens, sums.cache_write_tokens) == (0, 48), "those of the one that is counted"
-    assert (work.num_requests, work.prompt_tokens, work.cached_tokens) == (3, 150, 96)
+@pytest.mark.parametrize("fault", [Fault.ENGINE_DIED, Fault.STEP_FAILED])
+@pytest.mark.parametrize("headers", [KEY, NO_KEY], ids=["key", "no key"])
+async def test_a_retry_after_the_servers_failure(tmp_path: Path, fault: Fault, headers: dict[str, str]) -> None:
+    """Two requests, and the tokens of the one that was served."""
+    async with open_shop(tmp_path) as shop:
+        await fail_in_midstream(shop, fault, headers)
+        assert await shop.buy(headers, max_tokens=300, stream=True) == 200
+        generated = shop.num_generated
+    failed, served = records_of(tmp_path, shop.ids)
+    assert (failed.outcome, failed.fault) == (Outcome.FAILED, fault)
+    assert failed.prompt_tokens == 50 and 0 < failed.completion_tokens < 300, "its record has the true numbers"
+    assert (served.outcome, served.fault, served.completion_tokens) == (Outcome.FINISHED, None, 300)
+    assert generated == failed.completion_tokens + 300
+    assert await bill_of(tmp_path) == Bill(2, 50, served.cached_tokens or 0, 300)
 
 
-async def test_a_retry_of_one_that_was_cut_off(tmp_path: Path) -> None:
-    """The client lost its connection in mid-stream and sends the same bytes again."""
-    long = {**REQUEST, "max_tokens": 300, **STREAMED}
-    records, sums, _ = await books_of(tmp_path, Sent(KEY, long, leaves=True), Sent(KEY, long))
-    assert [record.outcome for record in records] == [Outcome.CANCELLED, Outcome.FINISHED]
-    assert [record.retry_of for record in records] == [None, records[0].request_id]
-    assert (sums.num_requests, sums.prompt_tokens) == (1, 50)
+async def test_the_repeat_names_its_first(tmp_path: Path) -> None:
+    """The same bytes under the same key: `retry_of` links them, and the collapsed view counts one of them."""
+    async with open_shop(tmp_path) as shop:
+        await fail_in_midstream(shop, Fault.STEP_FAILED, KEY)
+        async with shop.streaming(KEY) as exchange:
+            await exchange.read()
+        await settle(shop.client)
+    failed, served = records_of(tmp_path, shop.ids)
+    assert (failed.retry_of, served.retry_of) == (None, failed.request_id)
+    expected = Bill(2, 50, served.cached_tokens or 0, 300)
+    assert await bill_of(tmp_path) == expected
+    assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, expected.cached, 300)
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        Sent({}),
-        Sent({"Idempotency-Key": "another"}),
-        Sent(KEY, {**REQUEST, "max_tokens": 7}),
-        Sent(KEY, {**REQUEST, "seed": 1}),
-    ],
-    ids=["no key", "another key", "another body", "another seed"],
-)
-async def test_what_is_no_retry(tmp_path: Path, second: Sent) -> None:
-    """Other work, or nobody can know: both are charged."""
-    records, sums, _ = await books_of(tmp_path, Sent(KEY), second)
-    assert [record.retry_of for record in records] == [None, None]
-    assert (sums.num_requests, sums.prompt_tokens) == (2, 100)
+async def test_a_retry_after_a_crash(tmp_path: Path) -> None:
+    """A server dies with its requests open: the next one closes their records, and they count no tokens."""
+    crashed = tmp_path / "crashed"
+    async with open_shop(tmp_path / "first") as shop, shop.streaming(KEY):
+        shutil.copytree(tmp_path / "first", crashed)  # as a kill would leave it
+    async with open_shop(crashed) as later:
+        async with later.streaming(KEY) as exchange:
+            await exchange.read()
+        await settle(later.client)
+    recovered, served = records_of(crashed, shop.ids + later.ids)
+    assert (recovered.outcome, recovered.fault, recovered.prompt_tokens) == (Outcome.FAILED, Fault.RECOVERED, 50)
+    assert (served.retry_of, served.fault) == (recovered.request_id, None)
+    assert await bill_of(crashed) == Bill(2, 50, 0, 300)
+    assert await bill_of(crashed, retries="collapse") == Bill(1, 50, 0, 300)
 
 
-async def test_no_key_at_all(tmp_path: Path) -> None:
-    """Equal requests are not retries by themselves."""
-    _, sums, _ = await books_of(tmp_path, Sent({}), Sent({}))
-    assert (sums.num_requests, sums.prompt_tokens) == (2, 100)
+async def test_the_books_keep_the_true_numbers(tmp_path: Path) -> None:
+    """Counters and `quipu ledger reconcile` know nothing of faults: what was computed stands in both."""
+    async with open_shop(tmp_path) as shop:
+        await fail_in_midstream(shop, Fault.ENGINE_DIED, KEY)
+        live = parse_metrics(shop.client.house.metrics.render().decode())
+        (account,) = reconcile(data_dir=tmp_path, live=live)
+        assert account.agrees
+        lines = {line.name: line.ledger for line in account.lines}
+    (failed,) = records_of(tmp_path, shop.ids)
+    assert lines["prompt_tokens_total"] == 50 and lines["generation_tokens_total"] == failed.completion_tokens > 0
+    assert await bill_of(tmp_path) == Bill(1, 0, 0, 0)
+
+
+async def test_what_is_not_the_servers_fault(tmp_path: Path) -> None:
+    """A client that leaves is billed for what was done for it, also where the engine dies before it has heard of that;
+    so is one whose request takes longer than it may."""
+    async with open_shop(tmp_path, Dials(step_seconds=0.02)) as shop:
+        await shop.buy_and_leave()
+        async with shop.streaming() as exchange:
+            kill_engine(shop.client)
+            exchange.leave()
+        await recover(shop)
+        async with shop.streaming() as exchange:
+            shop.client.house.desk.expire(shop.ids[-1], 0.1)
+            await exchange.read()
+        await recover(shop)
+    records = records_of(tmp_path, shop.ids)
+    assert [record.outcome for record in records] == [Outcome.CANCELLED, Outcome.FAILED, Outcome.FAILED]
+    assert [record.fault for record in records] == [None, None, None]
+    bill = await bill_of(tmp_path)
+    assert (bill.requests, bill.prompt) == (3, 150)
+    assert bill.output == sum(record.completion_tokens for record in records) >= 3

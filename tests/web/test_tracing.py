@@ -18,7 +18,7 @@ from tests.web.spans import KeepingTracer
 from tests.web.surfaces import SURFACES, Surface
 
 from quipu.actors.counts import UNKNOWN, Estimate
-from quipu.actors.messages import Closed, Delta, ErrorKind, Outcome
+from quipu.actors.messages import Closed, Delta, ErrorKind, Fault, Outcome
 from quipu.web.app import make_app
 from quipu.web.tracing import Asked, Refusal, TracingConfig, TracingError, open_tracer, tracing_config
 
@@ -109,7 +109,10 @@ def test_unknown_is_absent() -> None:
     assert attributes["quipu.usage.cache_read.estimated_tokens"] == 32
     disputed = KeepingTracer()
     disputed.record(ASKED, closed(disputed=True))
-    assert only(disputed)["quipu.disputed"] is True
+    assert only(disputed)["quipu.disputed"] is True and "quipu.fault" not in only(disputed)
+    faulted = KeepingTracer()
+    faulted.record(ASKED, closed(fault=Fault.STEP_FAILED))
+    assert only(faulted)["quipu.fault"] == "step_failed"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -9,7 +9,7 @@ from tests.web.fakes import Client
 from tests.web.usage_books import ANTHROPIC, DAY, MIDNIGHT, NOW, BookSource, ask, at, client_of, refused
 
 from quipu.actors.counts import UNKNOWN, Estimate, Known
-from quipu.actors.messages import Outcome
+from quipu.actors.messages import Fault, Outcome
 from quipu.web.admin.usage_params import rfc3339
 from quipu.web.errors import unavailable
 
@@ -205,6 +205,7 @@ async def test_groups_and_filters(form: str) -> None:
         ([("starting_at", START), ("service_tiers[]", "gold")], "service_tiers"),
         ([("starting_at", START), ("context_window[]", "0-200k")], "context_window"),
         ([("starting_at", START), ("account_ids[]", "me")], "account_ids"),
+        ([("starting_at", START), ("retries", "once")], "retries"),
         ([("starting_at", START), ("workspace_ids[]", "")], "workspace_ids"),
     ],
 )
@@ -230,9 +231,25 @@ async def test_estimates_are_not_billed() -> None:
     )
     (bucket,) = await report(client_of(source), limit=1)
     (result,) = bucket["results"]
-    assert result["cache_read_input_tokens"] == 96
-    assert result["uncached_input_tokens"] == 52 + 100 + 100 + 52
-    assert result["output_tokens"] == 31
+    assert result["cache_read_input_tokens"] == 144
+    assert result["uncached_input_tokens"] == 52 + 100 + 100 + 52 + 52
+    assert result["output_tokens"] == 41
+
+
+async def test_retries_and_faults() -> None:
+    """Every request counts, or each with its retries once; what the server failed counts no tokens either way."""
+    source = BookSource(
+        [
+            at(1, "r1", outcome=Outcome.FAILED, fault=Fault.STEP_FAILED),
+            at(2, "r2", retry_of="r1", outcome=Outcome.CANCELLED, completion_tokens=7),
+            at(3, "r3", retry_of="r1", completion_tokens=20),
+            at(4, "r4", outcome=Outcome.FAILED, fault=Fault.RECOVERED),
+        ]
+    )
+    for parameters, num_tokens in (({}, 27), ({"retries": "count"}, 27), ({"retries": "collapse"}, 20)):
+        (bucket,) = await report(client_of(source), limit=1, **parameters)
+        (result,) = bucket["results"]
+        assert result["output_tokens"] == num_tokens
 
 
 async def test_away() -> None:

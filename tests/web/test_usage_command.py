@@ -14,7 +14,7 @@ from tests.web.usage_books import DAY, MIDNIGHT, at, copy_database, lose_the_tab
 
 from quipu.actors.counts import Estimate
 from quipu.actors.ledger.database import sqlite_url
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages import Fault, Outcome, UsageRecord
 from quipu.web.cli import main as quipu
 
 
@@ -49,20 +49,22 @@ RECORDS = [
     at(DAY, "r4", outcome=Outcome.FAILED),
     at(DAY + 1, "r5", retry_of="r1"),
     at(DAY + 2, "r6", outcome=Outcome.REJECTED),
+    at(DAY + 3, "r7", outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
 ]
 SINCE = ("--since", "2025-06-01")
 
 
 def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a group, a total, numbers to the right; retries and rejected ones are not in it, estimates beside it."""
+    """A line a group, a total, numbers to the right; rejected ones are not in it, what does not count is said."""
     kept = keep(data_dir, RECORDS)
     assert usage(*SINCE, "--by", "model,api_key", "--data-dir", kept) == 0
     assert capsys.readouterr().out.splitlines() == [
         "model  api_key  requests  input  cached  hit rate  written  output",
         "big    -               1    100      48     48.0%       48   1,000",
-        "demo   key-1           3    300      96     32.0%      144      30",
-        "total                  4    400     144     36.0%      192   1,030",
+        "demo   key-1           5    400     144     36.0%      192      40",
+        "total                  6    500     192     38.4%      240   1,040",
         "(96 tokens more were estimated to be cached: not billed as cached)",
+        "(1 of the requests failed through the server's own fault: their tokens do not count)",
     ]
 
 
@@ -90,12 +92,23 @@ def test_json(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert (answer["since"], answer["until"]) == (MIDNIGHT, None)
     assert {row["outcome"]: row["num_requests"] for row in answer["rows"]} == {
-        "finished": 3,
-        "failed": 1,
+        "finished": 4,
+        "failed": 2,
         "rejected": 1,
     }
+    failed = next(row for row in answer["rows"] if row["outcome"] == "failed")
+    assert (failed["num_faulted"], failed["prompt_tokens"], failed["computed_tokens"]) == (1, 100, 52)
     finished = next(row for row in answer["rows"] if row["outcome"] == "finished")
-    assert (finished["prompt_tokens"], finished["cached_tokens"], finished["estimated_cached_tokens"]) == (300, 96, 96)
+    assert (finished["prompt_tokens"], finished["cached_tokens"], finished["estimated_cached_tokens"]) == (400, 144, 96)
+
+
+def test_retries_collapsed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each request counts; with `--retries collapse` each with its retries once."""
+    kept = keep(data_dir, RECORDS)
+    for flags, expected in (((), (6, 500)), (("--retries", "count"), (6, 500)), (("--retries", "collapse"), (5, 400))):
+        assert usage(*SINCE, "--json", "--data-dir", kept, *flags) == 0
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        assert (row["num_requests"], row["prompt_tokens"]) == expected
 
 
 def test_nothing_used(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +156,7 @@ def test_names_do_not_reach_the_terminal_raw(data_dir: Path, capsys: pytest.Capt
         (("--since", "nan"), "1970"),
         (("--since", "1e300"), "1970"),
         (("--bucket", "1w"), "1w"),
+        (("--retries", "once"), "once"),
     ],
 )
 def test_bad_flags(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

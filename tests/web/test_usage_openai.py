@@ -11,7 +11,7 @@ from tests.web.fakes import Client
 from tests.web.usage_books import DAY, MIDNIGHT, NOW, OPENAI, BookSource, ask, at, client_of, refused
 
 from quipu.actors.counts import UNKNOWN, Estimate, Known
-from quipu.actors.messages import Outcome
+from quipu.actors.messages import Fault, Outcome
 from quipu.web.errors import unavailable
 
 NEVER_ADMITTED: dict[str, Any] = {
@@ -243,6 +243,7 @@ async def test_forms_of_lists(form: str) -> None:
         ([("start_time", "5"), ("group_by", "model"), ("group_by[]", "outcome")], "group_by"),
         ([("start_time", "5"), ("page", "2")], "page"),
         ([("start_time", "5"), ("batch", "maybe")], "batch"),
+        ([("start_time", "5"), ("retries", "once")], "retries"),
         ([("start_time", "5"), ("user_ids[]", "me")], "user_ids"),
         ([("start_time", "5"), ("project_ids", "")], "project_ids"),
         ([("start_time", "5"), ("models[]", "a\0b")], "models"),
@@ -259,7 +260,8 @@ async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> 
 
 
 async def test_what_is_counted() -> None:
-    """Failed and cancelled requests count what was done; rejected ones and retries count for nothing at all."""
+    """Failed and cancelled requests count what was done, retries too; what the server failed counts no tokens, and
+    rejected ones count for nothing at all."""
     source = BookSource(
         [
             at(1),
@@ -268,12 +270,26 @@ async def test_what_is_counted() -> None:
             at(4, **NEVER_ADMITTED),
             at(5, outcome=Outcome.FINISHED, retry_of="r1"),
             at(6, **{**NEVER_ADMITTED, "outcome": Outcome.REJECTED}),
+            at(7, outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
         ]
     )
     (bucket,) = await report(client_of(source), limit=1)
     (result,) = bucket["results"]
-    assert (result["input_tokens"], result["input_cached_tokens"], result["output_tokens"]) == (300, 144, 14)
-    assert result["num_model_requests"] == 4
+    assert (result["input_tokens"], result["input_cached_tokens"], result["output_tokens"]) == (400, 192, 24)
+    assert result["num_model_requests"] == 6
+
+
+async def test_retries_collapsed() -> None:
+    """Who asks for it is told of each request and its retries once; `count` is what is said without asking."""
+    source = BookSource([at(1, "r1"), at(2, "r2", retry_of="r1"), at(3, "r3", retry_of="r1"), at(4, "r4")])
+
+    async def num(**parameters: str) -> int:
+        (bucket,) = await report(client_of(source), limit=1, **parameters)
+        (result,) = bucket["results"]
+        return int(result["num_model_requests"])
+
+    assert await num() == await num(retries="count") == 4
+    assert await num(retries="collapse") == 2
 
 
 async def test_only_rejected() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from tests.web.fakes import Client
 from tests.web.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, at, client_of
 
 from quipu.actors.counts import Estimate
-from quipu.actors.messages import CacheMiss, MissReason
+from quipu.actors.messages import CacheMiss, Fault, MissReason
 from quipu.web.key_file import KeyEntry, hash_key
 from quipu.web.keys import KeyStore
 
@@ -34,6 +35,7 @@ async def get(client: Client, path: str, tenant: str | None) -> tuple[int, Any]:
 async def test_a_tenant_sees_its_own() -> None:
     """Its numbers as the ledger has them, misses as its client was told, nothing of the chain."""
     record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT, cached=Estimate(48), client_request_id="mine")
+    record = attrs.evolve(record, fault=Fault.STEP_FAILED)
     status, shown = await get(keyed(BookSource([at(1, "req-0"), record])), "/v1/usage/req-1", "acme")
     assert status == 200
     assert shown["object"] == "usage.record" and shown["request_id"] == "req-1" and shown["client_request_id"] == "mine"
@@ -42,6 +44,7 @@ async def test_a_tenant_sees_its_own() -> None:
     assert (shown["outcome"], shown["tenant"], shown["recovered"]) == ("finished", "acme", False)
     assert (shown["miss_reason"], shown["miss_token"]) == ("diverged", 48)
     assert shown["cache_misses"] == [{"reason": "diverged", "token": 48}, {"reason": "evicted", "token": 16}]
+    assert shown["fault"] == "step_failed"
     assert not {"server", "number", "hash"} & set(shown)
     assert "other_domain" not in str(shown)
 

@@ -34,7 +34,7 @@ from quipu.actors.counts import UNKNOWN, Estimate, Known
 from quipu.actors.ledger.database import SQLITE_NAME
 from quipu.actors.ledger.reading import LedgerReader, Query
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages import Fault, Outcome, UsageRecord
 from quipu.web.admin.usage_source import LedgerUsage
 from quipu.web.errors import APIError
 
@@ -64,7 +64,9 @@ def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
             cached=cached,
             cached_by_tier={"device": 16} if cached == Known(16) else None,
             completion_tokens=draw.randrange(100),
-            retry_of=draw.choice([None, None, "another"]),
+            retry_of=draw.choice([None, None, "another", "req-7", "req-8"]),
+            idempotency_digest=draw.choice([None, "d" * 64]),
+            fault=draw.choice([None, None, *Fault]),
         )
 
 
@@ -94,6 +96,7 @@ async def test_sql_counts_as_memory_does(template: Path, tmp_path: Path) -> None
         {"start_time": MIDNIGHT + 5000, "end_time": MIDNIGHT + 9 * DAY + 1, "limit": 31, "group_by": "project_id"},
         {"start_time": MIDNIGHT, "bucket_width": "1h", "limit": 168, "group_by": ["model", "api_key_id"]},
         {"start_time": MIDNIGHT, "bucket_width": "1m", "limit": 1440, "project_ids": ["b", "c"], "models": "big"},
+        {"start_time": MIDNIGHT, "limit": 31, "retries": "collapse", "group_by": ["project_id", "model"]},
     ):
         from_database = await ask(in_database, OPENAI, parameters)
         assert from_database == await ask(in_memory, OPENAI, parameters)

@@ -46,12 +46,14 @@ class BookSource:
     error: Exception | None = None
     asked: list[Query] = attrs.field(factory=list)
 
-    async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
+    async def sums(
+        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
+    ) -> list[Sum]:
         await self._ask(query)
         builder = SumBuilder(tuple(group_by), bucket_s)
         counting = counted(map(member_of, self.records))
         for record in self.records:
-            if query.matches(record) and record.request_id in counting:
+            if query.matches(record) and (not collapse_retries or record.request_id in counting):
                 builder.add_record(record)
         return builder.sums()
 

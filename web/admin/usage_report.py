@@ -3,8 +3,9 @@
 The APIs name things differently (a tenant is a project there and a workspace here); `Dimension` says what a name means
 in the ledger. Both count every request, whichever API it came by: each report alone is the whole bill.
 
-What must always hold: requests that were rejected are in no report, retries of another one neither; an estimate is in
-no sum, so what somebody guessed to be cached counts as uncached.
+What must always hold: every request that was not rejected is in each report, retries of another one too unless they are
+to be collapsed; one that the server itself failed counts no tokens; an estimate is in no sum, so what somebody guessed
+to be cached counts as uncached.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from quipu.web.admin.usage_buckets import Bucket, Page
 from quipu.web.admin.usage_params import Parameters
 from quipu.web.admin.usage_source import UsageSource
 
+RETRIES: Final = ("count", "collapse")
+"""What `retries` may say. `collapse`: a request and its retries count once."""
 COUNTED: Final = tuple(outcome for outcome in Outcome if outcome is not Outcome.REJECTED)
 
 
@@ -48,6 +51,7 @@ class Filters:
     models: tuple[str, ...] | None = None
     matches_nothing: bool = False
     """Something was asked for that no request here can be."""
+    collapse_retries: bool = False
 
 
 @attrs.frozen
@@ -64,6 +68,7 @@ def filters_of(parameters: Parameters, tenants_name: str, *, matches_nothing: bo
         key_ids=parameters.texts("api_key_ids"),
         models=parameters.texts("models"),
         matches_nothing=matches_nothing,
+        collapse_retries=parameters.choice("retries", RETRIES, "count") == "collapse",
     )
 
 
@@ -84,7 +89,8 @@ async def fill(
     found: dict[float, list[Sum]] = {}
     asked = [dimensions[name] for name in group_by]
     columns = [dimension.name for dimension in asked if isinstance(dimension, Column)]
-    for one in await source.sums(query, columns, page.width.width_s):
+    sums = await source.sums(query, columns, page.width.width_s, collapse_retries=filters.collapse_retries)
+    for one in sums:
         assert one.bucket is not None
         found.setdefault(one.bucket, []).append(one)
     return [Filled(bucket, tuple(found.get(page.width.border(bucket.start), ()))) for bucket in page.buckets]

@@ -34,8 +34,10 @@ _T = TypeVar("_T")
 class UsageSource(Protocol):
     """Both raise APIError (503) where the ledger cannot be read."""
 
-    async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
-        """As `LedgerReader.sums`, retries left out."""
+    async def sums(
+        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
+    ) -> list[Sum]:
+        """As `LedgerReader.sums`."""
         ...
 
     async def record(self, query: Query) -> LedgerRecord | None:
@@ -61,8 +63,12 @@ class LedgerUsage:
         self._max_waiting = max_waiting
         self._read_s = read_s
 
-    async def sums(self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int) -> list[Sum]:
-        return await self._read(lambda reader: reader.sums(query, group_by=group_by, bucket_s=bucket_s))
+    async def sums(
+        self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
+    ) -> list[Sum]:
+        return await self._read(
+            lambda reader: reader.sums(query, group_by=group_by, bucket_s=bucket_s, collapse_retries=collapse_retries)
+        )
 
     async def record(self, query: Query) -> LedgerRecord | None:
         return await self._read(lambda reader: next(reader.records(query), None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from typing import Any
 
 import attrs
 from hypothesis import given
@@ -19,9 +20,9 @@ from quipu.actors.ledger.entries import (
     admitted_line,
     parse_line,
 )
-from quipu.actors.ledger.fields import FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
+from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
 from quipu.actors.ledger.schema import CHAIN_COLUMNS, records
-from quipu.actors.messages import CacheMiss, FinishReason, MissReason, Outcome, UsageRecord
+from quipu.actors.messages import CacheMiss, Fault, FinishReason, MissReason, Outcome, UsageRecord
 
 texts = st.text(max_size=300) | st.just("\x01" * 300) | st.just("\ud800\0")
 numbers = st.integers(0, 2**62)
@@ -61,6 +62,7 @@ anything = st.builds(
     cache_misses=misses,
     incarnation=st.none() | numbers,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    fault=st.none() | st.sampled_from(Fault),
 )
 
 
@@ -71,7 +73,7 @@ def test_every_record_goes_through_a_line(record: UsageRecord) -> None:
     assert len(line) <= MAX_LINE_BYTES
     entry = parse_line(line.removesuffix(b"\n"))
     assert entry is not None and entry.kind is EntryKind.CLOSED
-    assert dict(entry.values) == flatten(record)
+    assert {**DEFAULTS, **entry.values} == flatten(record)
     back = entry.record()
     assert flatten(back) == flatten(record)
     assert back.prompt == record.prompt and back.cached == record.cached and back.cache_write == record.cache_write
@@ -102,6 +104,7 @@ def test_every_field_of_a_record_is_kept() -> None:
             "cache_misses": (CacheMiss(MissReason.EVICTED, 3),),
             "cached_by_tier": dict.fromkeys(TIERS, 1),
             "disputed": True,
+            "fault": Fault.ENGINE_DIED,
         }.get(field.name)
         if other is None:
             kind = str(field.type)
@@ -139,3 +142,62 @@ def test_open_entry_is_in_no_chain() -> None:
     assert entry is not None and entry.kind is EntryKind.ADMITTED
     assert entry.number is None and entry.previous is None
     assert set(entry.request_id) <= set(string.ascii_letters)
+
+
+def test_the_longest_closing_fits_what_was_reserved() -> None:
+    """An open entry that says nothing but who asked, and a closing that says everything there is to say."""
+    who: dict[str, Any] = {
+        "tenant": "\x01" * 256,
+        "key_id": "\x02" * 256,
+        "model": "\x03" * 256,
+        "retry_of": "\x04" * 256,
+        "endpoint": "/v1/completions",
+    }
+    opened = admitted_line("srv-0123456789abcdef", 0.0, UsageRecord(request_id="r", outcome=Outcome.CANCELLED, **who))
+    most, longest = 2**63 - 1, 1_700_000_000.1234567
+    numbers = [field.name for field in attrs.fields(UsageRecord) if str(field.type) in ("int", "int | None")]
+    times = [field.name for field in attrs.fields(UsageRecord) if str(field.type) in ("float", "float | None")]
+    assert len(numbers) >= 9 and len(times) == 4
+    record = UsageRecord(
+        request_id="r",
+        outcome=Outcome.CANCELLED,
+        finish_reason=FinishReason.LENGTH,
+        prompt=Estimate(most),
+        cached=Estimate(most),
+        cached_by_tier=dict.fromkeys(TIERS, most),
+        cache_write=Estimate(most),
+        disputed=True,
+        cache_misses=(CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS, most),) * (MAX_MISSES + 1),
+        fault=Fault.ENGINE_DIED,
+        **who,
+        **dict.fromkeys(numbers, most),
+        **dict.fromkeys(times, longest),
+    )
+    unsaid = {name for name, value in flatten(record).items() if value == DEFAULTS[name]}
+    assert unsaid == {"client_request_id", "idempotency_key", "idempotency_digest"}, "which nothing adds later"
+    chain = Chain("srv-0123456789abcdef")
+    chain.num_entries = most
+    assert len(chain.close(longest, record).data) <= len(opened.data) + GROWTH_BYTES
+
+
+def test_defaults_never_change() -> None:
+    """Lines leave out what has its default: another default would change what old records say."""
+    zero = ("created_5m_tokens", "created_1h_tokens", "completion_tokens", "reasoning_tokens", "computed_tokens")
+    zero += ("restored_tokens", "recomputed_tokens", "num_choices")
+    expected: dict[str, Any] = dict.fromkeys(FIELD_NAMES) | dict.fromkeys(zero, 0)
+    expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
+    expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}
+    expected |= {"prompt_kind": "unknown", "cached_kind": "unknown", "cache_write_kind": "unknown"}
+    assert expected == DEFAULTS
+
+
+def test_a_refusal_is_short() -> None:
+    """Its line has who asked, when, and how it ended."""
+    record = record_of("r" * 28, outcome=Outcome.REJECTED, admitted_at=None, first_token_at=None, num_choices=0)
+    nothing: dict[str, Any] = {"prompt": UNKNOWN, "cached": UNKNOWN, "cached_by_tier": None, "cache_write": UNKNOWN}
+    record = attrs.evolve(record, **nothing, completion_tokens=0, computed_tokens=0, cache_misses=(), incarnation=None)
+    entry = parse_line(Chain("srv").close(T0, record).data.removesuffix(b"\n"))
+    assert entry is not None
+    assert set(entry.values) == {
+        "request_id", "tenant", "key_id", "model", "endpoint", "received_at", "closed_at", "outcome"
+    }  # fmt: skip

@@ -25,6 +25,7 @@ from tests.actors.ledger.ledgers import (
 
 from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
 from quipu.actors.ledger.journal import RETRY_S, LedgerJournal
+from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.room import Room
 from quipu.actors.ledger.segments import DiskStorage
@@ -55,8 +56,9 @@ def open_desk(folder: Path, *, fsync: bool = False, segment_bytes: int = SEGMENT
     folder.mkdir(exist_ok=True)
     disk = DiskDials(**dials)
     room = Room(FaultyStorage(folder, disk), segment_bytes=segment_bytes, next_number=1)
-    retries = RetryIndex(3600.0)
-    return Desk(folder, disk, LedgerJournal(room, Chain("srv"), retries, fsync=fsync, unix_time=lambda: T0), [])
+    retries, refusals = RetryIndex(3600.0, 100), RefusalBudget(100)
+    journal = LedgerJournal(room, Chain("srv"), retries, refusals, fsync=fsync, unix_time=lambda: T0)
+    return Desk(folder, disk, journal, [])
 
 
 @asynccontextmanager
@@ -302,11 +304,3 @@ def test_first_admitted_request_wins(tmp_path: Path) -> None:
     assert desk.journal.retry_of(late) is None
     assert desk.journal.admit(late)
     assert desk.journal.retry_of(so_far_of("later", received_at=T0 + 3800, **same)) == "late"
-
-
-def test_retries_are_forgotten() -> None:
-    """The index holds a window, not a lifetime."""
-    index = RetryIndex(10.0)
-    for i in range(1000):
-        index.admit(so_far_of(f"r{i}", idempotency_digest=f"{i}", admitted_at=T0 + i))
-    assert len(index) <= 12

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import sqlalchemy as sa
 import trio
@@ -16,9 +17,35 @@ from quipu.actors.ledger import entries
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import make_engine, migrate, sqlite_url
 from quipu.actors.ledger.fields import flatten
+from quipu.actors.ledger.journal import LedgerJournal
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.messages import UsageRecord
+from quipu.actors.messages import Fault, Outcome, UsageRecord
+
+
+@attrs.frozen
+class Older:
+    """A version of the schema, and what came after it."""
+
+    version: str
+    later_fields: tuple[str, ...]
+
+    def flatten(self, record: UsageRecord) -> dict[str, Any]:
+        """A record as that version wrote it."""
+        return {name: value for name, value in flatten(record).items() if name not in self.later_fields}
+
+    def restore(self, url: str) -> None:
+        """Bring a database back to what that version made."""
+        engine = make_engine(url)
+        with engine.begin() as connection:
+            for name in self.later_fields:
+                connection.execute(sa.text(f"alter table usage_records drop column {name}"))
+            connection.execute(sa.text(f"update alembic_version set version_num = '{self.version}'"))
+        engine.dispose()
+
+
+OLDER = [Older("0001", ("seed", "fault")), Older("0002", ("fault",))]
+of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 
 
 async def serve(folder: Path, name: str, **fields: Any) -> None:
@@ -30,55 +57,78 @@ async def serve(folder: Path, name: str, **fields: Any) -> None:
             ledger.journal.flush()
 
 
-def without_seed(record: UsageRecord) -> dict[str, Any]:
-    """A record as quipu wrote it before it kept seeds."""
-    return {name: value for name, value in flatten(record).items() if name != "seed"}
-
-
-def make_it_older(url: str) -> None:
-    """Bring a database back to what version 0001 made."""
-    engine = make_engine(url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("alter table usage_records drop column seed"))
-        connection.execute(sa.text("update alembic_version set version_num = '0001'"))
-    engine.dispose()
-
-
-async def test_records_without_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old lines and old rows keep their hashes; their seed is not known. New ones follow in the same chain."""
-    with monkeypatch.context() as older:
-        older.setattr(entries, "flatten", without_seed)
-        await serve(tmp_path, "old")
-    make_it_older(sqlite_url(tmp_path))
-    await serve(tmp_path, "new", seed=-5)
+@of_each_version
+async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: Older) -> None:
+    """Old lines and rows keep their hashes; what they do not say is not known. New ones follow in the same chain."""
+    with monkeypatch.context() as then:
+        then.setattr(entries, "flatten", older.flatten)
+        await serve(tmp_path, "old", seed=3, outcome=Outcome.FAILED)
+    older.restore(sqlite_url(tmp_path))
+    await serve(tmp_path, "new", seed=-5, outcome=Outcome.FAILED, fault=Fault.STEP_FAILED)
     for url in (None, sqlite_url(tmp_path)):
         verdict = verify(data_dir=tmp_path if url is None else None, url=url)
         assert not verdict.bad and not verdict.torn and (verdict.num_records, verdict.num_servers) == (2, 2)
     with open_reader(data_dir=tmp_path) as reader:
-        seeds = {found.record.request_id: found.record.seed for found in reader.records()}
-    assert seeds == {"old": None, "new": -5}
+        said = {found.record.request_id: (found.record.seed, found.record.fault) for found in reader.records()}
+        (sums,) = reader.sums()
+    assert said == {"old": (None if "seed" in older.later_fields else 3, None), "new": (-5, Fault.STEP_FAILED)}
+    assert (sums.num_requests, sums.num_faulted, sums.completion_tokens) == (2, 1, 10)
 
 
-async def test_a_seed_that_was_changed_shows(tmp_path: Path) -> None:
-    """It is part of what is verified."""
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["file", "database"])
+async def test_what_an_older_version_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    """Its entry says so beside the record: the server failed it, then as now, and it counts no tokens."""
+    older = OLDER[1]
+    with monkeypatch.context() as then:
+        then.setattr(entries, "flatten", older.flatten)
+        if not is_loaded:
+            then.setattr("quipu.actors.ledger.loader.load", lambda *_: 0)
+        async with open_ledger(LedgerConfig(data_dir=tmp_path, segment_bytes=SEGMENT)) as ledger:
+            recover(ledger.journal, record_of("old", outcome=Outcome.FAILED))
+    with open_reader(data_dir=tmp_path) as reader:
+        (found,) = reader.records()
+        (sums,) = reader.sums()
+    assert found.recovered and found.record.fault is Fault.RECOVERED
+    assert (sums.num_requests, sums.num_faulted, sums.prompt_tokens) == (1, 1, 0)
+    assert not verify(data_dir=tmp_path).bad
+
+
+def recover(journal: LedgerJournal, record: UsageRecord) -> None:
+    journal.recover(record)
+    journal.flush()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("seed = 8", "seed is 8 in the database, and was written as 7"),
+        ("fault = 'engine_died'", "fault is 'engine_died' in the database, and was written as None"),
+    ],
+)
+async def test_a_field_that_was_changed_shows(tmp_path: Path, change: str, says: str) -> None:
+    """What came later is verified like the rest: nobody makes a bill smaller unseen."""
     await serve(tmp_path, "one", seed=7)
     engine = make_engine(sqlite_url(tmp_path))
     with engine.begin() as connection:
-        connection.execute(sa.text("update usage_records set seed = 8"))
+        connection.execute(sa.text(f"update usage_records set {change}"))
     engine.dispose()
     (problem,) = verify(url=sqlite_url(tmp_path)).bad
-    assert "seed is 8 in the database, and was written as 7" in problem
+    assert says in problem
 
 
-def test_upgrade_in_postgres(postgres: Postgres) -> None:
-    """The column comes to a table that has rows, in PostgreSQL as in SQLite."""
+@of_each_version
+def test_upgrade_in_postgres(postgres: Postgres, older: Older) -> None:
+    """The columns come to a table that has rows, in PostgreSQL as in SQLite."""
     url = postgres.new_database()
     engine = make_engine(url)
     migrate(engine)
     engine.dispose()
-    make_it_older(url)
+    older.restore(url)
     engine = make_engine(url)
     migrate(engine)
     with engine.connect() as connection:
-        assert "seed" in {column["name"] for column in sa.inspect(connection).get_columns("usage_records")}
+        names = {column["name"] for column in sa.inspect(connection).get_columns("usage_records")}
+    assert {"seed", "fault"} <= names
     engine.dispose()

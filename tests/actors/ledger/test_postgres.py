@@ -20,7 +20,7 @@ from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.reading import LedgerReader, LedgerRecord, Query, open_reader
 from quipu.actors.ledger.segments import DiskStorage
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages import Fault, Outcome, UsageRecord
 
 
 def config_of(folder: Path, url: str | None, **changes: object) -> LedgerConfig:
@@ -62,7 +62,9 @@ def random_record(chooser: random.Random, name: str) -> UsageRecord:
         cached_by_tier={"device": number - host, "host": host} if isinstance(cached, Known) else None,
         cache_write=chooser.choice(counts),
         disputed=chooser.random() < 0.1,
-        retry_of=chooser.choice([None, None, "somebody"]),
+        retry_of=chooser.choice([None, None, "somebody", "request-0003", "request-0004"]),
+        idempotency_digest=chooser.choice([None, "d" * 64]),
+        fault=chooser.choice([None, None, *Fault]),
     )
 
 
@@ -70,8 +72,9 @@ def everything(reader: LedgerReader) -> tuple[list[LedgerRecord], list[object]]:
     some = Query(since=T0 + 30, until=T0 + 5000, tenants=("acme",))
     sums: list[object] = [
         reader.sums(group_by=("tenant", "model"), bucket_s=60),
-        reader.sums(some, group_by=("key_id", "outcome"), with_retries=True),
+        reader.sums(some, group_by=("key_id", "outcome"), collapse_retries=True),
         reader.sums(some),
+        reader.sums(collapse_retries=True),
         [found.record for found in reader.records(some, newest_first=True)],
     ]
     return list(reader.records()), sums

@@ -1,19 +1,29 @@
-"""Of a request and its retries reports count one, the one whose answer was whole; wherever the records are."""
+"""Reports that collapse retries count one of a request and its retries; all others count each. Wherever they are."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 from tests.actors.ledger.ledgers import record_of, so_far_of
 from tests.actors.ledger.test_service import loaded, opened, sqlite_url
 
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.service import Ledger
-from quipu.actors.messages import Outcome
+from quipu.actors.messages import Fault, Outcome
 
 SAME = {"idempotency_digest": "d" * 64}
-DONE, LEFT, BROKE = Outcome.FINISHED, Outcome.CANCELLED, Outcome.FAILED
+
+
+@attrs.frozen
+class Ended:
+    outcome: Outcome
+    fault: Fault | None = None
+
+
+DONE, LEFT, BROKE = Ended(Outcome.FINISHED), Ended(Outcome.CANCELLED), Ended(Outcome.FAILED)
+DIED = Ended(Outcome.FAILED, Fault.ENGINE_DIED)
 
 # each: request, its tokens, how it ended, and whose retry it is, in the order of their ends; then who counts
 GROUPS = {
@@ -27,11 +37,18 @@ GROUPS = {
     "the first ends last, whole": ([("b", 20, DONE, "a"), ("a", 10, DONE, None)], 10),
     "the first ends last, cut short": ([("b", 20, DONE, "a"), ("a", 4, LEFT, None)], 20),
     "the first has not ended": ([("b", 20, DONE, "a")], 0),
+    "the server failed the first, a retry is whole": (
+        [("a", 5, DIED, None), ("b", 7, LEFT, "a"), ("c", 9, DONE, "a")],
+        9,
+    ),
+    "the server failed the first, a client left": ([("a", 5, DIED, None), ("b", 7, DIED, "a"), ("c", 9, LEFT, "a")], 9),
+    "the server failed a retry": ([("a", 5, LEFT, None), ("b", 7, DIED, "a")], 5),
 }
 
 
-def put(ledger: Ledger, request_id: str, num_tokens: int, outcome: Outcome, retry_of: str | None, at: int) -> None:
-    fields = {"completion_tokens": num_tokens, "outcome": outcome, "retry_of": retry_of, **SAME}
+def put(ledger: Ledger, request_id: str, num_tokens: int, ended: Ended, retry_of: str | None, at: int) -> None:
+    fields = {"completion_tokens": num_tokens, "outcome": ended.outcome, "fault": ended.fault, "retry_of": retry_of}
+    fields |= SAME
     assert ledger.journal.admit(so_far_of(request_id, retry_of=retry_of, **SAME))
     ledger.journal.close(record_of(request_id, closed_at=record_of("x").closed_at + at, **fields), lambda: None)
     ledger.journal.flush()
@@ -50,13 +67,14 @@ async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
             for at, member in enumerate(group[num_loaded:], num_loaded):
                 put(ledger, *member, at)
             with open_reader(data_dir=folder) as reader:
-                (both,) = reader.sums(Query())
-                (every,) = reader.sums(Query(), with_retries=True)
+                (both,) = reader.sums(Query(), collapse_retries=True)
+                (every,) = reader.sums(Query())
         with open_reader(url=sqlite_url(folder)) as reader:
-            (later,) = reader.sums(Query())
+            (later,) = reader.sums(Query(), collapse_retries=True)
         assert both.completion_tokens == later.completion_tokens == expected
         assert both.num_requests == later.num_requests == (expected > 0)
-        assert every.completion_tokens == sum(num_tokens for _, num_tokens, _, _ in group)
+        assert every.num_requests == len(group)
+        assert every.completion_tokens == sum(tokens for _, tokens, ended, _ in group if ended.fault is None)
 
 
 async def test_groups_are_counted_apart(tmp_path: Path) -> None:
@@ -65,8 +83,21 @@ async def test_groups_are_counted_apart(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         put(ledger, "a", 5, LEFT, None, 0)
         assert ledger.journal.admit(so_far_of("z", **other))
-        ledger.journal.close(record_of("z", completion_tokens=7, outcome=LEFT, **other), lambda: None)
+        ledger.journal.close(record_of("z", completion_tokens=7, outcome=LEFT.outcome, **other), lambda: None)
         put(ledger, "b", 100, DONE, "a", 3600)
         with open_reader(data_dir=tmp_path) as reader:
-            sums = reader.sums(Query(), bucket_s=3600)
+            sums = reader.sums(Query(), bucket_s=3600, collapse_retries=True)
     assert [s.completion_tokens for s in sums] == [7, 100]
+
+
+async def test_nothing_is_left_of_a_whole_group_of_faults(tmp_path: Path) -> None:
+    """One request that counts no tokens, from the file and from the database."""
+    async with opened(tmp_path) as ledger:
+        put(ledger, "a", 5, DIED, None, 0)
+        put(ledger, "b", 7, Ended(Outcome.FAILED, Fault.STEP_FAILED), "a", 1)
+        for _ in range(2):
+            with open_reader(data_dir=tmp_path) as reader:
+                (collapsed,), (every,) = reader.sums(collapse_retries=True), reader.sums()
+            assert (collapsed.num_requests, collapsed.num_faulted, collapsed.prompt_tokens) == (1, 1, 0)
+            assert (every.num_requests, every.num_faulted, every.completion_tokens) == (2, 2, 0)
+            await loaded(ledger)

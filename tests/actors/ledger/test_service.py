@@ -26,7 +26,7 @@ from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.schema import HEAD
 from quipu.actors.ledger.segments import DiskStorage, Position, scan
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
-from quipu.actors.messages import Outcome
+from quipu.actors.messages import Fault, Outcome
 
 
 def config_of(folder: Path, **changes: object) -> LedgerConfig:
@@ -112,6 +112,7 @@ async def test_recovery_closes_what_was_open(tmp_path: Path) -> None:
         found = reader.get("open-1")
         assert found is not None and found.recovered and found.record.outcome is Outcome.FAILED
         assert found.record.prompt_tokens == 100 and found.record.cached_tokens == 48
+        assert found.record.fault is Fault.RECOVERED
         assert not (done := reader.get("done")) or not done.recovered
     async with opened(second) as ledger:
         assert ledger.num_recovered == 0
@@ -150,15 +151,16 @@ def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
     file = storage.create(1, SEGMENT)
     file.write_at(whole + chain.close(T0, record_of("torn")).data[:-3], 0)
     file.close()
-    left = look_back(storage, RetryIndex(60.0))
+    left = look_back(storage, RetryIndex(60.0, 100))
     assert storage.read(1) == whole and left.next_segment == 2 and left.empty_segments == ()
     assert left.after is not None and left.after["number"] == 1
-    assert look_back(storage, RetryIndex(60.0)) == left
+    assert look_back(storage, RetryIndex(60.0, 100)) == left
 
 
 @pytest.mark.parametrize("newer", [False, True])
 async def test_entries_of_another_version(tmp_path: Path, newer: bool) -> None:
-    """A record that an older quipu wrote gets the defaults of what it lacks; what a newer one wrote is refused."""
+    """A record that an older quipu wrote gets the defaults of what it lacks, and may hold them; what a newer one wrote
+    is refused."""
     async with opened(tmp_path):
         pass
     chain = Chain("srv-other")
@@ -167,7 +169,7 @@ async def test_entries_of_another_version(tmp_path: Path, newer: bool) -> None:
     if newer:
         changed = text.replace(b'"outcome":"finished"', b'"outcome":"postponed"')
     else:
-        changed = text.replace(b'"created_5m_tokens":0,', b"").replace(b'"reasoning_tokens":0,', b"")
+        changed = text.replace(b'"request_id"', b'"reasoning_tokens":0,"finish_reason":null,"request_id"')
     assert changed != text
     file = DiskStorage(tmp_path / FOLDER).create(5, SEGMENT)
     file.write_at(line.splitlines(keepends=True)[0] + hash_of(changed.decode()).encode() + b" " + changed + b"\n", 0)
@@ -467,24 +469,24 @@ async def test_retries_survive_a_restart(tmp_path: Path) -> None:
         assert ledger.journal.retry_of(again) == "first", "admitted, and never closed by its own server"
 
 
-async def test_reader_counts_retries_once(tmp_path: Path) -> None:
-    """Sums leave retries out unless asked; groups and buckets are the same from the file and from the database."""
+async def test_reader_collapses_retries(tmp_path: Path) -> None:
+    """Sums count every request, or each with its retries once; the same from the file and from the database."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "first", tenant="acme")
         await write(ledger, "again", tenant="acme", retry_of="first")
         await write(ledger, "other", tenant="bolt", closed_at=record_of("x").closed_at + 3600)
         with open_reader(data_dir=tmp_path) as reader:
-            early = reader.sums(Query(), group_by=("tenant",), bucket_s=3600)
+            early = reader.sums(Query(), group_by=("tenant",), bucket_s=3600, collapse_retries=True)
         await loaded(ledger)
     with open_reader(url=sqlite_url(tmp_path)) as reader:
-        late = reader.sums(Query(), group_by=("tenant",), bucket_s=3600)
+        late = reader.sums(Query(), group_by=("tenant",), bucket_s=3600, collapse_retries=True)
         assert early == late
         assert [(s.group["tenant"], s.num_requests, s.prompt_tokens) for s in late] == [
             ("acme", 1, 100),
             ("bolt", 1, 100),
         ]
         assert late[1].bucket is not None and late[0].bucket is not None and late[1].bucket - late[0].bucket == 3600
-        assert reader.sums(with_retries=True)[0].num_requests == 3
+        assert reader.sums()[0].num_requests == 3
         assert reader.sums(Query(tenants=("nobody",)))[0].num_requests == 0
 
 

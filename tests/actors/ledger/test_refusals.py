@@ -1,0 +1,106 @@
+"""Refused requests: so many records a tenant and hour, the others counted; everybody else's record is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from tests.actors.ledger.ledgers import T0
+from tests.actors.ledger.test_journal import open_desk
+
+from quipu.actors.ledger import refusals
+from quipu.actors.ledger.refusals import LOG_EVERY_S, PERIOD_S, RefusalBudget
+from quipu.actors.messages import Outcome
+
+REFUSED = {"outcome": Outcome.REJECTED, "admitted_at": None}
+
+
+def num_taken(budget: RefusalBudget, num: int, now: float, tenant: str = "acme") -> int:
+    return sum(budget.take(tenant, now) for _ in range(num))
+
+
+def test_so_many_at_once_and_an_hour() -> None:
+    """A burst, then one by one as time passes, and never more than a burst, however long nothing came."""
+    budget = RefusalBudget(100)
+    assert num_taken(budget, 1000, T0) == 100 and budget.num_suppressed == 900
+    assert num_taken(budget, 1000, T0 + PERIOD_S / 4) == 25
+    assert num_taken(budget, 1000, T0 + PERIOD_S * 50) == 100
+    assert budget.num_suppressed == 900 + 975 + 900
+
+
+def test_for_hours_without_end() -> None:
+    """784 a second for three hours: a burst, and an hour's worth for each hour."""
+    budget = RefusalBudget(50)
+    taken = sum(budget.take("acme", T0 + number / 784) for number in range(0, 784 * 3600 * 3, 97))
+    assert 50 + 3 * 50 - 1 <= taken <= 50 + 3 * 50
+
+
+def test_each_tenant_for_itself() -> None:
+    """Nobody uses up another one's budget."""
+    budget = RefusalBudget(10)
+    assert num_taken(budget, 1000, T0) == 10
+    assert num_taken(budget, 5, T0, "bolt") == 5
+
+
+def test_a_clock_that_was_set_back() -> None:
+    """It gives nothing, takes nothing, and goes on from there."""
+    budget = RefusalBudget(10)
+    assert num_taken(budget, 4, T0) == 4
+    assert num_taken(budget, 20, T0 - 10 * PERIOD_S) == 6
+    assert num_taken(budget, 20, T0 - 9 * PERIOD_S) == 10
+
+
+def test_none_at_all() -> None:
+    """An operator who wants no record of a refusal has none."""
+    assert num_taken(RefusalBudget(0), 10, T0 + PERIOD_S) == 0
+
+
+def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more tenants than are remembered, whoever was refused longest ago begins anew."""
+    monkeypatch.setattr(refusals, "MAX_TENANTS", 3)
+    budget = RefusalBudget(1)
+    for tenant in ("a", "b", "c", "a", "d"):
+        budget.take(tenant, T0)
+    assert len(budget) == 3
+    assert [budget.take(tenant, T0) for tenant in ("a", "c", "d", "b")] == [False, False, False, True]
+
+
+def test_said_now_and_then() -> None:
+    """The log names the tenant and how many there were since the last line, once every ten minutes."""
+    budget = RefusalBudget(0)
+    with capture_logs() as lines:
+        for second in range(int(LOG_EVERY_S * 2) + 1):
+            budget.take("acme", T0 + second)
+        budget.take("bolt", T0)
+    said = [(line["tenant"], line["num_records"]) for line in lines if line["event"] == "ledger.refusals_suppressed"]
+    assert said == [("acme", 1), ("acme", LOG_EVERY_S), ("acme", LOG_EVERY_S), ("bolt", 1)]
+
+
+def test_what_is_not_written_is_answered(tmp_path: Path) -> None:
+    """A refused client hears at once; the chain goes on as if nothing had been; whoever else ends has a record."""
+    desk = open_desk(tmp_path)
+    for number in range(150):
+        desk.close(f"r{number}", **REFUSED)
+    assert desk.heard == [f"r{number}" for number in range(100, 150)], "nothing to wait for"
+    desk.journal.flush()
+    assert sorted(desk.heard) == sorted(f"r{number}" for number in range(150))
+    assert desk.written == [f"r{number}" for number in range(100)] and desk.journal.num_suppressed == 50
+    assert desk.admit("served")
+    desk.close("served")
+    desk.close("left the queue", outcome=Outcome.CANCELLED, admitted_at=None)
+    desk.close("could not be tokenised", outcome=Outcome.FAILED, admitted_at=None)
+    desk.close("of somebody else", tenant="bolt", **REFUSED)
+    desk.journal.flush()
+    assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of somebody else"]
+
+
+def test_held_back_by_a_full_disk(tmp_path: Path) -> None:
+    """Records that wait for room are within the budget too: no tenant fills that list for the others."""
+    desk = open_desk(tmp_path, max_segments=1)
+    names = []
+    while desk.admit(f"r{len(names)}"):
+        names.append(f"r{len(names)}")
+    for number in range(500):
+        desk.close(f"refused-{number}", **REFUSED)
+    assert desk.journal.num_held_back == 100 and len(desk.heard) == 500

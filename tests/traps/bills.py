@@ -1,0 +1,120 @@
+"""What the traps about retries share: requests over HTTP into a real ledger, and what its reports make of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+import trio.testing
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
+from tests.web.fakes import Client as HttpClient
+from tests.web.usage_books import ANTHROPIC, OPENAI, ask, client_of
+
+from houses import Client, small_house
+from quipu.actors.ledger.reading import open_reader
+from quipu.actors.ledger.service import LedgerConfig, open_ledger
+from quipu.actors.messages import UsageRecord
+from quipu.kernels.fake import Dials
+from quipu.web.admin.usage_params import rfc3339
+from quipu.web.admin.usage_source import LedgerUsage
+
+REQUEST: Final = body(prompt_of(50))
+KEY: Final = {"Idempotency-Key": "8e03978e"}
+
+
+@attrs.frozen
+class Bill:
+    """What a report says of a ledger, all of it in one line."""
+
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+@attrs.define
+class Shop:
+    """A house whose requests are put into the ledger of a folder."""
+
+    client: Client
+    http: HttpClient
+    ids: list[str] = attrs.field(factory=list)
+    """Of the requests so far."""
+
+    async def buy(self, headers: dict[str, str] | None = None, **fields: Any) -> int:
+        """One request to its end; its status."""
+        async with self.http.open("POST", COMPLETIONS, {**REQUEST, **fields}, headers or {}) as exchange:
+            status = await exchange.wait_started()
+            self.ids.append(exchange.headers["x-quipu-request-id"])
+            await exchange.read()
+        await settle(self.client)
+        return status
+
+    async def buy_and_leave(self, headers: dict[str, str] | None = None, **fields: Any) -> None:
+        """A stream whose client goes away after its first chunk."""
+        async with self.streaming(headers, **fields) as exchange:
+            exchange.leave()
+            await trio.testing.wait_all_tasks_blocked()
+        await settle(self.client)
+
+    @asynccontextmanager
+    async def streaming(self, headers: dict[str, str] | None = None, **fields: Any) -> AsyncIterator[Any]:
+        """A stream that has begun."""
+        wanted = {**REQUEST, "max_tokens": 300, **STREAMED, **fields}
+        async with self.http.open("POST", COMPLETIONS, wanted, headers or {}) as exchange:
+            assert await exchange.wait_started() == 200
+            self.ids.append(exchange.headers["x-quipu-request-id"])
+            await exchange.read_some()
+            yield exchange
+
+    @property
+    def num_generated(self) -> int:
+        """By the counter, which knows nothing of keys."""
+        return int(samples(self.client)["generation_tokens_total"])
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return int(samples(self.client)["prompt_tokens_total"])
+
+
+@asynccontextmanager
+async def open_shop(folder: Path, dials: Dials | None = None, **changes: Any) -> AsyncIterator[Shop]:
+    async with (
+        open_ledger(LedgerConfig(folder)) as ledger,
+        small_house(dials or Dials(step_seconds=0.001), journal=ledger.journal, **changes) as client,
+    ):
+        yield Shop(client, over_http(client))
+
+
+def records_of(folder: Path, ids: list[str]) -> list[UsageRecord]:
+    with open_reader(data_dir=folder) as reader:
+        found = {each.record.request_id: each.record for each in reader.records()}
+    return [found[request_id] for request_id in ids]
+
+
+async def bill_of(folder: Path, **parameters: str) -> Bill:
+    """What OpenAI's report says, once it has been seen that Anthropic's says the same."""
+    now = time.time()
+    since = int(now) - 3600
+    client = client_of(LedgerUsage(folder), now=now)
+    page = await ask(client, OPENAI, {"start_time": since, "limit": 31, **parameters})
+    bill = Bill()
+    for result in (result for bucket in page["data"] for result in bucket["results"]):
+        bill = Bill(
+            bill.requests + result["num_model_requests"],
+            bill.prompt + result["input_tokens"],
+            bill.cached + result["input_cached_tokens"],
+            bill.output + result["output_tokens"],
+        )
+    page = await ask(client, ANTHROPIC, {"starting_at": rfc3339(since), "limit": 31, **parameters})
+    results = [result for bucket in page["data"] for result in bucket["results"]]
+    cached = sum(result["cache_read_input_tokens"] for result in results)
+    assert cached == bill.cached
+    assert sum(result["uncached_input_tokens"] for result in results) + cached == bill.prompt
+    assert sum(result["output_tokens"] for result in results) == bill.output
+    return bill

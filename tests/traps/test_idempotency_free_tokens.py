@@ -1,0 +1,63 @@
+"""Trap: an idempotency key that collapses repeats makes the tokens of all but one of them free.
+
+Here every request counts what it generated, whatever its key. A key links a repeat to its first, and changes no bill:
+neither for a client that has each repeat answered in full, nor for one that hangs up on each before its end.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import trio
+from tests.traps.bills import KEY, Bill, bill_of, open_shop, records_of
+
+from quipu.actors.messages import Outcome
+
+NUM = 20
+MAX_TOKENS = 200
+
+
+async def test_repeats_that_are_served_in_full(tmp_path: Path) -> None:
+    """Twenty requests under one key, 200 tokens each: 4,000 were generated, and 4,000 are billed."""
+    async with open_shop(tmp_path, num_blocks=512) as shop:
+        await shop.buy(KEY, max_tokens=MAX_TOKENS)
+        async with trio.open_nursery() as nursery:
+            for _ in range(NUM - 1):
+                nursery.start_soon(partial(shop.buy, KEY, max_tokens=MAX_TOKENS))
+        generated, prompted = shop.num_generated, shop.num_prompt_tokens
+    records = records_of(tmp_path, shop.ids)
+    first = records[0].request_id
+    assert [record.retry_of for record in records] == [None, *[first] * (NUM - 1)], "the key links them"
+    assert (generated, prompted) == (NUM * MAX_TOKENS, NUM * 50)
+    cached = sum(record.cached_tokens or 0 for record in records)
+    assert await bill_of(tmp_path) == Bill(NUM, prompted, cached, generated)
+    assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, 0, MAX_TOKENS), "who asks for it"
+
+
+async def test_repeats_that_are_cut_short(tmp_path: Path) -> None:
+    """Twenty streams under one key, each left after its first chunk: all that was generated is billed."""
+    async with open_shop(tmp_path) as shop:
+        for _ in range(NUM):
+            await shop.buy_and_leave(KEY)
+        generated, prompted = shop.num_generated, shop.num_prompt_tokens
+    records = records_of(tmp_path, shop.ids)
+    assert {record.outcome for record in records} == {Outcome.CANCELLED}
+    assert generated == sum(record.completion_tokens for record in records) >= NUM
+    bill = await bill_of(tmp_path)
+    assert (bill.requests, bill.prompt, bill.output) == (NUM, prompted, generated)
+
+
+async def test_a_key_changes_no_bill(tmp_path: Path) -> None:
+    """The same requests with the same key, with keys of their own, and with none: the same bill."""
+    bills = []
+    for name, headers in {
+        "same": [KEY] * 3,
+        "own": [{"Idempotency-Key": f"key-{number}"} for number in range(3)],
+        "none": [{}] * 3,
+    }.items():
+        async with open_shop(tmp_path / name) as shop:
+            for each in headers:
+                await shop.buy(each)
+        bills.append(await bill_of(tmp_path / name))
+    assert bills[0] == bills[1] == bills[2] == Bill(3, 150, 96, 24)

@@ -1,0 +1,111 @@
+"""The flags of `quipu serve` about its ledger, and the config that they make. Used by `serve_flags.py` and
+`serve_command.py`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import quipu
+from quipu.actors.ledger.database import redacted
+from quipu.actors.ledger.service import LedgerConfig
+
+URL_VARIABLE = "QUIPU_LEDGER_URL"
+
+
+def add_ledger_flags(add: Callable[..., Any]) -> None:
+    """Add them with `add`."""
+    add(
+        "--ledger-url",
+        metavar="URL",
+        help=f"database of the usage ledger, postgresql+psycopg://USER@HOST/NAME; or set {URL_VARIABLE}, "
+        "which no process list shows (default: SQLite in the data directory)",
+    )
+    add("--ledger-fsync", action="store_true", help="answer only when the record would survive a power loss")
+    add(
+        "--ledger-retention-days",
+        type=_not_negative,
+        default=0.0,
+        metavar="DAYS",
+        help="delete older records from the database; 0 keeps them for ever (default)",
+    )
+    add(
+        "--ledger-segment-bytes",
+        type=int,
+        default=8 << 20,
+        metavar="BYTES",
+        help="size of a segment of the write-ahead file (default: %(default)s)",
+    )
+    add(
+        "--idempotency-window",
+        type=_not_negative,
+        default=86_400.0,
+        metavar="SECONDS",
+        help="how long a request is known by its Idempotency-Key (default: a day)",
+    )
+    add(
+        "--max-idempotency-keys",
+        type=_whole,
+        default=10_000,
+        metavar="N",
+        help="how many Idempotency-Keys of a tenant are known at a time; the oldest are forgotten first "
+        "(default: %(default)s)",
+    )
+    add(
+        "--max-refusal-records",
+        type=_whole,
+        default=500,
+        metavar="N",
+        help="records of refused requests that are written for a tenant an hour, the rest being counted only "
+        "(default: %(default)s)",
+    )
+
+
+def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
+    """Takes the URL out of the environment: children inherit it, and it may hold a password."""
+    url = environment.pop(URL_VARIABLE, None)
+    return LedgerConfig(
+        data_dir=Path(arguments.data_dir),
+        url=arguments.ledger_url or url or None,
+        fsync=arguments.ledger_fsync,
+        segment_bytes=arguments.ledger_segment_bytes,
+        idempotency_window_s=arguments.idempotency_window,
+        max_idempotency_keys=arguments.max_idempotency_keys,
+        max_refusal_records=arguments.max_refusal_records,
+        retention_days=arguments.ledger_retention_days,
+        version=quipu.__version__,
+    )
+
+
+def ledger_settings(config: LedgerConfig) -> dict[str, object]:
+    """What a server may say of it."""
+    return {
+        "ledger_url": None if config.url is None else redacted(config.url),
+        "ledger_fsync": config.fsync,
+        "ledger_retention_days": config.retention_days,
+        "idempotency_window": config.idempotency_window_s,
+        "max_idempotency_keys": config.max_idempotency_keys,
+        "max_refusal_records": config.max_refusal_records,
+    }
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
