@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakValueDictionary
 
 import attrs
 import structlog
 
 from quipu.actors.channel import Poster, Receiver
 from quipu.actors.core.scribe import Scribe
+from quipu.actors.core.stop_strings import StopStrings
 from quipu.actors.core.text import StopMatcher, TextStream
 from quipu.actors.messages import (
     Completed,
@@ -64,6 +66,8 @@ class Detokenizer:
         self._accountant = accountant
         self._end_sequence = end_sequence
         self._tracked: dict[int, TrackedSequence] = {}
+        self._stops: WeakValueDictionary[str, StopStrings] = WeakValueDictionary()
+        """By request: all of its sequences have the same."""
 
     @property
     def num_tracked(self) -> int:
@@ -97,13 +101,21 @@ class Detokenizer:
             index=message.index,
             stream=TextStream(
                 make_decoder(),
-                StopMatcher(message.stop, include=message.include_stop, num_deaf_pieces=message.min_tokens),
+                StopMatcher(self._stops_of(message), include=message.include_stop, num_deaf_pieces=message.min_tokens),
             ),
             include_stop=message.include_stop,
             outlet=message.outlet,
             scribe=scribe,
             prompt_only=message.prompt_only,
         )
+
+    def _stops_of(self, message: Track) -> StopStrings | None:
+        if not message.stop:
+            return None
+        stops = self._stops.get(message.request_id)
+        if stops is None:
+            stops = self._stops[message.request_id] = StopStrings(message.stop)
+        return stops
 
     def _decode(self, tokens: Tokens) -> None:
         scored = self._put_into_words(tokens.scores) if tokens.scores else {}
