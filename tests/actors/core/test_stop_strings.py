@@ -1,4 +1,4 @@
-"""The automaton of stop strings does what searching for each of them does, at a cost that their lengths do not change."""
+"""The automaton of stop strings does what searching for each of them does, whatever their lengths cost there."""
 
 from __future__ import annotations
 
