@@ -30,7 +30,7 @@ from quipu.web.bodies import take_body
 from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
-from quipu.web.generation import GenerationRequest
+from quipu.web.generation import GenerationRequest, check_priority
 from quipu.web.options import AppOptions
 from quipu.web.stream import StreamWriter, Transcript
 from quipu.web.usage import Tally
@@ -112,6 +112,7 @@ async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOpti
     data, share = await take_body()
     body = await parse_object(data, share.grow)
     reply = await read(Asked(body, visit.request_id, desk.info, options))
+    check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or visit.principal.may_prioritize)
     caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
     encode = reply.wanted.encode(visit.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()

@@ -13,6 +13,8 @@ class AppOptions:
     """The one tenant, where no keys were asked for; otherwise each key has its own."""
     always_include_usage: bool = False
     """Streams carry usage without being asked, for operators who meter at a gateway."""
+    allow_client_priority: bool = False
+    """Any request may name a `priority`. Otherwise only those whose key may."""
     keep_billing_header: bool = False
     """Claude Code's `x-anthropic-billing-header` is rendered into prompts, which then differ in each session."""
     max_body_bytes: int = 8 << 20

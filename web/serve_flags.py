@@ -129,6 +129,11 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="send a span a request here, over OTLP/HTTP (default: as OTEL_EXPORTER_OTLP_ENDPOINT says, if anything)",
     )
+    add(
+        "--allow-client-priority",
+        action="store_true",
+        help="let any request name its `priority`; otherwise only keys marked so may (docs/keys.md)",
+    )
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
     add(
         "--keep-billing-header",

@@ -79,6 +79,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "share_pending_prefixes": engine.share_pending_prefixes,
             "max_pinned_share": engine.max_pinned_share,
             "scheduling_policy": engine.scheduling_policy,
+            "allow_client_priority": arguments.allow_client_priority,
             "long_prefill_token_threshold": engine.long_prefill_token_threshold,
             "max_waiting_requests": engine.max_waiting_requests,
             "max_waiting_tokens": engine.max_waiting_tokens,
