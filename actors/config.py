@@ -106,6 +106,11 @@ class HouseConfig:
     plan_slots: int = 4
     """Plans, proposals and grants that may wait inside the engine: more than are ever in flight."""
     max_open_requests: int = 4096
+    max_prompt_scores: int = 1 << 22
+    """Prompt positions of one request, times the tokens that are told of each (`echo` with `logprobs`,
+    `prompt_logprobs`): 12 bytes each are kept until it ends."""
+    max_output_scores: int = 1 << 25
+    """The same of all that its choices may put out."""
     max_restarts: int = 5
     """Engine deaths within `restart_window_s` after which the server gives up."""
     restart_window_s: float = 60.0

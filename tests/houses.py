@@ -132,7 +132,7 @@ class Client:
         assert self.house.daybook.num_open_accounts == 0
         assert self.house.desk.num_open_requests == 0
         assert self.house.desk.num_live_sequences == 0
-        assert self.house.detokenizer.num_tracked == 0
+        assert self.house.detokenizer.num_tracked == self.house.detokenizer.num_readings == 0
         manager = self.engine.block_manager
         manager.check()
         assert manager.holdings == {}

@@ -11,7 +11,7 @@ a ticket.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,8 +33,12 @@ from quipu.web.fields import parse_object
 from quipu.web.generation import GenerationRequest, check_priority
 from quipu.web.options import AppOptions
 from quipu.web.stream import StreamWriter, Transcript
+from quipu.web.turns import take_slice, turn
 from quipu.web.usage import Tally
 from quipu.web.visit import Visit, current_visit
+
+MAX_MADE_BYTES = 1 << 16
+"""Of a large answer's body, made before it is sent."""
 
 
 class Reply(ABC):
@@ -52,9 +56,13 @@ class Reply(ABC):
     def answer_id(self) -> str:
         """What the answer is called in its API."""
 
-    @abstractmethod
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-        """The body of an answer that is complete."""
+        """The body of an answer that is complete, for APIs in which none is large; the others have `pieces`."""
+        raise NotImplementedError
+
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        """The same as JSON, in pieces that take about a millisecond each to make."""
+        yield orjson.dumps(self.whole(transcript, record))
 
     @abstractmethod
     def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:
@@ -147,7 +155,34 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Respons
     error = error_of(closed)
     if error is not None:
         raise error
-    return Response(orjson.dumps(reply.whole(transcript, closed.record)), content_type="application/json")
+    return await whole_response(reply.pieces(transcript, closed.record))
+
+
+async def whole_response(pieces: Iterator[bytes]) -> Response:
+    """An answer with a length, as nearly all are, or one that is made as its client reads it."""
+    begun: list[bytes] = []
+    num_bytes = 0
+    while num_bytes < MAX_MADE_BYTES:
+        async with turn():
+            data = take_slice(pieces, MAX_MADE_BYTES - num_bytes)
+        if not data:
+            return Response(b"".join(begun), content_type="application/json")
+        begun.append(data)
+        num_bytes += len(data)
+    response = Response(_rest(begun, pieces), content_type="application/json")
+    response.timeout = None
+    return response
+
+
+async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    yield b"".join(begun)
+    begun.clear()
+    while True:
+        async with turn():
+            data = take_slice(pieces, MAX_MADE_BYTES)
+        if not data:
+            return
+        yield data
 
 
 async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options: AppOptions) -> Response:
