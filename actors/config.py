@@ -65,6 +65,8 @@ class EngineConfig:
     """Sequences that may wait for admission; 0 is no limit."""
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait for admission; 0 is no limit."""
+    max_waiting_share: float = 1.0
+    """Of both, what may be one tenant's."""
     share_pending_prefixes: bool = True
     """A newcomer whose next block is being computed by somebody else waits for it, where that pays."""
     step_overhead_tokens: int = 512

@@ -258,6 +258,12 @@ class Submit:
     """Whether cached blocks may serve it. False: every position is computed, and published as ever."""
     pins: tuple[Pin, ...] = ()
     """Prefixes to be kept once they are computed, shortest first."""
+    party_id: int = 0
+    """The first sequence of its request; 0 for one that is alone."""
+    num_to_come: int = 0
+    """Sequences of its request that follow: they are let in or refused together."""
+    tokens_to_come: int = 0
+    """Prompt tokens of those."""
 
 
 @attrs.frozen
@@ -265,6 +271,8 @@ class Abort:
     """End a sequence: its client left, or a stop string was found, or a sibling failed. Ignored if it has ended."""
 
     sequence_id: int
+    ends_party: bool = False
+    """It is its request's first, and no other will be submitted."""
 
 
 @attrs.frozen

@@ -209,11 +209,13 @@ class TokenizerActor:
             )
         )
         keys_of: dict[int, list[bytes]] = {}
+        tokens_to_come = sum(len(prompts[prompt].token_ids) for prompt, _ in places)
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             token_ids = prompts[prompt].token_ids
             if prompt not in keys_of:
                 keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
             seed = sequence_seed(sampling.seed, prompt, choice)
+            tokens_to_come -= len(token_ids)
             scoring = prompt_scoring(request, sampling, sequence_id, choice, len(token_ids))
             submit = Submit(
                 sequence_id=sequence_id,
@@ -230,6 +232,9 @@ class TokenizerActor:
                 ),
                 reads_cache=scoring.reads_cache,
                 pins=pins_of(prompts[prompt].breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
+                party_id=sequence_ids[0],
+                num_to_come=len(places) - index - 1,
+                tokens_to_come=tokens_to_come,
             )
             track = Track(
                 request_id=request.request_id,

@@ -139,6 +139,7 @@ class Client:
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only == self.config.engine.num_blocks - 1
         assert self.engine.batcher.sequences == {}
+        assert self.engine.batcher.num_parties == 0
 
 
 def kill_engine(client: Client) -> None:
