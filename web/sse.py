@@ -32,6 +32,8 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Caches must not keep a stream, and nginx must not gather it."""
 MAX_WRITE_BYTES = 1 << 16
 """Of chunks that are made as they are read, in one write."""
+MAX_JOINED_BYTES = 1 << 18
+"""Of those that have waited, likewise: each layer of the generic way copies them."""
 _LOOKS = 4
 """How often, in the time of a heartbeat, a body looks whether anything went out past it."""
 
@@ -156,8 +158,8 @@ class Sink:
         return self.take_nowait()
 
     def take_nowait(self) -> bytes:
-        """What is there, as one write: every chunk up to one that has to be made, or some that are made now. Empty if
-        there is nothing.
+        """What is there, as one write: the chunks before one that has to be made, or some that are made now; no more
+        than makes a write. Empty if there is nothing.
 
         Raises SinkOverflow.
         """
@@ -169,8 +171,10 @@ class Sink:
                 return data
             backlog.popleft()
         made: list[bytes] = []
-        while backlog and isinstance(backlog[0], bytes):
+        num_bytes = 0
+        while backlog and isinstance(backlog[0], bytes) and num_bytes < MAX_JOINED_BYTES:
             made.append(backlog[0])
+            num_bytes += len(made[-1])
             backlog.popleft()
         self._num_bytes -= sum(map(self._count, made))
         return made[0] if len(made) == 1 else b"".join(made)

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from quipu.web.line import ChunkLine
-from quipu.web.sse import MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
+from quipu.web.sse import MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
 
 
 class Cut:
@@ -80,6 +80,17 @@ async def test_a_large_event_is_no_overflow() -> None:
     for _ in range(3):
         sink.push(b"x" * 1000)
     assert sink.overflowed and cut.count == 1
+
+
+async def test_a_long_backlog_is_several_writes() -> None:
+    """A client that comes back to reading is not given everything in one piece, which every layer would copy."""
+    sink = Sink(10 << 20, Cut())
+    for number in range(20):
+        sink.push(b"%x" % (number % 16) * (MAX_JOINED_BYTES // 4))
+    sink.finish()
+    writes = [data async for data in body(sink, 15.0)]
+    assert [len(data) for data in writes] == [MAX_JOINED_BYTES] * 5
+    assert b"".join(writes)[:: MAX_JOINED_BYTES // 4] == b"0123456789abcdef0123"
 
 
 async def test_slow_chunks_are_made_as_they_are_read() -> None:
