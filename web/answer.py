@@ -32,6 +32,7 @@ from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
 from quipu.web.generation import GenerationRequest, check_priority
 from quipu.web.options import AppOptions
+from quipu.web.shelf import shelf_of_run
 from quipu.web.stream import StreamWriter, Transcript
 from quipu.web.turns import take_slice, turn
 from quipu.web.usage import Tally
@@ -192,7 +193,8 @@ async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options
         error = error_of(first)
         if error is not None:
             raise error
-    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut)
+    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut, shelf_of_run(options.all_sinks_limit_bytes))
+    visit.scope.on_close(sink.close)
     writer = reply.writer(sink, visit.tally, visit.log)
     mailbox.attach(writer.consume)
     open_line = visit.connection.open_line if options.direct_streams and visit.connection is not None else None

@@ -34,3 +34,5 @@ class AppOptions:
     (`line.py`). Off in tests and measurements of the other way."""
     sink_limit_bytes: int = 4 << 20
     """What may wait for one client that does not read, before its request is ended."""
+    all_sinks_limit_bytes: int = 256 << 20
+    """What may wait for all clients together, before the request of the one that has left most unread is ended."""

@@ -16,6 +16,7 @@ to it as bytes and a flag, so it returns normally unless the client was cut off.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 
@@ -23,6 +24,7 @@ import orjson
 import trio
 
 from quipu.web.line import ChunkLine
+from quipu.web.shelf import Shelf
 from quipu.web.turns import take_slice, turn
 
 PING = b": ping\n\n"
@@ -55,14 +57,17 @@ class Sink:
         "_line",
         "_num_bytes",
         "_on_overflow",
+        "_shelf",
         "_wakeup",
         "_went_past",
         "finished",
         "overflowed",
     )
 
-    def __init__(self, limit_bytes: int, on_overflow: Callable[[], None]) -> None:
+    def __init__(self, limit_bytes: int, on_overflow: Callable[[], None], shelf: Shelf | None = None) -> None:
+        """`shelf`: where all sinks say what they keep; `close` has to be called then."""
         self._limit_bytes = limit_bytes
+        self._shelf = Shelf(sys.maxsize) if shelf is None else shelf
         self._on_overflow = on_overflow
         self._backlog: deque[bytes | Iterator[bytes]] = deque()
         self._num_bytes = 0
@@ -79,11 +84,7 @@ class Sink:
             return
         num_bytes = self._count(data)
         if self._num_bytes + num_bytes > self._limit_bytes:
-            self.overflowed = True
-            self._backlog.clear()
-            self._wake()
-            # The generator is most likely stuck in a write, where no flag reaches it: the request itself has to end.
-            self._on_overflow()
+            self.cut_off()
             return
         if self._wakeup is not None and self._line is not None:
             try:
@@ -96,6 +97,20 @@ class Sink:
         self._backlog.append(data)
         self._num_bytes += num_bytes
         self._wake()
+        self._shelf.put(self, len(data))
+
+    def cut_off(self) -> None:
+        """What waits is too much: drop it, and end the request."""
+        self.overflowed = True
+        self.close()
+        self._wake()
+        # The generator is most likely stuck in a write, where no flag reaches it: the request itself has to end.
+        self._on_overflow()
+
+    def close(self) -> None:
+        """Its request has ended: nothing that waits will be delivered."""
+        self._backlog.clear()
+        self._shelf.leave(self)
 
     def push_slowly(self, chunks: Iterator[bytes]) -> None:
         """Push `chunks`, each of which is made when it is about to be written. They do not count: none waits."""
@@ -177,6 +192,7 @@ class Sink:
             num_bytes += len(made[-1])
             backlog.popleft()
         self._num_bytes -= sum(map(self._count, made))
+        self._shelf.take(self, num_bytes)
         return made[0] if len(made) == 1 else b"".join(made)
 
 

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from quipu.web.line import ChunkLine
+from quipu.web.shelf import Shelf
 from quipu.web.sse import MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
 
 
@@ -80,6 +81,25 @@ async def test_a_large_event_is_no_overflow() -> None:
     for _ in range(3):
         sink.push(b"x" * 1000)
     assert sink.overflowed and cut.count == 1
+
+
+async def test_all_sinks_together() -> None:
+    """Beyond the common limit the one that has left most unread is cut off; what is read, or ended, does not count."""
+    shelf, cuts = Shelf(100), [Cut() for _ in range(4)]
+    sinks = [Sink(60, cut, shelf) for cut in cuts]
+    for sink, num_bytes in zip(sinks, (20, 50, 30, 1), strict=True):
+        sink.push(b"x" * num_bytes)
+    assert [cut.count for cut in cuts] == [0, 1, 0, 0] and sinks[1].overflowed
+    assert shelf.num_bytes == 51
+    sinks[3].push(b"x" * 49)
+    assert sinks[2].take_nowait() == b"x" * 30
+    sinks[0].close()
+    assert shelf.num_bytes == 50 and len(shelf) == 1
+    sinks[2].push(b"x" * 50)
+    assert [cut.count for cut in cuts] == [0, 1, 0, 0]
+    for sink in sinks:
+        sink.close()
+    assert shelf.num_bytes == 0 and len(shelf) == 0
 
 
 async def test_a_long_backlog_is_several_writes() -> None:
