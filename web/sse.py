@@ -108,7 +108,8 @@ class Sink:
         self._on_overflow()
 
     def close(self) -> None:
-        """Its request has ended: nothing that waits will be delivered."""
+        """Its request has ended: nothing is delivered any more, nor kept of what may still come."""
+        self.finished = True
         self._backlog.clear()
         self._shelf.leave(self)
 
