@@ -11,6 +11,8 @@ numbers is in `core/account.py`.
 It keeps nothing: everything is in the daybook and the metrics, which outlive it. A new accountant begins with the
 message that its predecessor died of.
 
+Accounts of hundreds of sequences take milliseconds each, and a report may concern many: others run between them.
+
 What must always hold: no account outlives its request and its sequences; a message is written down once, whatever
 becomes of the accountant.
 """
@@ -50,6 +52,9 @@ from quipu.actors.registry import Registry
 
 log = structlog.get_logger()
 
+SLICE_S = 0.002
+"""How long accounts may be settled in a row."""
+
 
 class Accountant:
     def __init__(
@@ -69,6 +74,7 @@ class Accountant:
         self._detokenizer = detokenizer
         self._unix_time = unix_time
         self._reckoning = Reckoning(daybook, metrics, registry, journal)
+        self._slice_end = 0.0
 
     async def run(self, inbox: Receiver[AccountantMessage]) -> None:
         """Keep the books until cancelled."""
@@ -77,8 +83,10 @@ class Accountant:
             while pending:
                 await self._hear(pending[0])
                 pending.popleft()
+                await self._let_others_run()
             self._journal.flush()
             messages = await inbox.receive_all()
+            self._slice_end = time.perf_counter() + SLICE_S
             now = trio.current_time()
             pending.extend(Pending(message, now) for message in messages)
 
@@ -87,7 +95,7 @@ class Accountant:
             case StepReport():
                 await self._on_report(pending, pending.message)
             case EngineDied():
-                self._on_engine_died(pending, pending.message)
+                await self._on_engine_died(pending, pending.message)
             case _:
                 page = self._write(pending)
                 if page is not None:
@@ -136,9 +144,9 @@ class Accountant:
             except ValueError as error:
                 log.error("report.unreadable", number=report.number, error=str(error))
                 self._write_gap()
-        self._settle(report.admitted_ids, pending.at)
-        self._settle(report.revised_ids, pending.at)
-        self._settle(self._first_tokens(report), pending.at)
+        await self._settle(report.admitted_ids, pending.at)
+        await self._settle(report.revised_ids, pending.at)
+        await self._settle(self._first_tokens(report), pending.at)
         if report.token_ids and not pending.is_timed:
             pending.is_timed = True
             self._time_tokens(report, pending.at)
@@ -157,7 +165,7 @@ class Accountant:
             pending.is_shown = True
             self._show(report)
         self._end_those_with_gaps(report)
-        self._settle(report.terminal_ids, pending.at)
+        await self._settle(report.terminal_ids, pending.at)
 
     def _is_next(self, report: StepReport) -> bool:
         """Whether a report follows those heard; one that was heard before is not booked again."""
@@ -186,12 +194,19 @@ class Accountant:
         if ids:
             self._registry.give_up(ids)
 
-    def _settle(self, sequence_ids: list[int], now: float) -> None:
+    async def _settle(self, sequence_ids: list[int], now: float) -> None:
         if not sequence_ids:
             return
         by_sequence = self._daybook.by_sequence
         for page in {id(p): p for i in sequence_ids if (p := by_sequence.get(i)) is not None}.values():
+            await self._let_others_run()
             self._reckoning.settle(page, now)
+
+    async def _let_others_run(self) -> None:
+        """A checkpoint, where the last one was some time ago."""
+        if time.perf_counter() > self._slice_end:
+            await trio.lowlevel.checkpoint()
+            self._slice_end = time.perf_counter() + SLICE_S
 
     def _write_report(self, report: StepReport, now: float) -> None:
         """Every entry of the report into its request's page."""
@@ -297,7 +312,7 @@ class Accountant:
 
     # ------------------------------------------------------------ an engine's death
 
-    def _on_engine_died(self, pending: Pending, message: EngineDied) -> None:
+    async def _on_engine_died(self, pending: Pending, message: EngineDied) -> None:
         if not pending.is_written:
             pending.is_written = True
             self._daybook.num_reports = 0
@@ -308,4 +323,4 @@ class Accountant:
         metrics.num_requests_running.set(0)
         metrics.num_requests_waiting.set(0)
         metrics.set_blocks(total=total, free=total, cached=0)  # its blocks are gone, and the next one's are all free
-        self._settle(list(message.held_ids), pending.at)
+        await self._settle(list(message.held_ids), pending.at)

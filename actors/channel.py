@@ -142,6 +142,8 @@ _HEADER = struct.Struct("<IIH")
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 << 20
 """A longer frame is a broken peer."""
+MAX_WRITE_BYTES = 1 << 18
+"""Frames that are encoded before the loop has a turn: a request may have hundreds of long prompts."""
 
 
 class PeerGone(Exception):
@@ -162,9 +164,19 @@ class FrameWriter:
         return head + body
 
     async def send_all(self, messages: Iterable[WireMessage]) -> None:
-        """Write them in order, in one go. Raises PeerGone."""
+        """Write them in order, `MAX_WRITE_BYTES` and a message at a time. Raises PeerGone."""
+        frames: list[bytes] = []
+        num_bytes = 0
         try:
-            await self._stream.send_all(b"".join(map(self.encode, messages)))
+            for message in messages:
+                frames.append(self.encode(message))
+                num_bytes += len(frames[-1])
+                if num_bytes >= MAX_WRITE_BYTES:
+                    await self._stream.send_all(b"".join(frames))
+                    frames.clear()
+                    num_bytes = 0
+            if frames:
+                await self._stream.send_all(b"".join(frames))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise PeerGone("the stream is closed") from error
 

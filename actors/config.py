@@ -65,6 +65,8 @@ class EngineConfig:
     """Sequences that may wait for admission; 0 is no limit."""
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait for admission; 0 is no limit."""
+    max_waiting_share: float = 1.0
+    """Of both, what may be one tenant's."""
     share_pending_prefixes: bool = True
     """A newcomer whose next block is being computed by somebody else waits for it, where that pays."""
     step_overhead_tokens: int = 512
@@ -106,6 +108,11 @@ class HouseConfig:
     plan_slots: int = 4
     """Plans, proposals and grants that may wait inside the engine: more than are ever in flight."""
     max_open_requests: int = 4096
+    max_prompt_scores: int = 1 << 22
+    """Prompt positions of one request, times the tokens that are told of each (`echo` with `logprobs`,
+    `prompt_logprobs`): 12 bytes each are kept until it ends."""
+    max_output_scores: int = 1 << 25
+    """The same of all that its choices may put out."""
     max_restarts: int = 5
     """Engine deaths within `restart_window_s` after which the server gives up."""
     restart_window_s: float = 60.0

@@ -12,7 +12,7 @@ What must always hold:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -266,6 +266,12 @@ class Submit:
     """Whether cached blocks may serve it. False: every position is computed, and published as ever."""
     pins: tuple[Pin, ...] = ()
     """Prefixes to be kept once they are computed, shortest first."""
+    party_id: int = 0
+    """The first sequence of its request; 0 for one that is alone."""
+    num_to_come: int = 0
+    """Sequences of its request that follow: they are let in or refused together."""
+    tokens_to_come: int = 0
+    """Prompt tokens of those."""
 
 
 @attrs.frozen
@@ -273,6 +279,8 @@ class Abort:
     """End a sequence: its client left, or a stop string was found, or a sibling failed. Ignored if it has ended."""
 
     sequence_id: int
+    ends_party: bool = False
+    """It is its request's first, and no other will be submitted."""
 
 
 @attrs.frozen
@@ -496,6 +504,21 @@ class Scores(msgspec.Struct, array_like=True, frozen=True):
     top_logprobs: list[list[float]]
 
 
+class PackedScores(msgspec.Struct, array_like=True, frozen=True):
+    """`Scores` of prompt tokens as bytes (`core/scored.py`): thousands of them come at once.
+
+    Arrays of unsigned ints of 4 bytes, and of floats of 8, as this machine has them.
+    """
+
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    num_top: int
+    """Likeliest tokens beside each."""
+    top_ids: bytes
+    top_logprobs: bytes
+
+
 class StepScores(msgspec.Struct, array_like=True, frozen=True):
     """What one step found out for those who ask."""
 
@@ -506,7 +529,7 @@ class StepScores(msgspec.Struct, array_like=True, frozen=True):
     """Sequences whose prompt tokens are scored..."""
     prompt_positions: list[int]
     """...from this position on."""
-    prompts: list[Scores]
+    prompts: list[PackedScores]
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
@@ -735,7 +758,11 @@ class Track:
     skip_special_tokens: bool
     outlet: Outlet
     is_scored: bool = False
-    """Scores come with its tokens, or its prompt's."""
+    """Scores come with its tokens."""
+    scores_from: int | None = None
+    """The sequence with which its prompt is scored: itself, or the first choice of the same prompt."""
+    num_prompt_scores: int = 0
+    """Tokens of the prompt that are scored there."""
     echo: PromptText | None = None
     """The prompt, where the choice's text begins with it."""
     prompt_only: bool = False
@@ -828,13 +855,28 @@ class ScoredToken(msgspec.Struct, frozen=True, gc=False):
     """The likeliest in its place, best first; it is among them or not."""
 
 
+class TokenScores(Protocol):
+    """Scored tokens that become objects when they are written out, a few at a time."""
+
+    def __len__(self) -> int: ...
+
+    def offset(self, at: int, /) -> int:
+        """Characters of its choice's text before one token."""
+        ...
+
+    def tokens(self, start: int, end: int, num_top: int, /) -> Iterator[ScoredToken]:
+        """Those from `start` to `end`, each with `num_top` of its likeliest at most."""
+        ...
+
+
 class ScoredDelta(Delta, frozen=True, gc=False):
-    """A delta of a choice whose client asked for logprobs."""
+    """A delta of a choice whose client asked for logprobs, or for its prompt."""
 
     scores: tuple[ScoredToken, ...] = ()
     """Of the tokens that `num_tokens` counts, also where their text is held back."""
-    prompt_scores: tuple[ScoredToken, ...] = ()
-    """Of the whole prompt, once, before anything else; without its first token, unless the prompt is echoed."""
+    prompt_scores: TokenScores | None = None
+    """Of the whole prompt, once, before anything else, with its text where that is echoed; without its first token,
+    unless it is. All choices of a prompt have the same."""
 
 
 @attrs.frozen(kw_only=True)

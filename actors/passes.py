@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import msgspec
 
+from quipu.actors.core.scored import pack
 from quipu.actors.messages import SamplingParams, Scores, StepPlan, StepScores
 from quipu.kernels import batch as kernel_batch
 from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
@@ -158,7 +159,8 @@ def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
     start = 0
     asked = plan.to_score
     for token_ids in asked.token_ids if asked is not None else ():
-        prompts.append(_columns(drawn.prompt_scores.cut(start, start + len(token_ids))))
+        # here, in the executor's thread: neither process's loop has to look at each number
+        prompts.append(pack(_columns(drawn.prompt_scores.cut(start, start + len(token_ids)))))
         start += len(token_ids)
     return StepScores(
         drawn_ids=[plan.row_ids[row] for row in scoring.drawn_rows],

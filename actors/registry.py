@@ -57,6 +57,8 @@ class OpenRequest:
     request_id: str
     mailbox: Mailbox
     submitted_ids: list[int] = attrs.field(factory=list)
+    num_to_come: int = 0
+    """Sequences that the engine expects besides."""
     stopped: bool = False
     """It has left or failed: nothing more of it is submitted."""
 
@@ -243,7 +245,9 @@ class Registry:
         if not self.may_submit(track.request_id):
             self.lane.cancel_reservation()
             return False
-        self._open[track.request_id].submitted_ids.append(submit.sequence_id)
+        request = self._open[track.request_id]
+        request.submitted_ids.append(submit.sequence_id)
+        request.num_to_come = submit.num_to_come
         self._live[submit.sequence_id] = LiveSequence()
         self._detokenizer.post(track)
         self.lane.put_reserved(submit)
@@ -273,6 +277,9 @@ class Registry:
         request.stopped = True
         for sequence_id in request.submitted_ids:
             self.abort(sequence_id)
+        if request.num_to_come:
+            request.num_to_come = 0
+            self.lane.post(Abort(request.submitted_ids[0], ends_party=True))
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
 

@@ -64,6 +64,8 @@ def hear(batcher: Batcher, message: SchedulerMessage) -> None:
             batcher.submit(message)
         case Abort():
             batcher.abort(message.sequence_id)
+            if message.ends_party:
+                batcher.end_party(message.sequence_id)
         case ResetPrefixCache():
             batcher.reset_prefix_cache()
         case StepFailed():

@@ -20,6 +20,7 @@ from quipu.actors.config import HouseConfig
 from quipu.actors.core.drawing import complete_rules, contradiction, sequence_seed
 from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
+from quipu.actors.core.prompt_scores import prompt_scoring, too_many_scores
 from quipu.actors.core.room import output_room, too_long
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.messages import (
@@ -113,6 +114,11 @@ class TokenizerActor:
                 self._refuse(request, await self._blame(request, asked, budget, longest))
                 return
             budgets.append(budget)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        config = self._config
+        if refusal := too_many_scores(request, lengths, budgets, config.max_prompt_scores, config.max_output_scores):
+            self._refuse(request, refusal)
+            return
         sampling = await self._complete_sampling(request)
         if (conflict := contradiction(sampling.rules)) is not None:
             self._refuse(request, conflict)
@@ -203,11 +209,14 @@ class TokenizerActor:
             )
         )
         keys_of: dict[int, list[bytes]] = {}
+        tokens_to_come = sum(len(prompts[prompt].token_ids) for prompt, _ in places)
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             token_ids = prompts[prompt].token_ids
             if prompt not in keys_of:
                 keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
             seed = sequence_seed(sampling.seed, prompt, choice)
+            tokens_to_come -= len(token_ids)
+            scoring = prompt_scoring(request, sampling, sequence_id, choice, len(token_ids))
             submit = Submit(
                 sequence_id=sequence_id,
                 prompt_token_ids=token_ids,
@@ -215,9 +224,17 @@ class TokenizerActor:
                 block_keys=keys_of[prompt],
                 tenant=request.domain,
                 priority=request.priority,
-                sampling=attrs.evolve(sampling, max_tokens=max(1, budgets[prompt]), seed=seed),
-                reads_cache=not request.echo and sampling.prompt_logprobs is None,
+                sampling=attrs.evolve(
+                    sampling,
+                    max_tokens=max(1, budgets[prompt]),
+                    seed=seed,
+                    prompt_logprobs=scoring.prompt_logprobs,
+                ),
+                reads_cache=scoring.reads_cache,
                 pins=pins_of(prompts[prompt].breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
+                party_id=sequence_ids[0],
+                num_to_come=len(places) - index - 1,
+                tokens_to_come=tokens_to_come,
             )
             track = Track(
                 request_id=request.request_id,
@@ -228,7 +245,9 @@ class TokenizerActor:
                 include_stop=request.include_stop,
                 skip_special_tokens=request.skip_special_tokens,
                 outlet=outlet,
-                is_scored=sampling.logprobs is not None or sampling.prompt_logprobs is not None,
+                is_scored=sampling.logprobs is not None,
+                scores_from=scoring.scores_from,
+                num_prompt_scores=scoring.num_prompt_scores,
                 echo=prompts[prompt].echo,
                 prompt_only=budgets[prompt] == 0,
                 min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,

@@ -132,13 +132,14 @@ class Client:
         assert self.house.daybook.num_open_accounts == 0
         assert self.house.desk.num_open_requests == 0
         assert self.house.desk.num_live_sequences == 0
-        assert self.house.detokenizer.num_tracked == 0
+        assert self.house.detokenizer.num_tracked == self.house.detokenizer.num_readings == 0
         manager = self.engine.block_manager
         manager.check()
         assert manager.holdings == {}
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only == self.config.engine.num_blocks - 1
         assert self.engine.batcher.sequences == {}
+        assert self.engine.batcher.num_parties == 0
 
 
 def kill_engine(client: Client) -> None:

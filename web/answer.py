@@ -11,7 +11,7 @@ a ticket.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,16 @@ from quipu.web.bodies import take_body
 from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
-from quipu.web.generation import GenerationRequest
+from quipu.web.generation import GenerationRequest, check_priority
 from quipu.web.options import AppOptions
+from quipu.web.shelf import shelf_of_run
 from quipu.web.stream import StreamWriter, Transcript
+from quipu.web.turns import take_slice, turn
 from quipu.web.usage import Tally
 from quipu.web.visit import Visit, current_visit
+
+MAX_MADE_BYTES = 1 << 16
+"""Of a large answer's body, made before it is sent."""
 
 
 class Reply(ABC):
@@ -52,9 +57,13 @@ class Reply(ABC):
     def answer_id(self) -> str:
         """What the answer is called in its API."""
 
-    @abstractmethod
     def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-        """The body of an answer that is complete."""
+        """The body of an answer that is complete, for APIs in which none is large; the others have `pieces`."""
+        raise NotImplementedError
+
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        """The same as JSON, in pieces that take about a millisecond each to make."""
+        yield orjson.dumps(self.whole(transcript, record))
 
     @abstractmethod
     def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:
@@ -112,6 +121,7 @@ async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOpti
     data, share = await take_body()
     body = await parse_object(data, share.grow)
     reply = await read(Asked(body, visit.request_id, desk.info, options))
+    check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or visit.principal.may_prioritize)
     caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
     encode = reply.wanted.encode(visit.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
@@ -146,7 +156,34 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Respons
     error = error_of(closed)
     if error is not None:
         raise error
-    return Response(orjson.dumps(reply.whole(transcript, closed.record)), content_type="application/json")
+    return await whole_response(reply.pieces(transcript, closed.record))
+
+
+async def whole_response(pieces: Iterator[bytes]) -> Response:
+    """An answer with a length, as nearly all are, or one that is made as its client reads it."""
+    begun: list[bytes] = []
+    num_bytes = 0
+    while num_bytes < MAX_MADE_BYTES:
+        async with turn():
+            data = take_slice(pieces, MAX_MADE_BYTES - num_bytes)
+        if not data:
+            return Response(b"".join(begun), content_type="application/json")
+        begun.append(data)
+        num_bytes += len(data)
+    response = Response(_rest(begun, pieces), content_type="application/json")
+    response.timeout = None
+    return response
+
+
+async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    yield b"".join(begun)
+    begun.clear()
+    while True:
+        async with turn():
+            data = take_slice(pieces, MAX_MADE_BYTES)
+        if not data:
+            return
+        yield data
 
 
 async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options: AppOptions) -> Response:
@@ -156,7 +193,8 @@ async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options
         error = error_of(first)
         if error is not None:
             raise error
-    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut)
+    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut, shelf_of_run(options.all_sinks_limit_bytes))
+    visit.scope.on_close(sink.close)
     writer = reply.writer(sink, visit.tally, visit.log)
     mailbox.attach(writer.consume)
     open_line = visit.connection.open_line if options.direct_streams and visit.connection is not None else None

@@ -113,8 +113,21 @@ def read_seed(fields: Fields) -> int:
 
 
 def read_priority(fields: Fields) -> int:
-    """`priority`, for the scheduling policy that looks at it. Raises APIError."""
+    """`priority`, for the scheduling policy that looks at it. Whether it is allowed is asked once for all APIs.
+
+    Raises APIError.
+    """
     return fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY) or 0
+
+
+def check_priority(priority: int, *, is_allowed: bool) -> None:
+    """Who is served first is the operator's to say: 0 is everybody's. Raises APIError."""
+    if priority and not is_allowed:
+        message = (
+            "`priority` is not allowed here: the server must be started with --allow-client-priority, or the API key "
+            "must be marked with `priority = true` in the key file."
+        )
+        raise invalid(message, "priority", "priority_not_allowed")
 
 
 def read_cache_salt(fields: Fields) -> str:

@@ -94,6 +94,7 @@ def add_key_actions(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--tenant", required=True, help="who pays, and whose cache its requests share")
     new.add_argument("--name", required=True, help="for people")
     new.add_argument("--admin", action="store_true", help="may also ask what concerns the whole server")
+    new.add_argument("--priority", action="store_true", help="its requests may name a `priority`")
     actions.add_parser("hash", help="read a key from stdin, print what the key file holds of it")
 
 
@@ -109,6 +110,7 @@ def run_keys(arguments: argparse.Namespace) -> int:
                 name=arguments.name,
                 tenant=arguments.tenant,
                 admin=arguments.admin,
+                priority=arguments.priority,
                 sha256=hash_key(key),
             )
             check_entry(entry, "the entry")

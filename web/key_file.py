@@ -44,6 +44,8 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sha256: str
     """Of the key, in hexadecimal digits."""
     admin: bool = False
+    priority: bool = False
+    """Its requests may name a `priority`."""
 
 
 def hash_key(key: str) -> str:

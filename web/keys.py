@@ -33,6 +33,8 @@ class Principal:
     key_name: str | None
     is_admin: bool
     """May ask what concerns the whole server, and sees every tenant's records."""
+    may_prioritize: bool = False
+    """May name a `priority` of its own, whatever the server allows everybody."""
 
 
 def house_principal(tenant: str = DEFAULT_TENANT) -> Principal:
@@ -54,7 +56,13 @@ class KeyRing:
         self._secret = secrets.token_bytes(32)
         self._holders: dict[bytes, _Holder] = {}
         for entry in entries:
-            principal = Principal(tenant=entry.tenant, key_id=entry.id, key_name=entry.name, is_admin=entry.admin)
+            principal = Principal(
+                tenant=entry.tenant,
+                key_id=entry.id,
+                key_name=entry.name,
+                is_admin=entry.admin,
+                may_prioritize=entry.priority,
+            )
             digest = bytes.fromhex(entry.sha256)
             self._holders[self._place(digest)] = _Holder(digest, principal)
         self.num_keys = len(entries)

@@ -13,6 +13,8 @@ class AppOptions:
     """The one tenant, where no keys were asked for; otherwise each key has its own."""
     always_include_usage: bool = False
     """Streams carry usage without being asked, for operators who meter at a gateway."""
+    allow_client_priority: bool = False
+    """Any request may name a `priority`. Otherwise only those whose key may."""
     keep_billing_header: bool = False
     """Claude Code's `x-anthropic-billing-header` is rendered into prompts, which then differ in each session."""
     max_body_bytes: int = 8 << 20
@@ -32,3 +34,5 @@ class AppOptions:
     (`line.py`). Off in tests and measurements of the other way."""
     sink_limit_bytes: int = 4 << 20
     """What may wait for one client that does not read, before its request is ended."""
+    all_sinks_limit_bytes: int = 256 << 20
+    """What may wait for all clients together, before the request of the one that has left most unread is ended."""

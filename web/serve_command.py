@@ -65,6 +65,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
     options = AppOptions(
+        allow_client_priority=arguments.allow_client_priority,
         always_include_usage=arguments.always_include_usage,
         keep_billing_header=arguments.keep_billing_header,
         request_timeout_s=arguments.request_timeout,

@@ -89,8 +89,20 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="longest chunk of one prompt in a step that others share; 0 is off",
     )
-    add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
-    add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
+    add(
+        "--max-waiting-requests",
+        type=_count,
+        metavar="N",
+        help="sequences that may wait, beyond which requests are answered 503; 0 is no limit (default: four times "
+        "--max-num-seqs, and 1024 at least)",
+    )
+    add(
+        "--max-waiting-tokens",
+        type=_count,
+        metavar="N",
+        help="prompt tokens that may wait, likewise (default: 2048 for each of four times --max-num-seqs sequences, "
+        "and eight of the longest prompts at least)",
+    )
     add(
         "--max-connections",
         type=_positive,
@@ -128,6 +140,11 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "--otlp-traces-endpoint",
         metavar="URL",
         help="send a span a request here, over OTLP/HTTP (default: as OTEL_EXPORTER_OTLP_ENDPOINT says, if anything)",
+    )
+    add(
+        "--allow-client-priority",
+        action="store_true",
+        help="let any request name its `priority`; otherwise only keys marked so may (docs/keys.md)",
     )
     add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
     add(

@@ -17,6 +17,17 @@ from quipu.actors.front import ServingInfo
 
 log = structlog.get_logger("quipu.cli")
 
+WAITING_PER_SEAT = 4
+"""Sequences that may wait, by default, for each that may run."""
+LEAST_WAITING = 1024
+"""However few may run: the largest request (`AppOptions.max_sequences`) fits into one tenant's half."""
+WAITING_TOKENS_EACH = 2048
+"""Prompt tokens that may wait, by default, for each sequence that may wait."""
+LEAST_WAITING_PROMPTS = 8
+"""Prompts of the longest length that may wait however few may run."""
+TENANT_SHARE = 0.5
+"""Of what may wait, one tenant's part where there are several."""
+
 
 def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingInfo]:
     """Every size of the server, from flags and the checkpoint. Raises CheckpointError."""
@@ -24,6 +35,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
     names = tuple(arguments.served_model_name or [checkpoint.name])
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
+    max_num_seqs = min(arguments.max_num_seqs, arguments.max_num_batched_tokens)
     engine = EngineConfig(
         model_path=str(path),
         executor=arguments.executor,
@@ -37,7 +49,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         determinism=arguments.determinism,
         num_threads=arguments.threads,
         max_model_len=max_model_len,
-        max_num_seqs=min(arguments.max_num_seqs, arguments.max_num_batched_tokens),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         eos_token_ids=checkpoint.eos_token_ids,
         enable_prefix_caching=arguments.enable_prefix_caching,
@@ -45,8 +57,15 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         max_pinned_share=arguments.max_pinned_share,
         scheduling_policy=arguments.scheduling_policy,
         long_prefill_token_threshold=arguments.long_prefill_token_threshold,
-        max_waiting_requests=arguments.max_waiting_requests,
-        max_waiting_tokens=arguments.max_waiting_tokens,
+        max_waiting_requests=_or_default(
+            arguments.max_waiting_requests, max(WAITING_PER_SEAT * max_num_seqs, LEAST_WAITING)
+        ),
+        max_waiting_tokens=_or_default(
+            arguments.max_waiting_tokens,
+            max(WAITING_PER_SEAT * max_num_seqs * WAITING_TOKENS_EACH, LEAST_WAITING_PROMPTS * max_model_len),
+        ),
+        # only a key file knows several tenants
+        max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
         log_level=arguments.log_level,
         fake_step_seconds=arguments.fake_step_seconds,
         fake_poison_token_id=arguments.fake_poison_token_id,
@@ -79,9 +98,11 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "share_pending_prefixes": engine.share_pending_prefixes,
             "max_pinned_share": engine.max_pinned_share,
             "scheduling_policy": engine.scheduling_policy,
+            "allow_client_priority": arguments.allow_client_priority,
             "long_prefill_token_threshold": engine.long_prefill_token_threshold,
             "max_waiting_requests": engine.max_waiting_requests,
             "max_waiting_tokens": engine.max_waiting_tokens,
+            "max_waiting_share": engine.max_waiting_share,
             "request_timeout": arguments.request_timeout,
             "max_body_bytes": arguments.max_body_bytes,
             "max_body_memory": arguments.max_body_memory,
@@ -91,6 +112,11 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         },
     )
     return config, info
+
+
+def _or_default(asked: int | None, default: int) -> int:
+    """0 is asked for as well: no limit."""
+    return default if asked is None else asked
 
 
 def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:

@@ -10,16 +10,31 @@ finished answer shows is that of the record in `Closed`, whatever was tallied on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import structlog
 import trio
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, ScoredDelta, ScoredToken, Started
+from quipu.actors.core.scored import ScoredColumns, Spelling
+from quipu.actors.messages import (
+    Closed,
+    Delta,
+    FinishReason,
+    LikelyToken,
+    OutletEvent,
+    ScoredDelta,
+    ScoredToken,
+    Started,
+    TokenScores,
+)
 from quipu.web.errors import APIError, frames_of, internal
 from quipu.web.sse import Sink
 from quipu.web.usage import Tally
+
+MAX_LOOSE_PIECES = 256
+"""Pieces of a text that are kept apart: a string of a few characters takes more than ten times their bytes."""
 
 
 @attrs.define(eq=False)
@@ -32,9 +47,12 @@ class Transcript:
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
     stop_matches: dict[int, str] = attrs.field(factory=dict)
     """The stop string that ended a choice, where one did."""
-    scores: dict[int, list[ScoredToken]] = attrs.field(factory=dict)
-    """Output tokens of each choice, and its prompt's, where their logprobs were asked for."""
-    prompt_scores: dict[int, list[ScoredToken]] = attrs.field(factory=dict)
+    scores: dict[int, ScoredColumns] = attrs.field(factory=dict)
+    """Output tokens of each choice, where their logprobs were asked for."""
+    prompt_scores: dict[int, TokenScores] = attrs.field(factory=dict)
+    """The tokens of each choice's prompt, likewise."""
+    _spellings: dict[int, Spelling] = attrs.field(factory=dict)
+    """Of every token in `scores`, once."""
     closed: Closed | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -43,19 +61,43 @@ class Transcript:
             match event:
                 case Delta():
                     self.tally.add(event)
-                    self.texts.setdefault(event.index, []).append(event.text)
+                    pieces = self.texts.setdefault(event.index, [])
+                    pieces.append(event.text)
+                    if len(pieces) > MAX_LOOSE_PIECES:
+                        self._join(pieces)
                     if event.finish_reason is not None:
                         self.finish_reasons[event.index] = event.finish_reason
                     if event.stop_match is not None:
                         self.stop_matches[event.index] = event.stop_match
                     if isinstance(event, ScoredDelta):
-                        self.scores.setdefault(event.index, []).extend(event.scores)
-                        self.prompt_scores.setdefault(event.index, []).extend(event.prompt_scores)
+                        self._keep(event)
                 case Started():
                     self.tally.start(event)
                 case Closed():
                     self.closed = event
                     self._done.set()
+
+    def _join(self, pieces: list[str]) -> None:
+        """Make one string of the latest pieces; the first stays, so that a long text is not copied time and again."""
+        pieces[1:] = ["".join(pieces[1:])]
+        if len(pieces[1]) > len(pieces[0]):
+            pieces[:] = ["".join(pieces)]
+
+    def _keep(self, event: ScoredDelta) -> None:
+        if event.prompt_scores is not None:
+            self.prompt_scores[event.index] = event.prompt_scores
+        columns = self.scores.get(event.index)
+        if columns is None:
+            columns = self.scores[event.index] = ScoredColumns(self._spellings.__getitem__)
+        for token in event.scores:
+            columns.append(token)
+            self._spell(token)
+
+    def _spell(self, token: ScoredToken) -> None:
+        told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top)
+        for one in told:
+            if one.token_id not in self._spellings:
+                self._spellings[one.token_id] = Spelling(one.text, one.utf8)
 
     async def wait_closed(self) -> Closed:
         """Wait for the request's last event."""
@@ -84,9 +126,7 @@ class StreamWriter(ABC):
             for event in events:
                 self._consume_one(event)
         except Exception as error:
-            # The mailbox's writer serves every request: this one's fault must stay its own.
-            self._end(self._failure(internal()))
-            self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
+            self._crash(error)
 
     @abstractmethod
     def _consume_one(self, event: OutletEvent) -> None:
@@ -95,6 +135,21 @@ class StreamWriter(ABC):
     @abstractmethod
     def _failure(self, error: APIError) -> bytes:
         """The last bytes of a stream whose request has failed."""
+
+    def _push_slowly(self, chunks: Iterator[bytes]) -> None:
+        """Push chunks that are made when the client has read those before them."""
+        self._sink.push_slowly(self._guard(chunks))
+
+    def _guard(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from chunks
+        except Exception as error:
+            self._crash(error)
+
+    def _crash(self, error: Exception) -> None:
+        # Whoever called serves every request: this one's fault must stay its own.
+        self._end(self._failure(internal()))
+        self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
 
     def _end(self, last: bytes) -> None:
         self._sink.push(last)

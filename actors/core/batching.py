@@ -22,7 +22,7 @@ from __future__ import annotations
 import attrs
 
 from quipu.actors.core.in_flight import FirstStep, StepInFlight, StepsInFlight
-from quipu.actors.core.intake import make_sequence, why_never, why_not_now
+from quipu.actors.core.intake import Intake, make_sequence, why_never
 from quipu.actors.core.introductions import Introductions
 from quipu.actors.core.limits import Limits
 from quipu.actors.core.prefix import chain_keys
@@ -76,6 +76,7 @@ class Batcher:
         self.sequences: dict[int, Sequence] = {}
         self._waiting = WaitingQueue(limits.policy)
         self._running = RunningSet(limits, self._waiting)
+        self._intake = Intake(limits)
         self._some_unsent = False
         self._in_flight = StepsInFlight()
         self._ending: dict[int, list[Sequence]] = {}  # ended, by the last step that holds them
@@ -103,17 +104,26 @@ class Batcher:
         sequence = make_sequence(message, self._next_arrival, self.limits)
         self._next_arrival += 1
         self.sequences[sequence.id] = sequence
-        refusal = why_never(sequence, self.limits)
-        if refusal is not None:
-            self._end(sequence, refusal, ErrorKind.INVALID)
-        elif (refusal := why_not_now(sequence, self._waiting, self.limits)) is not None:
-            self._end(sequence, refusal, ErrorKind.OVERLOADED)
+        refusal = self._intake.why_not(message, self._waiting, len(self._running))
+        if (reason := why_never(sequence, self.limits)) is not None:
+            self._end(sequence, reason, ErrorKind.INVALID)
+        elif refusal is not None:
+            self._end(sequence, refusal.reason, refusal.kind)
         else:
             self._waiting.push(sequence)
+
+    @property
+    def num_parties(self) -> int:
+        """Requests of which sequences are still to come."""
+        return self._intake.num_parties
 
     def reset_prefix_cache(self) -> None:
         """From the next step on nothing is found that has been published until now."""
         self._reset = True
+
+    def end_party(self, sequence_id: int) -> None:
+        """Nothing more of the request that began with this sequence will be submitted."""
+        self._intake.end_party(sequence_id)
 
     def abort(self, sequence_id: int) -> None:
         """End it where it stands. Nothing happens if it has ended, or was never here."""

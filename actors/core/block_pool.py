@@ -49,7 +49,7 @@ class BlockObserver(Protocol):
         """The contents of a run of blocks can be found from now on: the tokens from `start` on, a block's size each.
 
         `parent_key` is a root where `block_index`, the first one's place in its chain, is 0. `token_ids` is never
-        changed; it may be kept.
+        changed. It may be a whole prompt: who keeps it by reference keeps all of that.
         """
         ...
 

@@ -24,6 +24,8 @@ class Limits:
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step that others share; 0 is off."""
     max_waiting_requests: int = 0
-    """Sequences that may wait; further ones are refused. 0 is no limit."""
+    """Sequences that may wait; further requests are refused. 0 is no limit."""
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait."""
+    max_waiting_share: float = 1.0
+    """Of both, what one tenant's may take up."""

@@ -4,11 +4,15 @@ A `MissTracker` follows the committed contents of the cache (it is an observer o
 admission, compares the prompt with the longest chain that is there. Used by the KV-block manager. It decides nothing:
 without it the engine does the same.
 
+A stored run is kept in parts of `MAX_RUN_BLOCKS`, each with its own tokens and no others, for as long as its first
+block is there. So a chain of which only the beginning is left keeps no more than a part of what it was.
+
 What must always hold: what it keeps is bounded by the blocks of the pool, and a fixed number of evicted keys.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -19,6 +23,8 @@ from quipu.actors.messages import CacheMiss, MissReason
 
 MAX_BRANCHES = 16
 """Continuations of one block that a prompt is compared with, newest first."""
+MAX_RUN_BLOCKS = 64
+"""Blocks that are kept because the first of them is there."""
 
 
 @attrs.frozen(eq=False)
@@ -27,9 +33,8 @@ class StoredRun:
 
     keys: Sequence[bytes]
     parent_key: bytes
-    token_ids: list[int]
-    start: int
-    """Where in `token_ids` the first of them begins."""
+    token_ids: array[int]
+    """Theirs."""
     block_index: int
     """Place of the first of them in its chain."""
 
@@ -57,11 +62,16 @@ class MissTracker:
     def on_stored(
         self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
     ) -> None:
-        run = StoredRun(keys, parent_key, token_ids, start, block_index)
-        self._by_first_key[keys[0]] = run
-        self._runs_after.setdefault(parent_key, []).append(run)
-        if block_index == 0:
-            self._beginnings[self._first_tokens(run)] += 1
+        size = self._block_size
+        for first in range(0, len(keys), MAX_RUN_BLOCKS):
+            part = keys[first : first + MAX_RUN_BLOCKS]
+            part_start = start + first * size
+            tokens = array("I", token_ids[part_start : part_start + len(part) * size])
+            run = StoredRun(part, keys[first - 1] if first else parent_key, tokens, block_index + first)
+            self._by_first_key[part[0]] = run
+            self._runs_after.setdefault(run.parent_key, []).append(run)
+            if run.block_index == 0:
+                self._beginnings[self._first_tokens(run)] += 1
         if self._evicted or self._evicted_before:
             self._evicted.difference_update(keys)
             self._evicted_before.difference_update(keys)
@@ -133,11 +143,11 @@ class MissTracker:
 
     def _num_common(self, run: StoredRun, place: int, token_ids: list[int], start: int) -> int:
         """How many tokens of a run's block a prompt has from `start` on."""
-        stored_start = run.start + place * self._block_size
+        stored_start = place * self._block_size
         for offset in range(min(self._block_size, len(token_ids) - start)):
             if run.token_ids[stored_start + offset] != token_ids[start + offset]:
                 return offset
         return min(self._block_size, len(token_ids) - start)
 
     def _first_tokens(self, run: StoredRun) -> tuple[int, ...]:
-        return tuple(run.token_ids[run.start : run.start + self._block_size])
+        return tuple(run.token_ids[: self._block_size])

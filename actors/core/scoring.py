@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from quipu.actors.core.reporting import ReportBuilder
 from quipu.actors.core.request import Sequence
+from quipu.actors.core.scored import num_packed
 from quipu.actors.messages import Scores, StepScores, ToScore
 
 
@@ -36,7 +37,7 @@ def hand_out_scores(scores: StepScores, sequences: Iterable[Sequence], report: R
     prompts = [at for at, sequence_id in enumerate(scores.prompt_ids) if sequence_id in current]
     for at in prompts:
         sequence = current[scores.prompt_ids[at]]
-        sequence.num_scored = scores.prompt_positions[at] + len(scores.prompts[at].token_ids)
+        sequence.num_scored = scores.prompt_positions[at] + num_packed(scores.prompts[at])
     if len(drawn) < len(scores.drawn_ids) or len(prompts) < len(scores.prompt_ids):
         scores = StepScores(
             drawn_ids=[scores.drawn_ids[at] for at in drawn],

@@ -1,71 +1,65 @@
 """Puts words to what the model said of tokens: their text, their bytes, and where they stand in it.
 
-Used by the detokenizer, one `Scribe` for each sequence whose client asked for logprobs or for its prompt back. What
-must always hold: every scored token comes out once, in order; an offset counts the characters of the choice's text
-before its token, whether or not they were handed out yet.
+Used by the detokenizer: one `PromptReading` for each prompt that is echoed or scored, which all of its choices share,
+and one `Scribe` for each sequence whose outputs are scored. What must always hold: every scored token comes out once,
+in order; an offset counts the characters of the choice's text before its token, whether or not they were handed out
+yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
 
-import attrs
-
+from quipu.actors.core.scored import ScoredColumns, Speller, Spelling, num_packed
 from quipu.actors.core.text import TokenDecoder
-from quipu.actors.messages import LikelyToken, PromptText, ScoredToken, Scores
+from quipu.actors.messages import LikelyToken, PackedScores, PromptText, ScoredToken, Scores
+
+__all__ = ["PromptReading", "Scribe", "Speller", "Spelling"]
 
 
-@attrs.frozen
-class Spelling:
-    """One token by itself."""
+class PromptReading:
+    """What is told of one prompt: its text where that is echoed, and its scores, of which the engine brings parts."""
 
-    text: str
-    utf8: bytes
+    def __init__(self, spell: Speller, echo: PromptText | None, num_scores: int) -> None:
+        """`num_scores`: tokens that the engine scores."""
+        self.text = "" if echo is None else echo.text
+        self.scores = ScoredColumns(spell)
+        self._offsets = array("I") if echo is None else array("I", echo.offsets)
+        self._num_missing = num_scores
+        if echo is not None:
+            self.scores.append_unscored(echo.first_token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing more will come."""
+        return self._num_missing <= 0
+
+    def hear(self, position: int, scores: PackedScores) -> None:
+        """Prompt tokens from `position` on have been scored."""
+        count = num_packed(scores)
+        self.scores.extend(scores, self._offsets[position : position + count])
+        self._num_missing -= count
 
 
 class Scribe:
-    def __init__(self, spell: Callable[[int], Spelling], decoder: TokenDecoder, echo: PromptText | None) -> None:
-        """`decoder` decodes the sequence's outputs, as their text does, for the offsets."""
+    def __init__(self, spell: Speller, decoder: TokenDecoder, num_characters: int = 0) -> None:
+        """`decoder` decodes the sequence's outputs, as their text does, for the offsets.
+
+        `num_characters` of the choice's text come before them.
+        """
         self._spell = spell
         self._decoder = decoder
-        self._echo = echo
-        self._num_characters = len(echo.text) if echo is not None else 0
-        self._prompt: list[ScoredToken] = []
-
-    @property
-    def echoed_text(self) -> str:
-        """What the choice's text begins with."""
-        return self._echo.text if self._echo is not None else ""
-
-    def hear_prompt(self, position: int, scores: Scores) -> None:
-        """Prompt tokens from `position` on have been scored."""
-        offsets = self._echo.offsets if self._echo is not None else None
-        for at in range(len(scores.token_ids)):
-            self._prompt.append(self._put(scores, at, 0 if offsets is None else offsets[position + at]))
-
-    def take_prompt(self) -> tuple[ScoredToken, ...]:
-        """All that was said of the prompt; its first token, of which nothing can be, only where it is echoed."""
-        prompt, self._prompt = self._prompt, []
-        if self._echo is None:
-            return tuple(prompt)
-        token_id = self._echo.first_token_id
-        spelling = self._spell(token_id)
-        return (ScoredToken(token_id, spelling.text, spelling.utf8, 0, None, None, ()), *prompt)
+        self._num_characters = num_characters
 
     def drawn(self, scores: Scores, at: int) -> ScoredToken:
         """The sequence's next output."""
-        token = self._put(scores, at, self._num_characters)
-        self._num_characters += len(self._decoder.push(token.token_id))
-        return token
-
-    def _put(self, scores: Scores, at: int, offset: int) -> ScoredToken:
         token_id = scores.token_ids[at]
         spelling = self._spell(token_id)
-        return ScoredToken(
+        token = ScoredToken(
             token_id=token_id,
             text=spelling.text,
             utf8=spelling.utf8,
-            offset=offset,
+            offset=self._num_characters,
             logprob=scores.logprobs[at],
             rank=scores.ranks[at],
             top=tuple(
@@ -75,6 +69,8 @@ class Scribe:
                 )
             ),
         )
+        self._num_characters += len(self._decoder.push(token_id))
+        return token
 
     def _name(self, token_id: int, logprob: float, rank: int) -> LikelyToken:
         spelling = self._spell(token_id)

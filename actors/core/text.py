@@ -1,4 +1,4 @@
-"""From token ids to text, piece by piece: incremental UTF-8 and stop strings.
+"""From token ids to text, piece by piece: incremental UTF-8 and stop strings (`stop_strings.py`).
 
 Used by the detokenizer, one `TextStream` a sequence. What must always hold: the pieces joined are the whole text, cut
 where a stop string begins; nothing is handed out that could still turn out to be part of a stop string or of an
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+
+from quipu.actors.core.stop_strings import ROOT, StopStrings
 
 
 class TokenDecoder(Protocol):
@@ -59,50 +61,55 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class StopMatcher:
     """Holds back text while it could be the beginning of a stop string."""
 
-    __slots__ = ("_held", "_include", "_num_deaf_chars", "_num_deaf_pieces", "_stops")
+    __slots__ = ("_include", "_node", "_num_deaf_chars", "_num_deaf_pieces", "_num_held", "_stops")
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False, num_deaf_pieces: int = 0) -> None:
-        """`include`: the stop string itself is handed out too. Stop strings are not empty.
+    def __init__(self, stops: StopStrings | None, *, include: bool = False, num_deaf_pieces: int = 0) -> None:
+        """`stops` may be shared with other matchers; None: nothing stops. `include`: the stop string is handed out too.
 
         None of them ends in the first `num_deaf_pieces` that are pushed.
         """
-        self._stops = tuple(stops)
+        self._stops = stops
         self._include = include
-        self._held = ""
+        self._node = ROOT
+        """Its prefix is what is held back."""
+        self._num_held = 0
         self._num_deaf_pieces = num_deaf_pieces
         self._num_deaf_chars = 0  # of those held: no stop string ends among them
 
     def push(self, text: str) -> Piece:
-        if not self._stops:
+        stops = self._stops
+        if stops is None:
             return Piece(text)
-        buffer = self._held + text
+        before, num_held = self._node, self._num_held
         if self._num_deaf_pieces:
             self._num_deaf_pieces -= 1
-            self._num_deaf_chars = len(buffer)
-        deaf = self._num_deaf_chars
-        found = [(at, stop) for stop in self._stops if (at := buffer.find(stop, max(0, deaf + 1 - len(stop)))) >= 0]
-        if found:
+            self._num_deaf_chars = num_held + len(text)
+        deaf, node, step = self._num_deaf_chars, before, stops.step
+        for end, character in enumerate(text, num_held + 1):
+            node = step(node, character)
             # the one that is complete first; of several, the one that begins first
-            at, stop = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
-            self._held = ""
-            return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], match=stop)
-        keep = max(_overlap(buffer, stop) for stop in self._stops)
-        self._held = buffer[len(buffer) - keep :]
-        self._num_deaf_chars = max(0, deaf + keep - len(buffer))
-        return Piece(buffer[: len(buffer) - keep])
+            if node != ROOT and end > deaf and (match := stops.ended_at(node)) is not None:
+                self._node, self._num_held = ROOT, 0
+                return Piece(self._first(before, text, end if self._include else end - len(match)), match=match)
+        self._node = stops.unfinished(node)
+        self._num_held = stops.depth(self._node)
+        num_out = num_held + len(text) - self._num_held
+        self._num_deaf_chars = max(0, deaf - num_out)
+        return Piece(self._first(before, text, num_out))
+
+    def _first(self, before: int, text: str, count: int) -> str:
+        """The first `count` characters of what was held before `text`, and `text`."""
+        if not count or self._stops is None:
+            return ""
+        return self._stops.prefix(before, count) + text[: max(0, count - self._stops.depth(before))]
 
     def flush(self) -> str:
         """What was held back and is no stop string after all."""
-        held, self._held = self._held, ""
+        if self._stops is None:
+            return ""
+        held = self._stops.prefix(self._node, self._num_held)
+        self._node, self._num_held = ROOT, 0
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 class TextStream:

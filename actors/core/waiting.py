@@ -48,9 +48,29 @@ class WaitingQueue:
         """What the tenant served last had been charged until then: where one begins that comes back."""
         self._length = 0
         self.num_tokens = 0
+        self._num_by_tenant: dict[str, tuple[int, int]] = {}
+        """Sequences and tokens of each tenant that has any."""
 
     def __len__(self) -> int:
         return self._length
+
+    def num_of(self, tenant: str) -> int:
+        """Sequences of one tenant."""
+        return self._num_by_tenant.get(tenant, (0, 0))[0]
+
+    def num_tokens_of(self, tenant: str) -> int:
+        """What they have to compute."""
+        return self._num_by_tenant.get(tenant, (0, 0))[1]
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        num_sequences, num_tokens = self._num_by_tenant.get(sequence.tenant, (0, 0))
+        if num_sequences + sign:
+            counted = (num_sequences + sign, num_tokens + sign * len(sequence.tokens))
+            self._num_by_tenant[sequence.tenant] = counted
+        else:
+            del self._num_by_tenant[sequence.tenant]
+        self._length += sign
+        self.num_tokens += sign * len(sequence.tokens)
 
     def push(self, sequence: Sequence) -> None:
         """Add one that has arrived, or comes back; its rank finds its place."""
@@ -63,8 +83,7 @@ class WaitingQueue:
             bisect.insort(line, sequence, key=self.rank)
         else:
             line.append(sequence)
-        self._length += 1
-        self.num_tokens += len(sequence.tokens)
+        self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
         """Take one out: admitted, or ended. Raises ValueError if it is not there."""
@@ -73,8 +92,7 @@ class WaitingQueue:
         line.remove(sequence)
         if not line:
             del self._lines[name]
-        self._length -= 1
-        self.num_tokens -= len(sequence.tokens)
+        self._count(sequence, -1)
 
     def first(self, count: int) -> list[Sequence]:
         """The next `count` in line, still in it."""

@@ -50,7 +50,7 @@ def test_limits_and_deadline(tmp_path: Path) -> None:
     folder = tmp_path / "limits"
     folder.mkdir()
     flags = ["--executor", "fake", "--fake-step-seconds", "0.02", "--max-num-seqs", "1", "--max-waiting-requests", "1"]
-    flags += ["--request-timeout", "2", "--scheduling-policy", "priority"]
+    flags += ["--request-timeout", "2", "--scheduling-policy", "priority", "--allow-client-priority"]
     with serving(folder, *flags) as server, ThreadPoolExecutor(3) as pool:
         running = pool.submit(server.complete, PROMPT, 5000)
         eventually(lambda: server.metrics()["num_requests_running"] == 1, "one runs")

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import trio
 
+from quipu.actors.core.scored import ScoredColumns, Spelling
 from quipu.actors.counts import UNKNOWN, Known
 from quipu.actors.front import DeskClosed, Health, ServingInfo, State
 from quipu.actors.mailbox import Mailbox
@@ -26,10 +27,12 @@ from quipu.actors.messages import (
     Encode,
     ErrorKind,
     FinishReason,
+    LikelyToken,
     Outcome,
     OutletEvent,
     Prompt,
     RequestError,
+    ScoredToken,
     Started,
     UsageRecord,
 )
@@ -71,6 +74,15 @@ def record(
         disputed=disputed,
         cache_misses=cache_misses,
     )
+
+
+def columns(*tokens: ScoredToken) -> ScoredColumns:
+    """Scored tokens as the detokenizer hands them out."""
+    told: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
+    scores = ScoredColumns({one.token_id: Spelling(one.text, one.utf8) for one in told}.__getitem__)
+    for token in tokens:
+        scores.append(token)
+    return scores
 
 
 STARTED = Started(prompt_tokens=40, cached_tokens=32, cache_write_tokens=0)

@@ -132,7 +132,8 @@ async def test_sampling() -> None:
     plain = await encode_of()
     assert (plain.sampling.temperature, plain.sampling.top_p, plain.sampling.top_k) == (1.0, 1.0, 0)
     assert plain.stop == () and plain.cache_salt == ""
-    extended = await encode_of(seed=3, ignore_eos=True, cache_salt="s", priority=2)
+    allowing = AppOptions(allow_client_priority=True)
+    extended = await encode_of(allowing, seed=3, ignore_eos=True, cache_salt="s", priority=2)
     assert (extended.sampling.seed, extended.sampling.ignore_eos) == (3, True)
     assert (extended.cache_salt, extended.priority) == ("s", 2)
 

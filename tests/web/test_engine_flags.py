@@ -25,6 +25,29 @@ def test_max_pinned_share(flags: list[str], expected: float) -> None:
     assert config.engine.max_pinned_share == info.settings["max_pinned_share"] == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "requests", "tokens", "share"),
+    [
+        ([], 1024, 4 * 256 * 2048, 1.0),
+        (["--max-num-seqs", "1000"], 4000, 4000 * 2048, 1.0),
+        (["--max-num-seqs", "1", "--max-model-len", "4096"], 1024, 8 * 4096, 1.0),
+        (["--max-waiting-requests", "0", "--max-waiting-tokens", "0"], 0, 0, 1.0),
+        (["--max-waiting-requests", "7", "--max-waiting-tokens", "9", "--key-file", "keys.toml"], 7, 9, 0.5),
+    ],
+)
+def test_what_may_wait(flags: list[str], requests: int, tokens: int, share: float) -> None:
+    """Bounded unless the operator says 0; with a key file, which may have several tenants, half is one tenant's."""
+    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    engine = config.engine
+    assert (engine.max_waiting_requests, engine.max_waiting_tokens, engine.max_waiting_share) == (
+        requests,
+        tokens,
+        share,
+    )
+    names = ("max_waiting_requests", "max_waiting_tokens", "max_waiting_share")
+    assert tuple(info.settings[name] for name in names) == (requests, tokens, share)
+
+
 @pytest.mark.parametrize("share", ["-0.1", "1.5", "half", "nan"])
 def test_a_share_that_is_none(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The flag is named."""

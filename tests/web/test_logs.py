@@ -87,7 +87,7 @@ async def test_cancelled_before_an_answer(lines: list[Any]) -> None:
 
 async def test_overflow_is_named(lines: list[Any]) -> None:
     """A client that was cut because it did not read is told from one that left."""
-    desk = FakeDesk(says(STARTED, Delta(0, "x" * 500, 1, None)))
+    desk = FakeDesk(says(STARTED, *[Delta(0, "x" * 500, 1, None)] * 3))
     async with Client(make_app(desk, AppOptions(sink_limit_bytes=100))).open("POST", PATH, {**BODY, "stream": True}):
         await trio.testing.wait_all_tasks_blocked()
         (line,) = lines

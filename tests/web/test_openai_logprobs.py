@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.web.fakes import STARTED, Client, FakeDesk, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
 
 from quipu.actors.messages import (
     Closed,
@@ -45,7 +45,7 @@ END = scored(11, "<end>", 8, -math.inf, likely(9, "Hu", -0.125, 1), likely(12, "
 
 def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
     """The prompt, if it is wanted, then "Hel", half a character, and a stop token that shows what was held back."""
-    first = [ScoredDelta(0, echo, 0, None, prompt_scores=prompt)] if prompt or echo else []
+    first = [ScoredDelta(0, echo, 0, None, prompt_scores=columns(*prompt))] if prompt or echo else []
     return [
         STARTED,
         *first,
@@ -130,7 +130,7 @@ async def test_echo_of_nothing_else() -> None:
     desk = FakeDesk(
         says(
             STARTED,
-            ScoredDelta(0, "To be", 0, None, prompt_scores=(FIRST, PROMPT)),
+            ScoredDelta(0, "To be", 0, None, prompt_scores=columns(FIRST, PROMPT)),
             Delta(0, "", 0, FinishReason.LENGTH),
             Closed(record(completion_tokens=0), None),
         )

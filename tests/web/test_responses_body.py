@@ -9,6 +9,7 @@ from tests.web.fakes import Client, FakeDesk
 
 from quipu.actors.messages import ChatPrompt
 from quipu.web.app import make_app
+from quipu.web.options import AppOptions
 
 PATH = "/v1/responses"
 
@@ -126,7 +127,8 @@ async def test_what_reaches_the_engine() -> None:
         "max_output_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 11, "stop": ["x"], "priority": -2,
         "cache_salt": "s", "prompt_cache_key": "k", "chat_template_kwargs": {"enable_thinking": False},
     }  # fmt: skip
-    exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
+    app = make_app(desk, AppOptions(allow_client_priority=True))
+    exchange, answer = await Client(app).post(PATH, body(**fields))
     assert exchange.status == 200, answer
     encode = desk.ticket.encode
     assert (encode.max_tokens, encode.stop, encode.priority, encode.cache_salt) == (7, ("x",), -2, "s")

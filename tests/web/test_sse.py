@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -13,7 +13,8 @@ import trio
 import trio.testing
 
 from quipu.web.line import ChunkLine
-from quipu.web.sse import PING, Sink, SinkOverflow, body, json_for_line
+from quipu.web.shelf import Shelf
+from quipu.web.sse import MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
 
 
 class Cut:
@@ -68,8 +69,74 @@ async def test_taking_makes_room() -> None:
     assert not sink.overflowed
 
 
+async def test_a_large_event_is_no_overflow() -> None:
+    """A client that reads is not cut because one event is larger than the limit, nor by what comes right after it; one
+    that leaves large events unread is."""
+    cut = Cut()
+    sink = Sink(10, cut)
+    for _ in range(3):
+        sink.push(b"x" * 1000)
+        sink.push(b"12345")
+        assert sink.take_nowait() == b"x" * 1000 + b"12345"
+    for _ in range(3):
+        sink.push(b"x" * 1000)
+    assert sink.overflowed and cut.count == 1
+
+
+async def test_all_sinks_together() -> None:
+    """Beyond the common limit the one that has left most unread is cut off; what is read, or ended, does not count."""
+    shelf, cuts = Shelf(100), [Cut() for _ in range(4)]
+    sinks = [Sink(60, cut, shelf) for cut in cuts]
+    for sink, num_bytes in zip(sinks, (20, 50, 30, 1), strict=True):
+        sink.push(b"x" * num_bytes)
+    assert [cut.count for cut in cuts] == [0, 1, 0, 0] and sinks[1].overflowed
+    assert shelf.num_bytes == 51
+    sinks[3].push(b"x" * 49)
+    assert sinks[2].take_nowait() == b"x" * 30
+    sinks[0].close()
+    assert shelf.num_bytes == 50 and len(shelf) == 1
+    sinks[2].push(b"x" * 50)
+    assert [cut.count for cut in cuts] == [0, 1, 0, 0]
+    for sink in sinks:
+        sink.close()
+    assert shelf.num_bytes == 0 and len(shelf) == 0
+
+
+async def test_a_long_backlog_is_several_writes() -> None:
+    """A client that comes back to reading is not given everything in one piece, which every layer would copy."""
+    sink = Sink(10 << 20, Cut())
+    for number in range(20):
+        sink.push(b"%x" % (number % 16) * (MAX_JOINED_BYTES // 4))
+    sink.finish()
+    writes = [data async for data in body(sink, 15.0)]
+    assert [len(data) for data in writes] == [MAX_JOINED_BYTES] * 5
+    assert b"".join(writes)[:: MAX_JOINED_BYTES // 4] == b"0123456789abcdef0123"
+
+
+async def test_slow_chunks_are_made_as_they_are_read() -> None:
+    """Nothing is made before its turn; what is pushed meanwhile comes after all of it, and counts; they do not."""
+    made: list[int] = []
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(5):
+            made.append(number)
+            yield b"%d" % number * MAX_WRITE_BYTES
+
+    sink = Sink(10, Cut())
+    sink.push(b"a")
+    sink.push_slowly(chunks())
+    sink.push(b"b")
+    sink.finish()
+    written = body(sink, 15.0)
+    assert await anext(written) == b"a" and made == []
+    for number in range(5):
+        assert await anext(written) == b"%d" % number * MAX_WRITE_BYTES
+        assert made == list(range(number + 1))
+    assert [data async for data in written] == [b"b"]
+
+
 async def test_overflow_wakes_a_waiting_body() -> None:
-    """One chunk larger than the limit is an overflow too, and the body does not wait on."""
+    """A body that waits is told, and does not wait on."""
     sink = Sink(10, Cut())
 
     async def read() -> None:
@@ -80,7 +147,8 @@ async def test_overflow_wakes_a_waiting_body() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
-        sink.push(b"12345678901")
+        for _ in range(3):
+            sink.push(b"12345678901")
 
 
 async def test_a_push_at_the_heartbeat_is_not_lost(autojump_clock: trio.testing.MockClock) -> None:
@@ -209,9 +277,11 @@ async def test_cancelled_body_is_not_passed_by() -> None:
 
 
 async def test_limit_holds_behind_a_full_line() -> None:
-    """What a full line leaves behind counts; one chunk beyond the limit is cut whichever way it would take."""
+    """What a full line leaves behind counts."""
     async with reading(limit_bytes=10) as one:
-        one.sink.push(b"12345678901")
+        one.line.is_full = True
+        for _ in range(3):
+            one.sink.push(b"12345")
         assert one.sink.overflowed and one.line.sent == []
 
 

@@ -6,8 +6,10 @@ they are; what the template makes of a role is its own affair.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import orjson
 
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import ChatPrompt, Delta, ScoredDelta
@@ -15,7 +17,12 @@ from quipu.web.errors import invalid
 from quipu.web.fields import Fields, missing, wrong_type
 from quipu.web.generation import GenerationRequest, WantedScores, read_model
 from quipu.web.openai.generation import read_generation, read_limit
-from quipu.web.openai.logprobs import chat_logprobs, prompt_logprobs, read_chat_scores
+from quipu.web.openai.logprobs import (
+    chat_logprobs,
+    chat_logprobs_pieces,
+    prompt_logprobs_pieces,
+    read_chat_scores,
+)
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import CHAT, refuse_unsupported
 from quipu.web.pace import Pace
@@ -131,18 +138,21 @@ def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
     return kwargs
 
 
-def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> dict[str, Any]:
-    """One choice of a whole answer."""
-    outputs = transcript.scores.get(index, [])
-    choice = {
-        "index": index,
-        "message": {"role": "assistant", "content": transcript.text(index), "refusal": None},
-        "logprobs": None if wanted.drawn is None else chat_logprobs(outputs, wanted.drawn),
-        "finish_reason": transcript.finish_reasons.get(index),
-    }
+def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
+    """One choice of a whole answer, as JSON."""
+    outputs = transcript.scores.get(index)
+    yield b'{"index":%d,"message":{"role":"assistant","content":' % index
+    yield orjson.dumps(transcript.text(index))
+    yield b',"refusal":null},"logprobs":'
+    if wanted.drawn is None:
+        yield b"null"
+    else:
+        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), wanted.drawn)
+    yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
     if wanted.prompt is not None:
-        choice["prompt_logprobs"] = prompt_logprobs(transcript.prompt_scores.get(index, []), wanted.prompt)
-    return choice
+        yield b',"prompt_logprobs":'
+        yield from prompt_logprobs_pieces(transcript.prompt_scores.get(index), wanted.prompt)
+    yield b"}"
 
 
 class ChatWriter(ChunkWriter):

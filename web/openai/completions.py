@@ -6,17 +6,25 @@ the index `p * n_choices + n`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
+import orjson
 
 from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt
+from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt, TokenScores
 from quipu.web.errors import invalid
 from quipu.web.fields import Fields, many_token_ids, missing, wrong_type
 from quipu.web.generation import GenerationRequest, WantedScores, read_model
 from quipu.web.openai.generation import read_generation, read_limit
-from quipu.web.openai.logprobs import completion_logprobs, prompt_logprobs, read_completion_scores
+from quipu.web.openai.logprobs import (
+    completion_logprobs,
+    completion_logprobs_pieces,
+    prompt_logprobs_pieces,
+    read_completion_scores,
+    slices,
+)
 from quipu.web.openai.render import ChunkWriter
 from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
 from quipu.web.pace import Pace
@@ -29,6 +37,8 @@ OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 _NUM_LOOKED_AT = 1024
 """Members of a list that tell what it is a list of."""
+MAX_ECHO_CHARS = 1 << 14
+"""Of a prompt that is streamed back without logprobs, in one chunk."""
 _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -90,19 +100,22 @@ async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pac
     return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 
 
-def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> dict[str, Any]:
-    """One choice of a whole answer."""
-    prompt, outputs = transcript.prompt_scores.get(index, []), transcript.scores.get(index, [])
-    told = [*prompt, *outputs] if wanted.echo else outputs
-    choice = {
-        "index": index,
-        "text": transcript.text(index),
-        "logprobs": None if wanted.drawn is None else completion_logprobs(told, wanted.drawn),
-        "finish_reason": transcript.finish_reasons.get(index),
-    }
+def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
+    """One choice of a whole answer, as JSON."""
+    prompt, outputs = transcript.prompt_scores.get(index), transcript.scores.get(index)
+    yield b'{"index":%d,"text":' % index
+    yield orjson.dumps(transcript.text(index))
+    yield b',"logprobs":'
+    if wanted.drawn is None:
+        yield b"null"
+    else:
+        told = (prompt if wanted.echo else None, outputs)
+        yield from completion_logprobs_pieces((part for part in told if part is not None), wanted.drawn)
+    yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
     if wanted.prompt is not None:
-        choice["prompt_logprobs"] = prompt_logprobs(prompt, wanted.prompt)
-    return choice
+        yield b',"prompt_logprobs":'
+        yield from prompt_logprobs_pieces(prompt, wanted.prompt)
+    yield b"}"
 
 
 class CompletionWriter(ChunkWriter):
@@ -117,15 +130,36 @@ class CompletionWriter(ChunkWriter):
 
     def render(self, delta: Delta) -> bytes:
         self._tally.add(delta)
-        head = self._heads.get(delta.index)
-        if head is None:
-            head = self._heads[delta.index] = self._choice_head + b'%d,"text":' % delta.index
+        head = self._head(delta.index)
         if self._num_top is None:
             tail = self._tail(delta.finish_reason)
         else:
             tail = self._scored_tail(delta, self._num_top, delta.finish_reason)
         return head + json_for_line(delta.text) + tail
 
+    def _head(self, index: int) -> bytes:
+        head = self._heads.get(index)
+        if head is None:
+            head = self._heads[index] = self._choice_head + b'%d,"text":' % index
+        return head
+
+    def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
+        """The echo: each chunk has the text of its tokens, so the chunks' texts and lists join to the whole."""
+        head, tail, text, num_top = self._head(delta.index), self._tail(None), delta.text, self._num_top
+        if num_top is None:
+            return (
+                head + json_for_line(text[start : start + MAX_ECHO_CHARS]) + tail
+                for start in range(0, len(text), MAX_ECHO_CHARS)
+            )
+        return self._scored_echo(head, tail, text, scores, num_top)
+
+    def _scored_echo(self, head: bytes, tail: bytes, text: str, scores: TokenScores, num_top: int) -> Iterator[bytes]:
+        start = 0
+        for some in slices(scores, num_top):
+            end = len(text) if some.stop == len(scores) else max(start, scores.offset(some.stop))
+            told = completion_logprobs(list(scores.tokens(some.start, some.stop, num_top)), num_top)
+            yield head + json_for_line(text[start:end]) + self.with_logprobs(tail, told)
+            start = end
+
     def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
-        told = [*delta.prompt_scores, *delta.scores]
-        return completion_logprobs(told, num_top) if told else None
+        return completion_logprobs(delta.scores, num_top) if delta.scores else None

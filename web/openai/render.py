@@ -7,13 +7,14 @@ text, choice and usage is encoded once, up front; a chunk costs no more than joi
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import orjson
 import structlog
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, ScoredDelta, Started, TokenScores
 from quipu.web.errors import APIError, error_of
 from quipu.web.generation import WantedScores
 from quipu.web.openai.generation import Delivery
@@ -71,10 +72,22 @@ class ChunkWriter(StreamWriter):
 
     @abstractmethod
     def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
-        """The delta's logprobs, where it has any."""
+        """The logprobs of the delta's outputs, where it has any."""
+
+    def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
+        """The chunks of a prompt that comes first, made one by one as the client reads them. Here none."""
+        return iter(())
+
+    @staticmethod
+    def with_logprobs(tail: bytes, told: dict[str, Any]) -> bytes:
+        """What follows a choice's text, with logprobs in it."""
+        return b',"logprobs":' + json_for_line(told) + tail[len(_NO_LOGPROBS) :]
 
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
+            case ScoredDelta() if event.prompt_scores is not None:
+                self._tally.add(event)
+                self._push_slowly(self.prompt(event, event.prompt_scores))
             case Delta():
                 if event.text or event.finish_reason is not None or self._num_top is not None:
                     self._sink.push(self.render(event))
@@ -104,7 +117,7 @@ class ChunkWriter(StreamWriter):
         """As `_tail`, with the delta's logprobs."""
         told = self.scores(delta, num_top) if isinstance(delta, ScoredDelta) else None
         tail = self._tail(finish_reason)
-        return tail if told is None else b',"logprobs":' + json_for_line(told) + tail[len(_NO_LOGPROBS) :]
+        return tail if told is None else self.with_logprobs(tail, told)
 
     def _tail(self, finish_reason: FinishReason | None) -> bytes:
         """What follows a choice's text to the end of its chunk, with the usage so far where it was asked for."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import attrs
+import orjson
 import structlog
 from quart import Response
 from quart_trio import QuartTrio
@@ -33,7 +34,7 @@ class Dialect:
     id_prefix: str
     object_name: str
     read: Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
-    choice: Callable[[Transcript, int, WantedScores], dict[str, Any]]
+    choice: Callable[[Transcript, int, WantedScores], Iterator[bytes]]
     writer: type[ChunkWriter]
 
 
@@ -68,13 +69,13 @@ class ChoicesReply(Reply):
     def answer_id(self) -> str:
         return self._envelope.id
 
-    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-        body = self._envelope.fields(self._dialect.object_name)
-        body["choices"] = [
-            self._dialect.choice(transcript, index, self.wanted.scores) for index in range(self.wanted.num_sequences)
-        ]
-        body["usage"] = openai_usage(record, with_tiers=self._delivery.with_tiers)
-        return body
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        yield orjson.dumps(self._envelope.fields(self._dialect.object_name))[:-1] + b',"choices":['
+        for index in range(self.wanted.num_sequences):
+            if index:
+                yield b","
+            yield from self._dialect.choice(transcript, index, self.wanted.scores)
+        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self._delivery.with_tiers)) + b"}"
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
         return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted.scores, tally, log)

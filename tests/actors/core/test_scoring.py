@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 
 from quipu.actors.core.reporting import ReportBuilder
 from quipu.actors.core.request import Sequence
+from quipu.actors.core.scored import pack
 from quipu.actors.core.scoring import ask_scores, hand_out_scores
-from quipu.actors.messages import SamplingParams, Scores, StepReport, StepScores, ToScore
+from quipu.actors.messages import PackedScores, SamplingParams, Scores, StepReport, StepScores, ToScore
 
 
 def make(sequence_id: int, length: int, *, outputs: int = 0) -> Sequence:
@@ -34,8 +36,12 @@ def scores(token_ids: list[int]) -> Scores:
     return Scores(token_ids, [-float(i) for i in token_ids], [1] * len(token_ids), [[]] * len(token_ids), [])
 
 
+def token_ids_of(packed: PackedScores) -> list[int]:
+    return list(array("I", packed.token_ids))
+
+
 def answer(asked: ToScore | None, sequence_id: int) -> StepScores:
-    prompts = [] if asked is None else [scores(token_ids) for token_ids in asked.token_ids]
+    prompts = [] if asked is None else [pack(scores(token_ids)) for token_ids in asked.token_ids]
     return StepScores([], scores([]), [sequence_id] * len(prompts), [] if asked is None else asked.positions, prompts)
 
 
@@ -65,11 +71,11 @@ def test_each_token_once_in_order(seed: int) -> None:
         for step in flush(report).scores
         for position, prompt in zip(step.prompt_positions, step.prompts, strict=True)
     ]
-    assert [token_id for _, prompt in told for token_id in prompt.token_ids] == sequence.tokens[1:40]
+    assert [token_id for _, prompt in told for token_id in token_ids_of(prompt)] == sequence.tokens[1:40]
     position = 1
     for at, prompt in told:
         assert at == position
-        position += len(prompt.token_ids)
+        position += len(token_ids_of(prompt))
 
 
 def test_two_chunks_in_flight() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.actors.core.stop_strings import StopStrings
 from quipu.actors.core.text import ByteDecoder, Piece, StopMatcher, TextStream
 
 LETTERS = st.text(alphabet="abé🌍", max_size=24)
@@ -24,6 +25,10 @@ def cut_at_stop(text: str, stops: list[str], *, include: bool, num_deaf: int = 0
     return text, False
 
 
+def stop_matcher(stops: list[str], *, include: bool = False, num_deaf_pieces: int = 0) -> StopMatcher:
+    return StopMatcher(StopStrings(stops) if stops else None, include=include, num_deaf_pieces=num_deaf_pieces)
+
+
 def cut_into(data: bytes, lengths: list[int]) -> list[bytes]:
     """`data` in pieces of the given lengths, the rest in one."""
     pieces, at = [], 0
@@ -37,7 +42,7 @@ def run(
     pieces: list[bytes], stops: list[str], *, include: bool = False, num_deaf_pieces: int = 0
 ) -> tuple[list[str], bool]:
     """What a client is handed: one text a token, and whether a stop string ended it."""
-    matcher = StopMatcher(stops, include=include, num_deaf_pieces=num_deaf_pieces)
+    matcher = stop_matcher(stops, include=include, num_deaf_pieces=num_deaf_pieces)
     stream = TextStream(ByteDecoder(pieces), matcher)
     texts = []
     for token_id in range(len(pieces)):
@@ -73,7 +78,7 @@ def test_no_stop_ends_before_the_minimum_of_tokens(
 def test_nothing_is_held_back_without_cause(text: str, stops: list[str], lengths: list[int]) -> None:
     """After each token only a beginning of a stop string, or an unfinished character, is still held."""
     pieces = cut_into(text.encode(), lengths)
-    stream = TextStream(ByteDecoder(pieces), StopMatcher(stops))
+    stream = TextStream(ByteDecoder(pieces), stop_matcher(stops))
     handed, fed = "", b""
     for token_id, piece in enumerate(pieces):
         fed += piece
@@ -119,13 +124,13 @@ def test_a_stop_within_another_s_beginning_may_be_too_early() -> None:
 
 def test_the_stop_that_is_complete_first_decides() -> None:
     """Not the one that begins first, nor the one named first."""
-    assert StopMatcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c")
-    assert StopMatcher(["c", "bc", "xc"]).push("abcd") == Piece("a", match="bc")
+    assert stop_matcher(["abcd", "c"]).push("xabcdy") == Piece("xab", match="c")
+    assert stop_matcher(["c", "bc", "xc"]).push("abcd") == Piece("a", match="bc")
 
 
 def test_a_stop_across_tokens() -> None:
     """Its beginning is held back until it is decided, also where the first attempt was none."""
-    matcher = StopMatcher(["aab"])
+    matcher = stop_matcher(["aab"])
     assert matcher.push("xa") == Piece("x")
     assert matcher.push("a") == Piece("")
     assert matcher.push("a") == Piece("a")

@@ -1,0 +1,139 @@
+"""Scored tokens in columns: what the model gave them, without an object for each.
+
+A prompt of 8,000 tokens with twenty likeliest beside each is 168,000 entries: twelve bytes an entry here, and over a
+hundred as objects. So they are packed where the executor finds them, travel packed, are kept packed, and become
+`ScoredToken`s a few at a time, when they are written out.
+
+    passes.py ─ pack ─▶ StepScores.prompts ─▶ scribe.py: one `ScoredColumns` a prompt ─▶ web: `tokens(start, end)`
+
+What must always hold: tokens come out as they went in, in order, each number to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import attrs
+
+from quipu.actors.messages import LikelyToken, PackedScores, ScoredToken, Scores
+
+_ID_BYTES = array("I").itemsize
+
+
+@attrs.frozen
+class Spelling:
+    """One token by itself."""
+
+    text: str
+    utf8: bytes
+
+
+Speller = Callable[[int], Spelling]
+
+
+def pack(scores: Scores) -> PackedScores:
+    """The columns as bytes. Raises ValueError where not all tokens have the same number of likeliest."""
+    num_top = len(scores.top_ids[0]) if scores.top_ids else 0
+    if any(len(ids) != num_top for ids in scores.top_ids):
+        raise ValueError("prompt tokens of one sequence have different numbers of likeliest tokens")
+    return PackedScores(
+        token_ids=array("I", scores.token_ids).tobytes(),
+        logprobs=array("d", scores.logprobs).tobytes(),
+        ranks=array("I", scores.ranks).tobytes(),
+        num_top=num_top,
+        top_ids=array("I", chain.from_iterable(scores.top_ids)).tobytes(),
+        top_logprobs=array("d", chain.from_iterable(scores.top_logprobs)).tobytes(),
+    )
+
+
+def num_packed(scores: PackedScores) -> int:
+    """How many tokens they are of."""
+    return len(scores.token_ids) // _ID_BYTES
+
+
+class ScoredColumns:
+    """A growing list of scored tokens (a `messages.TokenScores`)."""
+
+    __slots__ = ("_logprobs", "_offsets", "_ranks", "_spell", "_token_ids", "_top_ends", "_top_ids", "_top_logprobs")
+
+    def __init__(self, spell: Speller) -> None:
+        """`spell` has the text of every token that is put in."""
+        self._spell = spell
+        self._token_ids = array("I")
+        self._offsets = array("I")
+        self._logprobs = array("d")
+        """Not a number where nothing was said of a token; its rank is 0."""
+        self._ranks = array("I")
+        self._top_ids = array("I")
+        self._top_logprobs = array("d")
+        self._top_ends = array("I")
+        """By token: where its likeliest end."""
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the columns hold."""
+        columns = (self._token_ids, self._offsets, self._logprobs, self._ranks, self._top_ids, self._top_logprobs)
+        return sum(len(column) * column.itemsize for column in (*columns, self._top_ends))
+
+    def append(self, token: ScoredToken) -> None:
+        self._token_ids.append(token.token_id)
+        self._offsets.append(token.offset)
+        self._logprobs.append(math.nan if token.logprob is None else token.logprob)
+        self._ranks.append(token.rank or 0)
+        for likely in token.top:
+            self._top_ids.append(likely.token_id)
+            self._top_logprobs.append(likely.logprob)
+        self._top_ends.append(len(self._top_ids))
+
+    def append_unscored(self, token_id: int) -> None:
+        """A prompt's first token, of which nothing can be said."""
+        self._token_ids.append(token_id)
+        self._offsets.append(0)
+        self._logprobs.append(math.nan)
+        self._ranks.append(0)
+        self._top_ends.append(len(self._top_ids))
+
+    def extend(self, scores: PackedScores, offsets: array[int]) -> None:
+        """`offsets`: of each token; none where nobody wants them."""
+        count, num_likely = num_packed(scores), len(self._top_ids)
+        self._token_ids.frombytes(scores.token_ids)
+        self._offsets.extend(offsets or array("I", bytes(_ID_BYTES * count)))
+        self._logprobs.frombytes(scores.logprobs)
+        self._ranks.frombytes(scores.ranks)
+        self._top_ids.frombytes(scores.top_ids)
+        self._top_logprobs.frombytes(scores.top_logprobs)
+        self._top_ends.extend(num_likely + scores.num_top * at for at in range(1, count + 1))
+
+    # ------------------------------------------------------------ written out
+
+    def offset(self, at: int) -> int:
+        """Characters of its choice's text before one token."""
+        return self._offsets[at]
+
+    def tokens(self, start: int, end: int, num_top: int) -> Iterator[ScoredToken]:
+        """Those from `start` to `end`, each with `num_top` of its likeliest at most."""
+        spell, top_ids, top_logprobs = self._spell, self._top_ids, self._top_logprobs
+        for at in range(start, min(end, len(self._token_ids))):
+            first = self._top_ends[at - 1] if at else 0
+            likeliest = []
+            for rank, place in enumerate(range(first, min(self._top_ends[at], first + num_top)), start=1):
+                top_id = top_ids[place]
+                spelling = spell(top_id)
+                likeliest.append(LikelyToken(top_id, spelling.text, spelling.utf8, top_logprobs[place], rank))
+            token_id, rank = self._token_ids[at], self._ranks[at]
+            spelling = spell(token_id)
+            yield ScoredToken(
+                token_id=token_id,
+                text=spelling.text,
+                utf8=spelling.utf8,
+                offset=self._offsets[at],
+                logprob=self._logprobs[at] if rank else None,
+                rank=rank or None,
+                top=tuple(likeliest),
+            )

@@ -1,0 +1,183 @@
+"""The stop strings of one request as one automaton (Aho and Corasick, 1975), built as far as a text gets into them.
+
+Used by `text.py`: every sequence of a request walks the same automaton with a position of its own. A node is a prefix
+of some stop string, numbered so that the characters of each string follow one another:
+
+    stops  "abcd" "abx" "bc"      nodes  0 | a b c d | x | b c
+                                          root  1 2 3 4   5   6 7      2 ─x─▶ 5 and 0 ─b─▶ 6 are branches
+
+    fail   of a node: the longest proper suffix of its prefix that is a prefix, too
+    ended  at a node: the longest stop string that its prefix ends with
+
+What must always hold: a character costs amortised O(1) for the walk and, the first time that any sequence gets so deep,
+one node for each stop string; nothing in here is an object for each character: `NODE_BYTES` for each, and the strings.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+
+NODE_BYTES = 12
+"""What a character of a stop string takes at most besides the string itself: its label and two numbers."""
+
+_UNKNOWN = 0xFFFFFFFF
+ROOT = 0
+_NO_BRANCHES: dict[str, int] = {}
+
+
+class StopStrings:
+    """Steps from node to node, one character at a time."""
+
+    __slots__ = (
+        "__weakref__",
+        "_branches",
+        "_chain_depths",
+        "_chain_starts",
+        "_chain_stops",
+        "_chain_tails",
+        "_ended",
+        "_fail",
+        "_frontier",
+        "_labels",
+        "_stop_at",
+    )
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        """Costs a few comparisons of whole strings; the rest is made by `step`. Stop strings are not empty."""
+        self._labels = "\0"
+        """The character that leads to each node."""
+        self._branches: dict[int, dict[str, int]] = {}
+        """Where a node is followed by other nodes than the one after it."""
+        self._chain_starts: list[int] = []
+        """First node of each chain: what a stop string has beyond those sorted before it..."""
+        self._chain_depths: list[int] = []
+        """...how long the prefix is that it goes on from..."""
+        self._chain_stops: list[str] = []
+        """...and the stop string."""
+        self._chain_tails: set[int] = set()
+        """Last node of each chain: the node after it is not its child."""
+        self._stop_at: dict[int, str] = {}
+        self._add_all(sorted(set(stops)))
+        num_nodes = len(self._labels)
+        self._labels += "\0"  # the last node has one after it as well
+        self._fail = array("I", [_UNKNOWN]) * num_nodes
+        self._ended = array("I", [_UNKNOWN]) * num_nodes
+        """The node of a stop string; ROOT for none. Both are known down to the depth that was reached."""
+        self._fail[ROOT] = self._ended[ROOT] = ROOT
+        self._frontier = [ROOT]
+        """The nodes of that depth."""
+
+    def _add_all(self, stops: list[str]) -> None:
+        labels = [self._labels]
+        num_nodes = 1
+        path: list[tuple[int, int]] = []
+        """Of the stop string before: depths from which on its nodes are numbered in a row, and the first number."""
+        before = ""
+        for stop in stops:
+            shared = _num_common(before, stop)
+            path = [part for part in path if part[0] < shared]
+            parent = _node_at(path, shared)
+            child = num_nodes
+            labels.append(stop[shared:])
+            num_nodes += len(stop) - shared
+            if parent in self._chain_tails or child != parent + 1:
+                self._branches.setdefault(parent, {})[stop[shared]] = child
+            self._chain_starts.append(child)
+            self._chain_depths.append(shared)
+            self._chain_stops.append(stop)
+            self._chain_tails.add(num_nodes - 1)
+            self._stop_at[num_nodes - 1] = stop
+            path.append((shared, child))
+            before = stop
+        self._labels = "".join(labels)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is kept besides the strings themselves."""
+        return 4 * len(self._labels) + self._fail.itemsize * len(self._fail) + self._ended.itemsize * len(self._ended)
+
+    # ------------------------------------------------------------ walking
+
+    def step(self, node: int, character: str) -> int:
+        """The longest prefix that a text ends with which ended with `node` before this character."""
+        labels, fail = self._labels, self._fail
+        while True:
+            if labels[node + 1] == character and node not in self._chain_tails:
+                node += 1
+                break
+            child = self._branches.get(node, _NO_BRANCHES).get(character)
+            if child is not None:
+                node = child
+                break
+            if node == ROOT:
+                return ROOT
+            node = fail[node]
+        if fail[node] == _UNKNOWN:
+            self._deepen()
+        return node
+
+    def _deepen(self) -> None:
+        """Make the nodes below the frontier known: no text gets deeper than one character beyond it."""
+        frontier, self._frontier = self._frontier, []
+        for parent in frontier:
+            for character, child in self._children(parent):
+                # of the nodes that this steps to none is deeper than the frontier
+                fail = ROOT if parent == ROOT else self.step(self._fail[parent], character)
+                self._fail[child] = fail
+                self._ended[child] = child if child in self._stop_at else self._ended[fail]
+                self._frontier.append(child)
+
+    def _children(self, node: int) -> list[tuple[str, int]]:
+        children = list(self._branches.get(node, _NO_BRANCHES).items())
+        if node not in self._chain_tails and node + 1 < len(self._fail):
+            children.append((self._labels[node + 1], node + 1))
+        return children
+
+    # ------------------------------------------------------------ what a node says
+
+    def ended_at(self, node: int) -> str | None:
+        """The longest stop string that a text ends with which ends with this node's prefix."""
+        ended = self._ended[node]
+        return None if ended == ROOT else self._stop_at[ended]
+
+    def unfinished(self, node: int) -> int:
+        """The longest suffix of this node's prefix that a stop string goes on from."""
+        while node in self._chain_tails and node not in self._branches:
+            node = self._fail[node]
+        return node
+
+    def depth(self, node: int) -> int:
+        """Length of its prefix."""
+        if node == ROOT:
+            return 0
+        chain = bisect_right(self._chain_starts, node) - 1
+        return self._chain_depths[chain] + node - self._chain_starts[chain] + 1
+
+    def prefix(self, node: int, length: int) -> str:
+        """The first `length` characters of its prefix, or all."""
+        if node == ROOT:
+            return ""
+        chain = bisect_right(self._chain_starts, node) - 1
+        return self._chain_stops[chain][: min(length, self.depth(node))]
+
+
+def _num_common(a: str, b: str) -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if b.startswith(a[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _node_at(path: list[tuple[int, int]], depth: int) -> int:
+    """The node of a prefix of the stop string that `path` belongs to."""
+    if depth == 0:
+        return ROOT
+    start, first = path[-1]
+    return first + depth - start - 1

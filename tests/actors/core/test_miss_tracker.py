@@ -1,0 +1,138 @@
+"""The miss tracker answers as one that keeps everything would, and keeps the tokens of each stored block once."""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.core import misses
+from quipu.actors.core.misses import MAX_RUN_BLOCKS, MissTracker
+from quipu.actors.core.prefix import chain_keys
+from quipu.actors.messages import CacheMiss, MissReason
+
+SIZE = 2
+ROOTS = (b"r" * 32, b"s" * 32)
+
+
+class Cache:
+    """A cache without a limit, and the oracle: every block's tokens by its key, and whatever was ever evicted."""
+
+    def __init__(self) -> None:
+        self.stored: dict[bytes, tuple[bytes, list[int]]] = {}
+        self.evicted: set[bytes] = set()
+        self.tracker = MissTracker(1000, SIZE, self.stored.__contains__)
+
+    def store(self, root: bytes, token_ids: list[int]) -> None:
+        """A request has computed all of its full blocks; those that are new come in runs."""
+        keys = chain_keys(root, token_ids, SIZE)
+        first = next((index for index, key in enumerate(keys) if key not in self.stored), len(keys))
+        if first == len(keys):
+            return
+        for index, key in enumerate(keys[first:], first):
+            parent = keys[index - 1] if index else root
+            self.stored[key] = (parent, token_ids[index * SIZE : (index + 1) * SIZE])
+            self.evicted.discard(key)
+        parent = keys[first - 1] if first else root
+        self.tracker.on_stored(keys[first:], parent, token_ids, first * SIZE, first)
+
+    def evict(self, root: bytes, token_ids: list[int], num_left: int) -> None:
+        """The far end of a chain goes first, with all that goes on from it."""
+        going = [key for key in chain_keys(root, token_ids, SIZE)[num_left:] if key in self.stored]
+        parents = set(going)
+        while more := {key for key, (parent, _) in self.stored.items() if parent in parents} - parents:
+            parents |= more
+        going = sorted(parents, key=self._depth, reverse=True)
+        for key in going:
+            del self.stored[key]
+            self.evicted.add(key)
+        self.tracker.on_removed(going)
+
+    def _depth(self, key: bytes) -> int:
+        depth = 0
+        while key in self.stored:
+            key, depth = self.stored[key][0], depth + 1
+        return depth
+
+    def explain(self, root: bytes, token_ids: list[int]) -> CacheMiss:
+        keys = chain_keys(root, token_ids, SIZE)
+        limit = (len(token_ids) - 1) // SIZE
+        matched = next((index for index, key in enumerate(keys) if key not in self.stored), len(keys))
+        matched = min(matched, limit)
+        answer = self.tracker.explain(root, keys, token_ids, matched, limit)
+        if limit <= 0:
+            assert answer == CacheMiss(MissReason.TOO_SHORT, 0)
+        elif matched < limit and keys[matched] not in self.evicted:
+            beginnings = [tokens for parent, tokens in self.stored.values() if parent in ROOTS]
+            if matched == 0 and token_ids[:SIZE] in beginnings:
+                assert answer == CacheMiss(MissReason.OTHER_DOMAIN, 0)
+            else:
+                last = keys[matched - 1] if matched else root
+                after = [tokens for parent, tokens in self.stored.values() if parent == last]
+                shared = max((_num_common(tokens, token_ids[matched * SIZE :]) for tokens in after), default=0)
+                assert answer == CacheMiss(MissReason.DIVERGED, matched * SIZE + shared)
+        else:
+            reason = MissReason.NONE if matched >= limit else MissReason.EVICTED
+            assert answer == CacheMiss(reason, matched * SIZE)
+        return answer
+
+
+def _num_common(a: list[int], b: list[int]) -> int:
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+TOKENS = st.lists(st.integers(0, 1), max_size=14)
+ACTS = st.lists(st.tuples(st.sampled_from(["store", "store", "evict"]), st.sampled_from(ROOTS), TOKENS), max_size=12)
+
+
+@given(ACTS, st.lists(st.tuples(st.sampled_from(ROOTS), TOKENS), min_size=1, max_size=6), st.sampled_from([1, 2, 64]))
+def test_answers_are_those_of_one_that_keeps_all(
+    acts: list[tuple[str, bytes, list[int]]], asked: list[tuple[bytes, list[int]]], max_run_blocks: int
+) -> None:
+    """Whatever was stored and evicted, in runs of any length, and in parts of any length."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(misses, "MAX_RUN_BLOCKS", max_run_blocks)
+        cache = Cache()
+        for act, root, token_ids in acts:
+            if act == "store":
+                cache.store(root, token_ids)
+            else:
+                cache.evict(root, token_ids, len(token_ids) // 4)
+        for root, token_ids in asked:
+            cache.explain(root, token_ids)
+
+
+def test_a_growing_chat_is_kept_once() -> None:
+    """A chat of 32,768 tokens that grew by a block a turn: its tokens take what its blocks hold, and not turns times
+    that."""
+    size, num_turns = 16, 2048
+    keys: list[bytes] = []
+    fresh = (index.to_bytes(32, "big") for index in count())
+    tracker = MissTracker(num_turns, size, lambda key: True)
+    tokens: list[int] = []
+    tracemalloc.start()
+    try:
+        for turn in range(num_turns):
+            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has a list of its own
+            keys.append(next(fresh))
+            tracker.on_stored(keys[-1:], keys[-2] if turn else b"root", tokens, turn * size, turn)
+        del tokens
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # whole lists would be 2048 * 2049 / 2 * 16 * 8 bytes, 268 MB, without the numbers in them
+    assert num_bytes < 1000 * num_turns
+
+
+def test_a_chain_of_which_the_beginning_is_left() -> None:
+    """What its evicted blocks held is not kept because its first block is there."""
+    tracker = MissTracker(1, SIZE, lambda key: True)
+    num_blocks = 10 * MAX_RUN_BLOCKS
+    keys = [index.to_bytes(32, "big") for index in range(num_blocks)]
+    tracker.on_stored(keys, b"root", list(range(num_blocks * SIZE)), 0, 0)
+    tracker.on_removed(keys[:0:-1])
+    (run,) = tracker._by_first_key.values()
+    assert len(run.keys) == MAX_RUN_BLOCKS and len(run.token_ids) == MAX_RUN_BLOCKS * SIZE

@@ -1,0 +1,121 @@
+"""The automaton of stop strings does what searching for each of them does, whatever their lengths cost there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from quipu.actors.core.stop_strings import NODE_BYTES, ROOT, StopStrings
+from quipu.actors.core.text import Piece, StopMatcher
+
+SMALL = st.text(alphabet="ab", min_size=1, max_size=9)
+STOPS = st.lists(SMALL, min_size=1, max_size=6)
+
+
+class Searching:
+    """The oracle: looks for every stop string in everything that is held, each time."""
+
+    def __init__(self, stops: list[str], *, include: bool, num_deaf_pieces: int) -> None:
+        self._stops = stops
+        self._include = include
+        self.held = ""
+        self._num_deaf_pieces = num_deaf_pieces
+        self._num_deaf_chars = 0
+
+    def push(self, text: str) -> Piece:
+        buffer = self.held + text
+        if self._num_deaf_pieces:
+            self._num_deaf_pieces -= 1
+            self._num_deaf_chars = len(buffer)
+        deaf = self._num_deaf_chars
+        found = [(at, stop) for stop in self._stops if (at := buffer.find(stop, max(0, deaf + 1 - len(stop)))) >= 0]
+        if found:
+            at, stop = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
+            self.held = ""
+            return Piece(buffer[: at + len(stop)] if self._include else buffer[:at], match=stop)
+        keep = max(
+            length
+            for stop in self._stops
+            for length in range(len(stop))
+            if length <= len(buffer) and buffer.endswith(stop[:length])
+        )
+        self.held = buffer[len(buffer) - keep :]
+        self._num_deaf_chars = max(0, deaf + keep - len(buffer))
+        return Piece(buffer[: len(buffer) - keep])
+
+
+@given(STOPS, st.lists(st.text(alphabet="abc", max_size=6), max_size=12), st.booleans(), st.integers(0, 6))
+@example(["ab", "abab", "b"], ["aba", "b", "ab"], False, 1)
+def test_pieces_are_those_of_a_search(stops: list[str], texts: list[str], include: bool, num_deaf_pieces: int) -> None:
+    """Piece by piece the same text, the same stop, the same rest: overlapping stops, deaf pieces, with or without."""
+    automaton = StopStrings(stops)
+    expected = Searching(stops, include=include, num_deaf_pieces=num_deaf_pieces)
+    matcher = StopMatcher(automaton, include=include, num_deaf_pieces=num_deaf_pieces)
+    for text in texts:
+        piece = expected.push(text)
+        assert matcher.push(text) == piece
+        if piece.stopped:
+            assert matcher.flush() == ""
+            return
+    assert matcher.flush() == expected.held
+
+
+@given(STOPS, st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab", max_size=4)), max_size=20))
+def test_sequences_share_one_automaton(stops: list[str], turns: list[tuple[int, str]]) -> None:
+    """Each has a place of its own in it, however deep another one has gone."""
+    automaton = StopStrings(stops)
+    shared = [StopMatcher(automaton) for _ in range(3)]
+    alone = [StopMatcher(StopStrings(stops)) for _ in range(3)]
+    for index, text in turns:
+        assert shared[index].push(text) == alone[index].push(text)
+
+
+class Counting(StopStrings):
+    """Counts its steps, those that building takes included."""
+
+    num_steps = 0
+
+    def step(self, node: int, character: str) -> int:
+        self.num_steps += 1
+        return super().step(node, character)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8])
+def test_half_matched_stops_cost_no_more_than_their_lengths(num_sequences: int) -> None:
+    """4,095 characters held, of sixteen stop strings: a step a character, and once a step for each of their nodes."""
+    stops = [chr(ord("a") + index) * 3 + "x" * 4092 + str(index) for index in range(16)]
+    automaton = Counting(stops)
+    text = "aaa" + "x" * 4092
+    for _ in range(num_sequences):
+        matcher = StopMatcher(automaton)
+        assert "".join(matcher.push(character).text for character in text) == ""
+        assert matcher.push("y").text == text + "y"
+    num_nodes = sum(map(len, stops))
+    assert automaton.num_steps <= num_nodes + num_sequences * (len(text) + 1)
+
+
+def test_nothing_is_built_before_a_text_gets_there() -> None:
+    """A request costs no more at its start than a few comparisons; a text that matches nothing never builds more."""
+    automaton = Counting([character * 4096 for character in "abcdefghijklmnop"])
+    assert StopMatcher(automaton).push("0123456789" * 100).text == "0123456789" * 100
+    assert automaton.num_steps == 1000
+
+
+@given(STOPS)
+def test_no_object_for_each_character(stops: list[str]) -> None:
+    """Numbers in arrays: what is kept besides the strings is bounded by their characters."""
+    assert StopStrings(stops).num_bytes <= NODE_BYTES * (2 + sum(map(len, stops)))
+
+
+@given(STOPS, st.text(alphabet="ab", max_size=30))
+def test_nodes_are_the_longest_prefixes(stops: list[str], text: str) -> None:
+    """After each character the node is the longest prefix of any stop string that the text ends with."""
+    automaton = StopStrings(stops)
+    prefixes = {stop[:length] for stop in stops for length in range(len(stop) + 1)}
+    node = ROOT
+    for end, character in enumerate(text, 1):
+        node = automaton.step(node, character)
+        longest = max((p for p in prefixes if text[:end].endswith(p)), key=len)
+        assert automaton.prefix(node, len(longest)) == longest
+        assert automaton.depth(node) == len(longest)

@@ -1,0 +1,180 @@
+"""A prompt's scores, whatever the number of its choices: found out once, told with each choice, bounded by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
+
+from houses import Client, small_house, text_of
+from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.fake import FakeBackend, continuation, prompt_scores
+
+PROMPT = prompt_of(50, seed=1)
+AHEAD = {"long_prefill_token_threshold": 8}
+"""Beside somebody else the first choice computes its prompt in seven steps; the others, if they find it cached, draw in
+the first of them."""
+HOUSES: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 20}, AHEAD]
+ASKED: list[dict[str, Any]] = [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2, "logprobs": 0}]
+
+
+@asynccontextmanager
+async def house_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
+    """In which somebody else is being served all the while."""
+    async with small_house(**changes) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(client.ask, prompt_of(20, seed=7), max_tokens=900))
+        await trio.sleep(0.05)
+        yield client
+        nursery.cancel_scope.cancel()
+
+
+async def settle_beside(client: Client, num_others: int = 1) -> None:
+    """Wait until only those others are there."""
+    with trio.fail_after(60):
+        while client.house.daybook.num_open_accounts > num_others or client.house.desk.num_live_sequences > num_others:
+            await trio.sleep(0.01)
+    await trio.testing.wait_all_tasks_blocked()
+    assert client.house.detokenizer.num_tracked == num_others and client.house.detokenizer.num_readings == 0
+
+
+def count_scored(client: Client) -> list[int]:
+    """Grows by one for each prompt position that the backend scores."""
+    backend = client.engine.executor.backend
+    assert isinstance(backend, FakeBackend)
+    scored: list[int] = []
+    step = backend.step
+
+    def counting(batch: StepBatch) -> Drawn:
+        if batch.scoring is not None:
+            scored.extend(batch.scoring.prompt_tokens)
+        return step(batch)
+
+    backend.step = counting
+    return scored
+
+
+async def ask(client: Client, **fields: Any) -> dict[str, Any]:
+    exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, **fields))
+    assert exchange.status == 200, answer
+    return dict(answer)
+
+
+def without_index(choice: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in choice.items() if name != "index"}
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
+@pytest.mark.parametrize("house", HOUSES, ids=["whole", "chunks", "ahead"])
+@pytest.mark.parametrize("is_warm", [False, True])
+async def test_choices_share_a_prompt_s_scores(
+    autojump_clock: trio.abc.Clock, asked: dict[str, Any], house: dict[str, Any], is_warm: bool
+) -> None:
+    """Four choices are told what one is told. It was found out once; the client's cached tokens stay 0, and the other
+    choices read blocks: over a warm cache they are ahead of the first, which computes its prompt in chunks."""
+    async with house_with_a_neighbour(**house) as client:
+        if is_warm:
+            await ask(client, max_tokens=1)
+        alone = await ask(client, **asked)
+        scored = count_scored(client)
+        before = samples(client)
+        answer = await ask(client, n=4, **asked)
+        await settle_beside(client)
+        after = samples(client)
+    assert len(scored) == len(PROMPT) - 1
+    for choice in answer["choices"]:
+        assert without_index(choice) == without_index(alone["choices"][0])
+    details = answer["usage"]["prompt_tokens_details"]
+    assert (details["cached_tokens"], answer["usage"]["prompt_tokens"]) == (0, len(PROMPT))
+    assert after["usage_disputed_total"] == before["usage_disputed_total"] == 0
+
+
+@pytest.mark.parametrize("house", HOUSES, ids=["whole", "chunks", "ahead"])
+async def test_a_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, house: dict[str, Any]) -> None:
+    """Also that of a choice whose tokens come before the first choice has computed the prompt."""
+    expected = [None, *prompt_scores(PROMPT, 0).logprobs]
+    async with house_with_a_neighbour(**house) as client:
+        await ask(client, max_tokens=1)
+        _, chunks = await over_http(client).stream(
+            COMPLETIONS, body(PROMPT, n=3, echo=True, logprobs=0, max_tokens=4, **STREAMED)
+        )
+        await settle_beside(client)
+    for index in range(3):
+        own = [c["choices"][0] for c in chunks[:-1] if c["choices"] and c["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in own) == text_of(PROMPT) + text_of(continuation(PROMPT, 4))
+        logprobs = [one for choice in own for one in choice["logprobs"]["token_logprobs"]]
+        assert logprobs[: len(PROMPT)] == expected and len(logprobs) == len(PROMPT) + 4
+        assert own[0]["text"].startswith(text_of(PROMPT)[:1]) and own[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
+async def test_nothing_is_kept_of_one_that_leaves(autojump_clock: trio.abc.Clock, asked: dict[str, Any]) -> None:
+    """Scores, and choices that wait for them, go with their request, wherever it is left."""
+    for patience_s in (0.005, 0.015, 0.025, 0.045):
+        async with house_with_a_neighbour(**AHEAD) as client:
+            await ask(client, max_tokens=1)
+            with trio.move_on_after(patience_s):
+                await ask(client, n=4, **asked)
+            await settle_beside(client)  # which looks for kept prompts, too
+
+
+async def test_two_prompts_of_one_request(autojump_clock: trio.abc.Clock) -> None:
+    """Each prompt has a first choice of its own, also where they are the same."""
+    async with small_house() as client:
+        scored = count_scored(client)
+        prompts = [PROMPT, PROMPT, prompt_of(20, seed=2)]
+        exchange, answer = await over_http(client).post(COMPLETIONS, body(prompts, n=2, prompt_logprobs=0))
+        await settle(client)
+    assert exchange.status == 200 and len(scored) == 49 + 49 + 19
+    assert [len(choice["prompt_logprobs"]) for choice in answer["choices"]] == [50, 50, 50, 50, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_scores", "param"),
+    [
+        ({"prompt_logprobs": 3}, 50 * 4, "prompt_logprobs"),
+        ({"prompt_logprobs": 3, "n": 16}, 50 * 4, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 3}, 50 * 4, "logprobs"),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 5}, 50 * 6, "prompt_logprobs"),
+    ],
+)
+async def test_the_bound_of_prompts(
+    autojump_clock: trio.abc.Clock, fields: dict[str, Any], num_scores: int, param: str
+) -> None:
+    """Positions times what is told of each: as many as the bound are served, one more is refused by name; choices do
+    not count, for they share."""
+    for limit, status in ((num_scores, 200), (num_scores - 1, 400)):
+        async with small_house(max_prompt_scores=limit) as client:
+            exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, **fields))
+            await settle(client)
+        assert exchange.status == status, answer
+    assert (answer["error"]["param"], answer["error"]["code"]) == (param, "too_many_logprobs")
+    assert str(num_scores) in answer["error"]["message"]
+
+
+async def test_the_bound_of_outputs(autojump_clock: trio.abc.Clock) -> None:
+    """What all choices may put out counts; without logprobs nothing does."""
+    async with small_house(max_output_scores=2 * 8 * 3 - 1) as client:
+        refused, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, n=2, logprobs=2))
+        served, _ = await over_http(client).post(COMPLETIONS, body(PROMPT, n=2, max_tokens=100))
+        await settle(client)
+    assert (refused.status, answer["error"]["param"], answer["error"]["code"]) == (400, "logprobs", "too_many_logprobs")
+    assert served.status == 200
+
+
+async def test_a_choice_that_waits_is_counted(autojump_clock: trio.abc.Clock) -> None:
+    """Tokens that wait for the prompt's scores are the client's like all others, and so is a stop string in them."""
+    stop = text_of(continuation(PROMPT, 4))[-2:]
+    async with house_with_a_neighbour(**AHEAD) as client:
+        await ask(client, max_tokens=1)
+        alone = await ask(client, echo=True, logprobs=0, stop=stop, max_tokens=20)
+        answer = await ask(client, n=3, echo=True, logprobs=0, stop=stop, max_tokens=20)
+        await settle_beside(client)
+    assert json.dumps(answer["choices"]).count('"finish_reason": "stop"') == 3
+    assert answer["usage"]["completion_tokens"] == 3 * alone["usage"]["completion_tokens"]

@@ -1,0 +1,132 @@
+"""A step that concerns many requests lets everybody else run in between: books, tokens, and what goes to the engine."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from houses import BLOCK, Client, small_house
+from quipu.actors import accountant, detokenizer
+from quipu.actors.channel import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
+from quipu.actors.messages import SamplingParams, Submit
+from quipu.actors.reckoning import Reckoning
+
+NUM_REQUESTS = 12
+
+
+def no_time_left() -> Any:
+    """A clock on which every slice is over at once."""
+    return SimpleNamespace(perf_counter=count(1.0).__next__, time=lambda: 0.0)
+
+
+async def ask_at_once(client: Client) -> None:
+    async with trio.open_nursery() as nursery:
+        for index in range(NUM_REQUESTS):
+            prompt = [300 + index] * (BLOCK // 2)
+            nursery.start_soon(lambda prompt=prompt: client.ask(prompt, max_tokens=3))
+
+
+def are_spread(rounds: list[int]) -> bool:
+    """Whether they were done in about as many rounds of the loop; its order within a round is random."""
+    return len(set(rounds)) > len(rounds) // 3
+
+
+class Rounds:
+    """Counts the rounds of the loop."""
+
+    number = 0
+
+    async def run(self) -> None:
+        while True:
+            self.number += 1
+            await trio.lowlevel.checkpoint()
+
+
+async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that one report concerns are settled one by one where each takes its time."""
+    rounds, settled = Rounds(), []
+    settle = Reckoning.settle
+
+    def noting(self: Reckoning, page: Any, now: float) -> None:
+        settled.append(rounds.number)
+        settle(self, page, now)
+
+    monkeypatch.setattr(Reckoning, "settle", noting)
+    monkeypatch.setattr(accountant, "time", no_time_left())
+    async with small_house() as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_at_once, client)
+            await trio.sleep(0.005)  # the engine has its step under way
+            nursery.start_soon(rounds.run)
+            await rounds_until(lambda: len(settled) >= 3 * NUM_REQUESTS)
+            nursery.cancel_scope.cancel()
+    assert are_spread(settled)
+
+
+async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one step are handed out one by one where each takes its time, in order."""
+    rounds, given = Rounds(), []
+    give = detokenizer.Detokenizer._give
+
+    def noting(self: Any, sequence: Any, *args: Any) -> None:
+        given.append((rounds.number, sequence.sequence_id))
+        give(self, sequence, *args)
+
+    monkeypatch.setattr(detokenizer.Detokenizer, "_give", noting)
+    monkeypatch.setattr(detokenizer, "time", no_time_left())
+    async with small_house() as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_at_once, client)
+            await trio.sleep(0.005)
+            nursery.start_soon(rounds.run)
+            await rounds_until(lambda: len(given) >= 3 * NUM_REQUESTS)
+            nursery.cancel_scope.cancel()
+    assert are_spread([number for number, _ in given])
+    first = [sequence_id for _, sequence_id in given[:NUM_REQUESTS]]
+    assert first == sorted(first)
+
+
+async def rounds_until(condition: Any) -> None:
+    """Let the mock clock go on while somebody counts rounds."""
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+    for _ in range(100_000):
+        if condition():
+            return
+        clock.jump(0.0001)
+        await trio.lowlevel.checkpoint()
+    raise AssertionError("it never came to that")
+
+
+async def test_long_prompts_are_written_in_parts() -> None:
+    """Hundreds of them wait for the engine at once: what is encoded before the loop has a turn is bounded."""
+    messages: list[WireMessage] = [
+        Submit(number, list(range(20_000)), b"", [], SamplingParams(max_tokens=1)) for number in range(40)
+    ]
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    writes: list[int] = []
+
+    class Noting(trio.abc.SendStream):
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            writes.append(len(data))
+            await ours.send_all(data)
+
+        async def wait_send_all_might_not_block(self) -> None:
+            await ours.wait_send_all_might_not_block()
+
+        async def aclose(self) -> None:
+            await ours.aclose()
+
+    writer, reader = FrameWriter(Noting(), 1), FrameReader(theirs, 1)
+    await writer.send_all(messages)
+    longest = max(len(writer.encode(message)) for message in messages)
+    assert len(writes) > 1 and max(writes) <= MAX_WRITE_BYTES + longest
+    received: list[WireMessage] = []
+    while len(received) < len(messages):
+        received += await reader.receive_all()
+    assert received == messages

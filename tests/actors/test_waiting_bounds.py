@@ -1,0 +1,183 @@
+"""What may wait is bounded; a request is let in or refused as a whole; no tenant takes all the room."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from houses import Answer, Client, small_house
+from quipu.actors.core.intake import Intake, make_sequence
+from quipu.actors.core.limits import Limits
+from quipu.actors.core.waiting import Policy, WaitingQueue
+from quipu.actors.messages import ErrorKind, Outcome, SamplingParams, Submit
+
+MANY = 512
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(300, 4000), k=length)
+
+
+async def busy(client: Client, nursery: trio.Nursery) -> None:
+    """Occupy the only seat of a house for all of a test."""
+    nursery.start_soon(lambda: client.ask(prompt_of(20, 0), max_tokens=800))
+    await trio.sleep(0.05)
+
+
+async def ask_all(client: Client, requests: list[tuple[int, str]]) -> list[Answer]:
+    """Requests of so many sequences, of a tenant each, one after the other but at once."""
+    answers: dict[int, Answer] = {}
+
+    async def one(index: int, num: int, tenant: str) -> None:
+        prompts = [prompt_of(5, 1000 * index + at) for at in range(num)]
+        answers[index] = await client.ask(*prompts, max_tokens=1, domain=tenant)
+
+    async with trio.open_nursery() as nursery:
+        for index, (num, tenant) in enumerate(requests):
+            nursery.start_soon(one, index, num, tenant)
+            await trio.testing.wait_all_tasks_blocked()
+    return [answers[index] for index in range(len(requests))]
+
+
+def are_refused(answers: list[Answer]) -> list[bool]:
+    for answer in answers:
+        if answer.error is not None:
+            assert (answer.error.kind, answer.record.outcome) == (ErrorKind.OVERLOADED, Outcome.REJECTED)
+            assert answer.record.cached_tokens is None and answer.record.completion_tokens == 0
+    return [answer.error is not None for answer in answers]
+
+
+async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
+    """Nothing is computed of one that does not fit, and one that fits gets all of its places before the next."""
+    async with small_house(max_num_seqs=1, max_waiting_requests=10) as client, trio.open_nursery() as nursery:
+        await busy(client, nursery)
+        answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
+        nursery.cancel_scope.cancel()
+    assert are_refused(answers) == [False, True, False, True]
+
+
+async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.Clock) -> None:
+    """The same, by prompt tokens: five for each sequence here."""
+    async with small_house(max_num_seqs=1, max_waiting_tokens=50) as client, trio.open_nursery() as nursery:
+        await busy(client, nursery)
+        answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
+        nursery.cancel_scope.cancel()
+    assert are_refused(answers) == [False, True, False, True]
+
+
+async def test_a_request_of_many_sequences_is_not_cut(autojump_clock: trio.abc.Clock) -> None:
+    """More than the lane to the engine holds, with a bound that is just enough, beside others that come in between."""
+    async with small_house(max_num_seqs=4, max_waiting_requests=MANY - 4, submit_slots=8) as client:
+        answers = await ask_all(client, [(MANY, "a"), (1, "a")])
+        client.assert_at_rest()
+    assert answers[0].error is None and len(answers[0].texts) == MANY
+
+
+async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock) -> None:
+    """To come back would not help: 400, whatever is going on."""
+    async with small_house(max_num_seqs=4, max_waiting_requests=10) as client:
+        (answer,) = await ask_all(client, [(15, "a")])
+        (served,) = await ask_all(client, [(14, "a")])
+        client.assert_at_rest()
+    assert answer.error is not None and answer.error.kind is ErrorKind.INVALID
+    assert served.error is None
+
+
+async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: trio.abc.Clock) -> None:
+    """Longer than all that may wait: it does not wait."""
+    async with small_house(max_num_seqs=2, max_waiting_tokens=10) as client:
+        answer = await client.ask(prompt_of(500, 1), max_tokens=1)
+        client.assert_at_rest()
+    assert answer.error is None
+
+
+@pytest.mark.parametrize("bound", [{"max_waiting_requests": 10}, {"max_waiting_tokens": 50}])
+async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
+    """With several tenants one of them may have half of what may wait; the others find the rest."""
+    async with (
+        small_house(max_num_seqs=1, max_waiting_share=0.5, **bound) as client,
+        trio.open_nursery() as nursery,
+    ):
+        await busy(client, nursery)
+        answers = await ask_all(client, [*[(1, "greedy")] * 8, (3, "b"), (2, "c"), (1, "c")])
+        nursery.cancel_scope.cancel()
+    assert are_refused(answers) == [False] * 5 + [True] * 3 + [False, False, True]
+
+
+async def test_what_leaves_gives_its_places_back(autojump_clock: trio.abc.Clock) -> None:
+    """Also those that were kept for sequences which never came; nothing is left of any of them."""
+    async with small_house(max_num_seqs=1, max_waiting_requests=100, submit_slots=1) as client:
+        async with trio.open_nursery() as nursery:
+            await busy(client, nursery)
+            for num_checkpoints in range(0, 60, 3):
+                ticket = client.open(*[prompt_of(5, at) for at in range(100)], max_tokens=1)
+                await ticket.start()
+                for _ in range(num_checkpoints):
+                    await trio.lowlevel.checkpoint()
+                ticket.leave()
+                await trio.testing.wait_all_tasks_blocked()
+                assert client.engine.batcher.num_parties == 0
+            assert are_refused(await ask_all(client, [(100, "a")])) == [False]
+            nursery.cancel_scope.cancel()
+        await trio.sleep(1)
+        client.assert_at_rest()
+
+
+def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Submit:
+    tokens = [1] * 3
+    sampling = SamplingParams(max_tokens=1)
+    return Submit(
+        sequence_id,
+        tokens,
+        b"",
+        [],
+        sampling,
+        tenant,
+        party_id=party_id,
+        num_to_come=to_come,
+        tokens_to_come=3 * to_come,
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.sampled_from("ab"), st.integers(1, 6)), max_size=12),
+    st.integers(1, 12),
+    st.sampled_from([0.5, 1.0]),
+)
+def test_places_are_kept_for_those_to_come(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
+    """Whatever comes, and however many of a request's sequences do before it leaves: no sequence is refused after the
+    first, and what waits and is expected stays within the bounds."""
+    limits = Limits(
+        block_size=1,
+        num_blocks=10,
+        max_num_seqs=1,
+        max_num_batched_tokens=10,
+        max_model_len=10,
+        max_waiting_requests=bound,
+        max_waiting_share=share,
+    )
+    intake, waiting = Intake(limits), WaitingQueue(Policy.FCFS)
+    num_waiting = {"a": 0, "b": 0}
+    next_id = 1
+    for size, tenant, num_that_come in requests:
+        party_id, let_in = next_id, None
+        for at in range(min(size, num_that_come)):
+            message = submit(next_id + at, tenant, party_id=party_id, to_come=size - at - 1)
+            refusal = intake.why_not(message, waiting, 1)
+            assert let_in in (None, refusal is None)
+            let_in = refusal is None
+            if let_in:
+                waiting.push(make_sequence(message, next_id + at, limits))
+                num_waiting[tenant] += 1
+        if num_that_come < size:
+            intake.end_party(party_id)
+        assert intake.num_parties == 0
+        next_id += size
+        assert sum(num_waiting.values()) == len(waiting) <= bound
+        assert num_waiting[tenant] == waiting.num_of(tenant) <= -(-bound * share // 1)
+        assert waiting.num_tokens_of(tenant) == 3 * num_waiting[tenant]

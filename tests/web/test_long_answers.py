@@ -1,0 +1,232 @@
+"""Answers with thousands of scored tokens: whole or streamed, in pieces that hold the loop for a moment each.
+
+What they say is what a straightforward encoder says (`expected_*`), which makes all of it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
+
+from quipu.actors.messages import Closed, Delta, FinishReason, LikelyToken, OutletEvent, ScoredDelta, ScoredToken
+from quipu.web import turns
+from quipu.web.answer import whole_response
+from quipu.web.app import make_app
+from quipu.web.openai.logprobs import MAX_ENTRIES
+from quipu.web.options import AppOptions
+from quipu.web.stream import MAX_LOOSE_PIECES, Transcript
+from quipu.web.usage import Tally
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+NUM_TOKENS, NUM_TOP = 8000, 20
+WORDS = [f"w{index}\u2028é" for index in range(500)]
+
+
+@cache
+def prompt() -> tuple[ScoredToken, ...]:
+    """8,000 tokens, twenty likeliest beside each, as they are told of a prompt that is echoed."""
+    draw, offset, tokens = random.Random(1), 0, []
+    for at in range(NUM_TOKENS):
+        token_id = draw.randrange(500)
+        top = tuple(
+            LikelyToken(other, WORDS[other], WORDS[other].encode(), -draw.random(), rank)
+            for rank, other in enumerate(draw.sample(range(500), NUM_TOP), start=1)
+        )
+        word = WORDS[token_id]
+        logprob = -draw.random() if at else None
+        tokens.append(ScoredToken(token_id, word, word.encode(), offset, logprob, at or None, top if at else ()))
+        offset += len(word)
+    return tuple(tokens)
+
+
+def text_of(tokens: tuple[ScoredToken, ...]) -> str:
+    return "".join(token.text for token in tokens)
+
+
+def script(num_choices: int = 1) -> list[OutletEvent]:
+    """A prompt that each choice echoes, and one token of its own."""
+    shared, text, last = columns(*prompt()), text_of(prompt()), prompt()[-1]
+    events: list[OutletEvent] = [STARTED]
+    for index in range(num_choices):
+        events.append(ScoredDelta(index, text, 0, None, prompt_scores=shared))
+        events.append(ScoredDelta(index, last.text, 1, FinishReason.LENGTH, None, (last,)))
+    return [*events, Closed(record(), None)]
+
+
+def expected_completion(tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
+    top = []
+    for token in tokens:
+        by_text: dict[str, Any] = {}
+        for other in (*token.top, token):
+            by_text.setdefault(other.text, other.logprob)
+        top.append(None if token.logprob is None else by_text)
+    return {
+        "text_offset": [token.offset for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "tokens": [token.text for token in tokens],
+        "top_logprobs": top,
+    }
+
+
+def expected_prompt(tokens: tuple[ScoredToken, ...]) -> list[Any]:
+    return [
+        None
+        if token.logprob is None
+        else {
+            str(one.token_id): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
+            for one in (token, *token.top)
+        }
+        for token in tokens
+    ]
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "x", "echo": True, "max_tokens": 1, **fields}
+
+
+async def test_a_streamed_echo() -> None:
+    """Larger than the sink's limit: nobody who reads is cut off; the chunks join to what a whole answer has."""
+    app = make_app(FakeDesk(says(*script())), AppOptions(sink_limit_bytes=1 << 20))
+    _, chunks = await Client(app).stream(COMPLETIONS, body(logprobs=NUM_TOP, stream=True))
+    assert chunks.pop() == "[DONE]"
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert sum(len(json.dumps(choice)) for choice in choices) > 4 << 20
+    assert "".join(choice["text"] for choice in choices) == text_of(prompt()) + prompt()[-1].text
+    joined: dict[str, list[Any]] = {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
+    for choice in choices:
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), "each chunk tells of its own text"
+        assert len(choice["logprobs"]["tokens"]) * (NUM_TOP + 1) <= MAX_ENTRIES
+        for name, values in choice["logprobs"].items():
+            joined[name] += values
+    assert joined == expected_completion((*prompt(), prompt()[-1]))
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+
+
+@pytest.mark.parametrize("num_chars", [0, 5, 100_000])
+async def test_a_streamed_echo_without_logprobs(num_chars: int) -> None:
+    """The text alone, in chunks; the usage in them is that of the moment at which it was echoed."""
+    text = ("quipu\u2028" * num_chars)[:num_chars]
+    events: list[OutletEvent] = [
+        STARTED,
+        ScoredDelta(0, text, 0, None, prompt_scores=columns(prompt()[0])),
+        Delta(0, "!", 1, FinishReason.LENGTH),
+        Closed(record(), None),
+    ]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, chunks = await Client(make_app(FakeDesk(says(*events)))).stream(
+        COMPLETIONS, body(stream=True, stream_options=options)
+    )
+    told = [chunk for chunk in chunks[:-1] if chunk["choices"]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in told) == text + "!"
+    assert all(chunk["choices"][0]["logprobs"] is None for chunk in told)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
+    assert counts == [0] * (len(told) - 1) + [1] and (len(told) > 2) == (num_chars > 1000)
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_a_whole_answer(num_choices: int) -> None:
+    """The same JSON as if it had been made at once; too large for one piece, it has no length ahead."""
+    app = make_app(FakeDesk(says(*script(num_choices))))
+    exchange, answer = await Client(app).post(
+        COMPLETIONS, body(logprobs=NUM_TOP, prompt_logprobs=NUM_TOP, n=num_choices)
+    )
+    assert exchange.status == 200 and "content-length" not in exchange.headers
+    assert list(answer) == ["id", "object", "created", "model", "choices", "usage"]
+    for index, choice in enumerate(answer["choices"]):
+        assert choice == {
+            "index": index,
+            "text": text_of(prompt()) + prompt()[-1].text,
+            "logprobs": expected_completion((*prompt(), prompt()[-1])),
+            "finish_reason": "length",
+            "prompt_logprobs": expected_prompt(prompt()),
+        }
+
+
+async def test_a_whole_chat() -> None:
+    """Logprobs of thousands of outputs and of the prompt; its first token, which is not echoed, is a null."""
+    outputs = [ScoredDelta(0, token.text, 1, None, None, (token,)) for token in prompt()[1:]]
+    end = Delta(0, "", 0, FinishReason.LENGTH)
+    events = [STARTED, Delta(0, "", 0, None), *outputs, end, Closed(record(), None)]
+    events.insert(1, ScoredDelta(0, "", 0, None, prompt_scores=columns(*prompt()[1:])))
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    asked |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
+    _, answer = await Client(make_app(FakeDesk(says(*events)))).post(CHAT, asked)
+    (choice,) = answer["choices"]
+    assert choice["message"]["content"] == text_of(prompt()[1:])
+    assert choice["prompt_logprobs"] == expected_prompt(prompt())
+
+    def entry(one: ScoredToken | LikelyToken) -> dict[str, Any]:
+        return {"token": one.text, "logprob": one.logprob, "bytes": list(one.utf8)}
+
+    assert choice["logprobs"]["content"] == [
+        {**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in prompt()[1:]
+    ]
+
+
+async def test_a_small_answer_has_a_length() -> None:
+    """As ever: clients of HTTP/1.0 and proxies like it."""
+    events = [STARTED, Delta(0, "x", 1, FinishReason.STOP), Closed(record(), None)]
+    exchange, _ = await Client(make_app(FakeDesk(says(*events)))).post(COMPLETIONS, body())
+    assert "content-length" in exchange.headers
+
+
+class Clock:
+    """Stands for the time that pieces take to make."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+async def test_slices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten large answers at once one has a slice in each round of the loop: nobody waits for more than one."""
+    clock = Clock()
+    monkeypatch.setattr(turns.time, "perf_counter", clock.perf_counter)
+    latest = [0.0]
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(40):
+            clock.now += 0.001
+            yield b"x"
+
+    async def neighbour() -> None:
+        while True:
+            latest.append(clock.now)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(neighbour)
+        async with trio.open_nursery() as answers:
+            for _ in range(10):
+                answers.start_soon(whole_response, pieces())
+        nursery.cancel_scope.cancel()
+    assert clock.now == pytest.approx(0.4)
+    assert max(b - a for a, b in pairwise(latest)) < 3 * turns.SLICE_S
+
+
+async def test_a_text_of_many_pieces_is_kept_as_one() -> None:
+    """Not a string for each token, nor a copy of everything for each of them."""
+    transcript = Transcript(Tally())
+    for number in range(20_000):
+        transcript.consume([Delta(0, f"{number} ", 1, None)])
+        assert len(transcript.texts[0]) <= MAX_LOOSE_PIECES + 1
+    assert transcript.text(0) == "".join(f"{number} " for number in range(20_000))
+
+
+async def test_kept_scores_are_columns() -> None:
+    """Twelve bytes a told token and a little for each position, of a prompt as of outputs."""
+    transcript = Transcript(Tally())
+    for token in prompt():
+        transcript.consume([ScoredDelta(0, token.text, 1, None, None, (token,))])
+    assert transcript.scores[0].num_bytes <= NUM_TOKENS * (12 * (NUM_TOP + 1) + 12)
+    assert tuple(transcript.scores[0].tokens(0, NUM_TOKENS, NUM_TOP)) == prompt()

@@ -1,0 +1,75 @@
+"""Clients that do not read: what waits for all of them together is bounded, and given back however they end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, says
+
+from quipu.actors.messages import Closed, Delta, FinishReason
+from quipu.web.app import QuipuApp, make_app
+from quipu.web.options import AppOptions
+from quipu.web.shelf import Shelf, shelf_of_run
+
+STREAM = {"model": "tiny", "prompt": "x", "stream": True}
+LIMIT = 20_000
+
+
+def app_of(desk: FakeDesk) -> QuipuApp:
+    return make_app(desk, AppOptions(all_sinks_limit_bytes=LIMIT))
+
+
+@asynccontextmanager
+async def readers(app: QuipuApp, num: int) -> AsyncIterator[list[Exchange]]:
+    """So many clients whose streams have begun and who read nothing."""
+    async with AsyncExitStack() as stack:
+        exchanges = []
+        for _ in range(num):
+            exchange = await stack.enter_async_context(Client(app, buffer=0).open("POST", "/v1/completions", STREAM))
+            await exchange.wait_started()
+            exchanges.append(exchange)
+        await trio.testing.wait_all_tasks_blocked()
+        yield exchanges
+
+
+def shelf() -> Shelf:
+    return shelf_of_run(0)
+
+
+async def test_the_one_that_keeps_most_is_cut_off() -> None:
+    """Not the one whose chunk was too much, and nobody else."""
+    desk = FakeDesk(says(STARTED))
+    async with readers(app_of(desk), 3):
+        for index, num_chunks in ((0, 4), (1, 26), (2, 12)):
+            for _ in range(num_chunks):
+                desk.tickets[index].mailbox.put(Delta(0, "x" * 500, 1, None))
+                await trio.testing.wait_all_tasks_blocked()
+        assert [ticket.num_leaves for ticket in desk.tickets] == [0, 1, 0]
+        assert 0 < shelf().num_bytes <= LIMIT and len(shelf()) == 2
+    await trio.testing.wait_all_tasks_blocked()
+    assert shelf().num_bytes == 0 and len(shelf()) == 0
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_nothing_is_kept_of_one_that_ends(is_read: bool) -> None:
+    """Read to its end, or left with everything unread."""
+    desk = FakeDesk(says(STARTED))
+    async with readers(app_of(desk), 1) as (exchange,):
+        for _ in range(10):
+            desk.ticket.mailbox.put(Delta(0, "x" * 500, 1, None))
+            await trio.testing.wait_all_tasks_blocked()
+        desk.ticket.mailbox.put(Delta(0, "", 1, FinishReason.STOP))
+        desk.ticket.mailbox.put(Closed(record(), None))
+        await trio.testing.wait_all_tasks_blocked()
+        assert shelf().num_bytes > 4000
+        if is_read:
+            while not exchange.ended:
+                await exchange.read_some()
+        else:
+            exchange.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert shelf().num_bytes == 0 and len(shelf()) == 0
