@@ -2,7 +2,8 @@
 
 Hears `Track` (just before a sequence is submitted), `Tokens` (one message a step, after the accountant has booked the
 step) and `Forget` (its request is over), in one inbox. Tells the accountant, once a sequence, how many tokens its
-client was given and why it stopped (`Completed`); has the engine stop a sequence whose stop string is complete.
+client was given and why it stopped (`Completed`), and before that, where its tokens cannot be made into text, that the
+request has failed (`Refused`); has the engine stop a sequence whose stop string is complete.
 
 What must always hold: an outlet gets nothing after the piece with a finish reason; what came after a stop string is
 neither shown nor counted; one sequence's trouble is not its neighbours'.
@@ -20,12 +21,16 @@ import structlog
 from quipu.actors.channel import Poster, Receiver
 from quipu.actors.core.scribe import Scribe
 from quipu.actors.core.text import StopMatcher, TextStream
+from quipu.actors.library import LibraryPanic
 from quipu.actors.messages import (
     Completed,
     Delta,
+    ErrorKind,
     FinishReason,
     Forget,
     Outlet,
+    Refused,
+    RequestError,
     ScoredDelta,
     ScoredToken,
     StepScores,
@@ -57,7 +62,7 @@ class TrackedSequence:
 
 class Detokenizer:
     def __init__(
-        self, vocabulary: Vocabulary, accountant: Poster[Completed], end_sequence: Callable[[int], None]
+        self, vocabulary: Vocabulary, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
     ) -> None:
         """`end_sequence(id)` has the engine end a sequence; it never blocks."""
         self._vocabulary = vocabulary
@@ -115,10 +120,13 @@ class Detokenizer:
                 continue
             ended = reasons.get(sequence_id) if last.get(sequence_id) == at else None
             reason = None if ended is None else FinishReason(ended)
-            if sequence.scribe is None:
-                self._give(sequence, token_id, reason)
-            else:
-                self._give_scored(sequence, sequence.scribe, token_id, reason, scored.get(sequence_id))
+            try:
+                if sequence.scribe is None:
+                    self._give(sequence, token_id, reason)
+                else:
+                    self._give_scored(sequence, sequence.scribe, token_id, reason, scored.get(sequence_id))
+            except LibraryPanic:
+                self._fail(sequence)
 
     def _put_into_words(self, steps: list[StepScores]) -> dict[int, deque[ScoredToken]]:
         """Scored outputs by sequence, in order; what was said of prompts is kept by each one's scribe."""
@@ -127,11 +135,17 @@ class Detokenizer:
             for sequence_id, position, prompt in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
                 sequence = self._tracked.get(sequence_id)
                 if sequence is not None and sequence.scribe is not None:
-                    sequence.scribe.hear_prompt(position, prompt)
+                    try:
+                        sequence.scribe.hear_prompt(position, prompt)
+                    except LibraryPanic:
+                        self._fail(sequence)
             for at, sequence_id in enumerate(step.drawn_ids):
                 sequence = self._tracked.get(sequence_id)
                 if sequence is not None and sequence.scribe is not None:
-                    scored.setdefault(sequence_id, deque()).append(sequence.scribe.drawn(step.drawn, at))
+                    try:
+                        scored.setdefault(sequence_id, deque()).append(sequence.scribe.drawn(step.drawn, at))
+                    except LibraryPanic:
+                        self._fail(sequence)
         return scored
 
     def _give_scored(
@@ -186,6 +200,13 @@ class Detokenizer:
         sequence = self._tracked.get(sequence_id)
         if sequence is not None:
             self._complete(sequence, None)
+
+    def _fail(self, sequence: TrackedSequence) -> None:
+        """The tokenizers library cannot make text of a sequence's tokens: its request fails, and nobody else's."""
+        log.error("detokenizer.failed", request_id=sequence.request_id)
+        error = RequestError(ErrorKind.INTERNAL, "the tokens of the answer could not be made into text")
+        self._accountant.post(Refused(sequence.request_id, error))
+        self._complete(sequence, None)
 
     def _complete(self, sequence: TrackedSequence, reason: FinishReason | None) -> None:
         del self._tracked[sequence.sequence_id]

@@ -88,6 +88,13 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--max-waiting-requests", type=_count, default=0, metavar="N", help="more are answered 503; 0 is no limit")
     add("--max-waiting-tokens", type=_count, default=0, metavar="N", help="prompt tokens that may wait, likewise")
     add(
+        "--chat-template-timeout",
+        type=_positive_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="for the chat template to render one request, which gets a 400 then (default: %(default)s)",
+    )
+    add(
         "--kv-events-config",
         type=parse_kv_events,
         metavar="JSON",

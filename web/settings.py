@@ -52,7 +52,13 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         fake_poison_token_id=arguments.fake_poison_token_id,
         kv_events=arguments.kv_events_config,
     )
-    config = HouseConfig(engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype)
+    config = HouseConfig(
+        engine=engine,
+        model_names=names,
+        vocab_size=checkpoint.vocab_size,
+        kv_dtype=checkpoint.dtype,
+        chat_template_timeout_s=arguments.chat_template_timeout,
+    )
     info = ServingInfo(
         model_names=names,
         created=int(time.time()),
@@ -82,6 +88,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_waiting_requests": engine.max_waiting_requests,
             "max_waiting_tokens": engine.max_waiting_tokens,
             "request_timeout": arguments.request_timeout,
+            "chat_template_timeout": config.chat_template_timeout_s,
             "kv_events_endpoint": engine.kv_events.endpoint if engine.kv_events else None,
             "data_dir": arguments.data_dir,
         },
