@@ -32,7 +32,8 @@ _GROWING = frozenset({"Prepend", "ByteLevel"})
 """Normalizers that take nothing away."""
 _BY_CHARACTER = frozenset({*_SHRINK, "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Precompiled"})
 """Normalizers that look at a character and its closest neighbours."""
-_KEEPS_ASCII = frozenset({*_SHRINK, *_GROWING, "Lowercase"})
+_KEEPS_ASCII = frozenset({*_SHRINK, *_GROWING, "Lowercase", "Strip"})
+"""Those that leave plain ASCII as it is, blanks aside."""
 _DROPS_BLANKS = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer"})
 _DROPS_NOTHING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"})
 _DROPS_IF_TOLD = frozenset({"Split", "Punctuation"})
