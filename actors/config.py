@@ -102,7 +102,7 @@ class HouseConfig:
     max_encode_waiting: int = 1024
     """Requests that may wait for a thread of the tokenizer: so many with short texts, and so many with long ones; of
     one tenant half."""
-    max_encode_waiting_bytes: int = 256 << 20
+    max_encode_waiting_bytes: int = 512 << 20
     """Bytes of their texts, likewise."""
     chat_template_timeout_s: float = 5.0
     """How long a chat template may take for one chat, or to compile."""

@@ -32,7 +32,7 @@ class Lane:
     def __init__(self, num_threads: int, most_of_one: int, max_waiting: int, max_waiting_bytes: int) -> None:
         """`most_of_one`: threads that one tenant may hold."""
         self._num_free = num_threads
-        self._most_of_one = most_of_one
+        self.most_of_one = most_of_one
         self.queue: FairQueue[Turn] = FairQueue(max_waiting, max_waiting_bytes)
         self.threads = trio.CapacityLimiter(num_threads)
 
@@ -44,7 +44,7 @@ class Lane:
         return turn
 
     def others_wait(self, tenant: str) -> bool:
-        return self.queue.others_wait(tenant, self._most_of_one)
+        return self.queue.others_wait(tenant, self.most_of_one)
 
     def give_back(self) -> None:
         """A thread is free."""
@@ -52,7 +52,7 @@ class Lane:
         self._grant()
 
     def _grant(self) -> None:
-        while self._num_free and (turn := self.queue.take(self._most_of_one)) is not None:
+        while self._num_free and (turn := self.queue.take(self.most_of_one)) is not None:
             self._num_free -= 1
             turn.grant()
 

@@ -37,12 +37,17 @@ class FairQueue(Generic[T]):
     """What waits, by tenant. Items are told apart by identity."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
-        """`max_items`, `max_bytes`: that may wait; each tenant's share is half. One item is never too large."""
+        """`max_items`, `max_bytes`: that may wait, half of it of one tenant. Where nothing waits, any item may."""
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()  # who is first is next
         self.num_waiting = 0
         self.num_waiting_bytes = 0
+
+    @property
+    def num_tenants(self) -> int:
+        """Of whom something waits or is held."""
+        return len(self._tenants)
 
     def put(self, tenant: str, item: T, num_bytes: int) -> None:
         """Have an item wait. Raises Crowded."""
@@ -54,10 +59,11 @@ class FairQueue(Generic[T]):
         self._count(its, 1, num_bytes)
 
     def put_back(self, tenant: str, item: T) -> None:
-        """Have an item that was taken wait again, before all others of its tenant."""
+        """Have an item that was taken wait again: before all others of its tenant, which has had its turn."""
         its = self._tenants[tenant]
         its.num_held -= 1
         its.waiting.appendleft(_Waiting(item, 0))
+        self._tenants.move_to_end(tenant)
         self._count(its, 1, 0)
 
     def take(self, most_of_one: int) -> T | None:
