@@ -98,6 +98,16 @@ class ChatPool:
         """Process ids of those that run."""
         return [worker.process.pid for worker in self._workers]
 
+    @property
+    def num_busy(self) -> int:
+        """Workers that have a chat."""
+        return len(self._workers) - len(self._idle)
+
+    @property
+    def num_waiting(self) -> int:
+        """Chats that no worker has yet."""
+        return self._queue.num_waiting
+
     # ------------------------------------------------------------ for the tokenizer
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
