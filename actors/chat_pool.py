@@ -39,10 +39,10 @@ SLOW_S = 0.1
 """A worker that has been busy for longer is not counted on."""
 LEFT_GRACE_S = 0.1
 """How long a chat may go on whose client has left: most end by themselves, and starting a process takes as long."""
-MAX_WAITING = 1024
-"""Chats that may wait for a worker."""
-MAX_WAITING_BYTES = 256 << 20
-"""Of their frames."""
+MAX_WAITING = 8192
+"""Chats that may wait for a worker, half of them one tenant's: as many as may be open."""
+MAX_WAITING_BYTES = 512 << 20
+"""Of their frames, likewise."""
 SPARE_S = 10.0
 """How long a worker may be idle that is not needed any more."""
 START_S = 60.0
@@ -136,9 +136,13 @@ class ChatPool:
             await job.done.wait()
         finally:
             self._leave(job)
-        if isinstance(job.outcome, RenderedChat):
-            return job.outcome
-        raise job.outcome or TemplateError(_DIED)
+        outcome, job.outcome = job.outcome, None
+        if isinstance(outcome, RenderedChat):
+            return outcome
+        try:
+            raise outcome or TemplateError(_DIED)
+        finally:
+            del outcome  # it knows this frame, and so the chat: nobody should have to find a cycle
 
     def _leave(self, job: _Job) -> None:
         """Nobody waits for a chat any more."""

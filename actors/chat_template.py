@@ -32,6 +32,7 @@ _MARK = "\ufdd1"
 """Noncharacters: text never has them, and no template treats them specially."""
 
 
+NO_UNICODE = "these messages hold characters that are not valid Unicode"
 MAX_REASON_CHARACTERS = 1000
 """Of what a template says against a chat."""
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import jinja2
 
-from quipu.actors.chat_template import ChatTemplate, TemplateError, TooMuchText
+from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, TemplateError, TooMuchText
 from quipu.actors.chat_wire import Kind, pack_answer, read_chat, read_source
 from quipu.actors.messages import ChatPrompt
 
@@ -75,7 +75,7 @@ def _render(template: ChatTemplate, chat: ChatPrompt, max_characters: int) -> by
     except TooMuchText as error:
         return pack_answer(Kind.TOO_MUCH, str(error.num_characters))
     except UnicodeEncodeError:
-        return pack_answer(Kind.REFUSED, "these messages hold characters that are not valid Unicode")
+        return pack_answer(Kind.REFUSED, NO_UNICODE)
     except MemoryError:
         return pack_answer(Kind.REFUSED, "the chat template takes too much memory for these messages")
 

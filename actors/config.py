@@ -99,7 +99,7 @@ class HouseConfig:
     """What may be kept of chats' texts and ids, so that only new turns are tokenised; 0 is nothing."""
     encode_slots: int = 256
     """Requests that may wait for the tokenizer to look at them."""
-    max_encode_waiting: int = 1024
+    max_encode_waiting: int = 8192
     """Requests that may wait for a thread of the tokenizer: so many with short texts, and so many with long ones; of
     one tenant half."""
     max_encode_waiting_bytes: int = 512 << 20

@@ -150,8 +150,9 @@ class PromptEncoder:
                 return await self._encode_chat(prompt, asked, longest)
 
     async def count(self, prompt: Prompt, asked: Asked, longest: int) -> int | RequestError:
-        """How many tokens a prompt has, also where the context has no room for them; what is refused untokenised is not
-        counted either. Raises as `encode`.
+        """How many tokens a prompt has, also where the context has no room for them, unless it is refused untokenised.
+
+        Raises as `encode`.
         """
         counted: int | TooMany | EncodedChat
         match prompt:

@@ -64,6 +64,7 @@ class Turn:
         self._lane = lane
         self._tenant = tenant
         self._granted = trio.Event()
+        self._has_left = False
 
     def grant(self) -> None:
         self._granted.set()
@@ -82,7 +83,10 @@ class Turn:
         await trio.lowlevel.checkpoint()
 
     def leave(self) -> None:
-        """Give the place up, or the thread."""
+        """Give the place up, or the thread. May be called any number of times."""
+        if self._has_left:
+            return
+        self._has_left = True
         if self._granted.is_set():
             self._lane.queue.done(self._tenant)
             self._lane.give_back()
@@ -91,13 +95,18 @@ class Turn:
 
 
 class Inline:
-    """For what is so short that a thread costs more than the work."""
+    """For texts that are so short that a thread costs more than the work."""
+
+    def __init__(self, *, is_short: bool = False) -> None:
+        """`is_short`: the whole request is, and needs no pause."""
+        self._is_short = is_short
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
 
     async def pause(self) -> None:
-        pass
+        if not self._is_short:
+            await trio.lowlevel.checkpoint()
 
     def leave(self) -> None:
         pass

@@ -11,7 +11,7 @@ from typing import Protocol
 import jinja2
 import trio
 
-from quipu.actors.chat_template import ChatTemplate, RenderedChat, TemplateError, TemplateSource
+from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, RenderedChat, TemplateError, TemplateSource
 from quipu.actors.checkpoint import CheckpointError
 from quipu.actors.messages import ChatPrompt
 
@@ -69,4 +69,15 @@ class InlineRenderer:
         self._before(chat)
         if self._template is None:
             raise TemplateError(NO_TEMPLATE)
-        return self._template.render(chat, max_characters)
+        rendered = self._template.render(chat, max_characters)
+        if not _is_valid(rendered.text):
+            raise TemplateError(NO_UNICODE)
+        return rendered
+
+
+def _is_valid(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

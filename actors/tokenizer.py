@@ -26,8 +26,10 @@ from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
 from quipu.actors.core.room import output_room
 from quipu.actors.core.segments import SegmentCache
-from quipu.actors.encoding import Asked, EncodedPrompt, PromptEncoder, failure_of
+from quipu.actors.core.turns import Crowded
+from quipu.actors.encoding import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
 from quipu.actors.lanes import Inline, Lanes, Place
+from quipu.actors.library import catching_panics
 from quipu.actors.messages import (
     Counted,
     CountTokens,
@@ -90,13 +92,8 @@ class TokenizerActor:
                     if isinstance(message, CountTokens):
                         nursery.start_soon(self._count, [message])
                     else:
-                        if self._encoder.is_short(message):
-                            await self._serve(_job_of(message, message), Inline())
-                        else:
-                            job = _job_of(message, attrs.evolve(message, prompts=()))
-                            nursery.start_soon(self._serve_apart, job)
-                            del job
-                    del message
+                        await self._take(message, nursery)
+                    del message  # it would be kept until the next one comes
 
     # ------------------------------------------------------------ counting
 
@@ -110,7 +107,8 @@ class TokenizerActor:
             try:
                 asked, prompt = Asked(request.tenant, param), request.prompt
                 del request
-                counted = await self._encoder.count(prompt, asked, self._longest)
+                with catching_panics():
+                    counted = await self._encoder.count(prompt, asked, self._longest)
                 answer = counted if isinstance(counted, RequestError) else Counted(counted)
             except Exception as error:
                 answer = _explain(error, param, None)
@@ -122,58 +120,81 @@ class TokenizerActor:
     def _longest(self) -> int:
         return self._registry.info.max_model_len
 
-    async def _serve_apart(self, job: Job) -> None:
-        """Serve a request that may have to wait, until its client leaves."""
-        request_id = job.request.request_id
-        with trio.CancelScope() as scope:
-            self._registry.when_stopped(request_id, scope.cancel)
-            await self._serve(job, None)
+    async def _take(self, request: Encode, nursery: trio.Nursery) -> None:
+        """Serve a short request; have any other served, which takes its place in the queue now, before later ones."""
+        is_short = self._encoder.is_short(request)
+        job = _job_of(request, request if is_short else attrs.evolve(request, prompts=()))
+        del request
+        if not self._registry.may_submit(job.request.request_id):
+            self._registry.encoded(job.request.request_id)
+            return
+        place = self._place_of(job, is_short)
+        if isinstance(place, RequestError):
+            self._refuse(job, place)
+            self._registry.encoded(job.request.request_id)
+        elif is_short:
+            await self._serve(job, place)
+        else:
+            nursery.start_soon(self._serve_apart, job, place)
 
-    async def _serve(self, job: Job, place: Place | None) -> None:
-        """Encode a request and submit it, in `place` or where there is room for it."""
-        request_id = job.request.request_id
-        try:
-            if self._registry.may_submit(request_id):
-                await self._encode_and_submit(job, place)
-        except Exception as error:
-            self._refuse(job, _explain(error, job.request.prompt_param, request_id))
-        finally:
-            job.prompts.clear()
-            self._registry.encoded(request_id)
-
-    async def _encode_and_submit(self, job: Job, place: Place | None) -> None:
-        request, asked, longest = job.request, job.asked, self._longest
+    def _place_of(self, job: Job, is_short: bool) -> Place | RequestError:
+        """Where a request is encoded, or why it is refused at once."""
         if (error := self._misfit(job)) is not None:
-            self._refuse(job, error)
-            return
-        prompts: list[EncodedPrompt] = []
-        budgets: list[int] = []
-        place = self._encoder.place_of(asked, job.prompts, request.bad_words) if place is None else place
+            return error
+        if is_short:
+            return Inline(is_short=True)
         try:
-            while job.prompts:
-                encoded = await self._encoder.encode(job.prompts.popleft(), asked, place, longest)
-                if isinstance(encoded, RequestError):
-                    self._refuse(job, encoded)
-                    return
-                budget = output_room(request, len(encoded.token_ids), longest)
-                if isinstance(budget, RequestError):
-                    self._refuse(job, budget)
-                    return
-                prompts.append(encoded)
-                budgets.append(budget)
-                await place.pause()
-            sampling = await self._complete_sampling(request, place)
-        finally:
-            place.leave()
-        if (conflict := contradiction(sampling.rules)) is not None:
-            self._refuse(job, conflict)
-            return
-        await self._submit(request, prompts, budgets, sampling)
+            return self._encoder.place_of(job.asked, job.prompts, job.request.bad_words)
+        except Crowded:
+            return BUSY
 
     def _misfit(self, job: Job) -> RequestError | None:
         """Why one of its prompts cannot fit the context, where that is told by its length: before any is encoded."""
         told = (self._encoder.misfit(prompt, job.asked, self._longest) for prompt in job.prompts)
         return next((error for error in told if error is not None), None)
+
+    async def _serve_apart(self, job: Job, place: Place) -> None:
+        """Serve a request until its client leaves."""
+        with trio.CancelScope() as scope:
+            self._registry.when_stopped(job.request.request_id, scope.cancel)
+            await self._serve(job, place)
+
+    async def _serve(self, job: Job, place: Place) -> None:
+        """Encode a request in `place` and submit it."""
+        request_id = job.request.request_id
+        try:
+            if self._registry.may_submit(request_id):
+                with catching_panics():
+                    await self._encode_and_submit(job, place)
+        except Exception as error:
+            self._refuse(job, _explain(error, job.request.prompt_param, request_id))
+        finally:
+            place.leave()
+            job.prompts.clear()
+            self._registry.encoded(request_id)
+
+    async def _encode_and_submit(self, job: Job, place: Place) -> None:
+        request, longest = job.request, self._longest
+        prompts: list[EncodedPrompt] = []
+        budgets: list[int] = []
+        while job.prompts:
+            encoded = await self._encoder.encode(job.prompts.popleft(), job.asked, place, longest)
+            if isinstance(encoded, RequestError):
+                self._refuse(job, encoded)
+                return
+            budget = output_room(request, len(encoded.token_ids), longest)
+            if isinstance(budget, RequestError):
+                self._refuse(job, budget)
+                return
+            prompts.append(encoded)
+            budgets.append(budget)
+            await place.pause()
+        sampling = await self._complete_sampling(request, place)
+        place.leave()
+        if (conflict := contradiction(sampling.rules)) is not None:
+            self._refuse(job, conflict)
+            return
+        await self._submit(request, prompts, budgets, sampling)
 
     async def _complete_sampling(self, request: Encode, place: Place) -> SamplingParams:
         """What no output may hold, and what would end it too early, as tokens."""

@@ -23,7 +23,7 @@ from quipu.actors.checkpoint import DEMO
 from quipu.actors.core.prefix import chain_keys
 from quipu.actors.core.turns import Crowded
 from quipu.actors.front import DeskClosed, PromptRefused
-from quipu.actors.lanes import SHORT_BYTES
+from quipu.actors.lanes import MOST_THREADS, SHORT_BYTES
 from quipu.actors.library import Library
 from quipu.actors.messages import ChatPrompt, Encode, ErrorKind, TextPrompt, TokenPrompt
 from quipu.actors.registry import RequestTicket
@@ -182,6 +182,25 @@ async def test_no_tenant_has_all_the_threads(gate: Gate) -> None:
             while not any(text.startswith("b") for text in gate.encoded):
                 await trio.sleep(0.001)
         gate.opened.set()
+
+
+async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
+    """Nobody overtakes an earlier one of his tenant, but for those whose threads begin at the same time."""
+    async with small_house(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+        tickets = [client.open(TextPrompt(f"{at} {LONG}"), max_tokens=1) for at in range(12)]
+        gate.opened.set()
+        gate.encoded.clear()
+        for ticket in tickets:
+            await ticket.start()
+        for ticket in tickets:
+            nursery.start_soon(read_answer, ticket)
+        with trio.fail_after(PATIENCE_S):
+            while len(gate.encoded) < 12:
+                await trio.sleep(0.01)
+        order = [int(text.split()[0]) for text in gate.encoded]
+        assert all(abs(place - at) < MOST_THREADS // 2 for place, at in enumerate(order))
+    for ticket in tickets:
+        ticket.leave()
 
 
 async def test_what_waits_is_bounded(gate: Gate) -> None:

@@ -69,6 +69,24 @@ def test_templates_that_do_not_end(tmp_path: Path) -> None:
         eventually(lambda pid=pid: has_ended(pid), "the server's processes end with it")
 
 
+def test_values_that_no_template_prints(fake: Server) -> None:
+    """Lone surrogates in arguments, and inputs nested nearly as deep as JSON may be: a 400 that names the field."""
+    output = {"type": "function_call_output", "call_id": "1", "output": "y"}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a":"\\ud800"}'}
+    asked = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
+    answer = fake.post("/v1/responses", asked)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input"
+    deep = '{"a":' * 990 + "1" + "}" * 990
+    turns = [
+        '{"role":"user","content":"x"}',
+        '{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":' + deep + "}]}",
+        '{"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":"y"}]}',
+    ]
+    body = '{"model":"demo","max_tokens":1,"messages":[' + ",".join(turns) + "]}"
+    answer = httpx.post(f"{fake.url}/v1/messages", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def is_busy(pid: int) -> bool:
     """Whether a process computes."""
     try:
