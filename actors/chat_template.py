@@ -1,20 +1,21 @@
 """A checkpoint's chat template: from a chat to the text of its prompt, and where a client's marks lie in that text.
 
-Used by `vocabulary.py`. Templates differ in what they know: a template that never looks at `tools`, `tool_calls` or
-`reasoning_content` would drop them silently, so a chat that has them is put into plain text first (`_plain_calls` and
-its neighbours).
+Runs in a process of its own (`chat_worker.py`): a template comes with a checkpoint, and may take for ever or write
+without end. Templates differ in what they know: one that never looks at `tools`, `tool_calls` or `reasoning_content`
+would drop them silently, so a chat that has them is put into plain text first (`plain_chat.py`).
 
 A mark's place is found without knowing the template: the chat is rendered once more with something added right after
 the marked block, and the place is where that rendering begins to differ from the plain one.
 
-What must always hold: marks never change the text; their places do not decrease.
+What must always hold: marks never change the text; their places do not decrease; whatever goes wrong in a template is
+a TemplateError.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -23,17 +24,41 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
+from quipu.actors.core.plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
 from quipu.actors.messages import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
-
-Message = Mapping[str, Any]
 
 _END = "\ufdd0"
 _MARK = "\ufdd1"
 """Noncharacters: text never has them, and no template treats them specially."""
 
 
+NO_UNICODE = "these messages hold characters that are not valid Unicode"
+MAX_REASON_CHARACTERS = 1000
+"""Of what a template says against a chat."""
+
+
 class TemplateError(ValueError):
     """The chat template refused the messages, or there is none; the message is for the client."""
+
+
+class TooMuchText(Exception):
+    """A chat came out longer than it may be."""
+
+    def __init__(self, num_characters: int) -> None:
+        super().__init__(f"{num_characters} characters")
+        self.num_characters = num_characters
+        """So many at least."""
+
+
+@attrs.frozen
+class TemplateSource:
+    """A chat template as a checkpoint brings it."""
+
+    origin: str
+    """Where it was found, for messages."""
+    source: str
+    variables: Mapping[str, str]
+    """The special tokens by their names."""
 
 
 @attrs.frozen
@@ -54,51 +79,70 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._names = _names_in(tree)
 
-    def render(self, chat: ChatPrompt) -> RenderedChat:
-        """The prompt's text. Raises TemplateError."""
-        text = self._text(chat)
+    def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
+        """The prompt's text. Raises TemplateError, and TooMuchText where it is longer than `max_characters`."""
+        try:
+            return self._render(chat, max_characters)
+        except (TemplateError, TooMuchText):
+            raise
+        except Exception as error:  # a template can raise anything, as RecursionError or MemoryError
+            told = (str(error) or type(error).__name__)[:MAX_REASON_CHARACTERS]
+            raise TemplateError(f"the chat template refuses these messages: {told}") from error
+
+    def _render(self, chat: ChatPrompt, max_characters: int) -> RenderedChat:
+        text = self._text(chat, max_characters)
+        limit = 2 * max_characters  # a mark makes it longer, wherever the template shows it
         ends: list[int] = []
         for mark in chat.marks:
-            end = self._end_of(mark, chat, text)
+            end = self._end_of(mark, chat, text, limit)
             if chat.tools and isinstance(mark, ContentMark) and chat.messages[mark.message]["role"] == "system":
                 # Tools come before the system prompt, whichever of them the template puts first.
-                end = max(end, self._end_of(ToolMark(mark.ttl, len(chat.tools) - 1), chat, text))
+                end = max(end, self._end_of(ToolMark(mark.ttl, len(chat.tools) - 1), chat, text, limit))
             ends.append(max(end, ends[-1]) if ends else end)
         return RenderedChat(text, tuple(ends))
 
-    def _end_of(self, mark: Mark, chat: ChatPrompt, text: str) -> int:
+    def _end_of(self, mark: Mark, chat: ChatPrompt, text: str, limit: int) -> int:
         """Characters of `text` before `mark`."""
         for marked in _with_mark(mark, chat):
-            changed = self._text(marked)
+            changed = self._text(marked, limit)
             if changed != text:
                 return _common_prefix(text, changed)
         return 0
 
-    def _text(self, chat: ChatPrompt) -> str:
+    def _text(self, chat: ChatPrompt, max_characters: int) -> str:
         messages, tools = chat.messages, chat.tools
         if chat.continue_final:
             messages = (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END})
         if "tool_calls" not in self._names and any(message.get("tool_calls") for message in messages):
-            messages = _plain_calls(messages)
+            messages = plain_calls(messages)
         if "reasoning_content" not in self._names:
-            messages = tuple(map(_plain_reasoning, messages))
+            messages = tuple(map(plain_reasoning, messages))
         if tools and "tools" not in self._names:
-            messages, tools = _plain_tools(messages, tools), ()
-        try:
-            text = self._template.render(
-                messages=messages,
-                add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
-                **({"tools": tools} if tools else {}),
-                **{**self._variables, **chat.template_kwargs},
-            )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            raise TemplateError(f"the chat template refuses these messages: {error}") from error
+            messages, tools = plain_tools(messages, tools), ()
+        written = self._template.generate(
+            messages=messages,
+            add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
+            **({"tools": tools} if tools else {}),
+            **{**self._variables, **chat.template_kwargs},
+        )
+        text = _join(written, max_characters)
         if not chat.continue_final:
             return text
         text, found, _ = text.rpartition(_END)
         if not found:
             raise TemplateError("the chat template does not show the last message, so it cannot be continued")
         return text
+
+
+def _join(pieces: Iterable[str], max_characters: int) -> str:
+    kept: list[str] = []
+    num_characters = 0
+    for piece in pieces:
+        num_characters += len(piece)
+        if num_characters > max_characters:
+            raise TooMuchText(num_characters)
+        kept.append(piece)
+    return "".join(kept)
 
 
 # ---------------------------------------------------------------- marks
@@ -148,55 +192,6 @@ def _common_prefix(one: str, other: str) -> int:
     return low
 
 
-# ---------------------------------------------------------------- for templates that know less
-
-
-def _plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The tools as the beginning of the system prompt."""
-    listed = "\n".join(_json(tool) for tool in tools)
-    text = (
-        f"These tools can be called:\n<tools>\n{listed}\n</tools>\n"
-        'To call one, write <tool_call>{"name": its name, "arguments": an object}</tool_call>.'
-    )
-    if messages and messages[0]["role"] == "system":
-        return ({**messages[0], "content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:])
-    return ({"role": "system", "content": text}, *messages)
-
-
-def _plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Calls as text of the assistant, their results as text of the user, with whom the turns still alternate."""
-    plain: list[Message] = []
-    after_result = False
-    for message in messages:
-        role, content = message["role"], message["content"]
-        is_result = role == "tool"
-        if is_result:
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            named = _json({"name": function["name"], "arguments": function["arguments"]})
-            content = f"{content}\n<tool_call>\n{named}\n</tool_call>".lstrip("\n")
-        said = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-        if role == "user" and after_result:
-            plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}\n{content}"}
-        else:
-            plain.append({**said, "role": role, "content": content})
-        after_result = is_result
-    return tuple(plain)
-
-
-def _plain_reasoning(message: Message) -> Message:
-    reasoning = message.get("reasoning_content")
-    if not reasoning:
-        return message
-    said = {key: value for key, value in message.items() if key != "reasoning_content"}
-    return {**said, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
-
-
-def _json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
 # ---------------------------------------------------------------- Jinja
 
 
@@ -210,7 +205,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _json
+    environment.filters["tojson"] = as_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
     return environment

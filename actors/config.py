@@ -102,7 +102,14 @@ class HouseConfig:
     token_cache_bytes: int = 64 << 20
     """What may be kept of chats' texts and ids, so that only new turns are tokenised; 0 is nothing."""
     encode_slots: int = 256
-    """Requests that may wait for the tokenizer."""
+    """Requests that may wait for the tokenizer to look at them."""
+    max_encode_waiting: int = 8192
+    """Requests that may wait for a thread of the tokenizer: so many with short texts, and so many with long ones; of
+    one tenant half."""
+    max_encode_waiting_bytes: int = 512 << 20
+    """Bytes of their texts, likewise."""
+    chat_template_timeout_s: float = 5.0
+    """How long a chat template may take for one chat, or to compile."""
     report_slots: int = 16
     """Step reports that may wait for the accountant, and token batches for the detokenizer."""
     plan_slots: int = 4

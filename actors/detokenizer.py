@@ -2,7 +2,8 @@
 
 Hears `Track` (just before a sequence is submitted), `Tokens` (one message a step, after the accountant has booked the
 step) and `Forget` (its request is over), in one inbox. Tells the accountant, once a sequence, how many tokens its
-client was given and why it stopped (`Completed`); has the engine stop a sequence whose stop string is complete.
+client was given and why it stopped (`Completed`), and before that, where its tokens cannot be made into text, that the
+request has failed (`Refused`); has the engine stop a sequence whose stop string is complete.
 
 A prompt that is echoed or scored is read once, with its first choice. Its other choices may be ahead, with blocks from
 the cache: what they have to say waits until the prompt, with which every choice begins, is complete.
@@ -27,12 +28,16 @@ from quipu.actors.channel import Poster, Receiver
 from quipu.actors.core.scribe import PromptReading, Scribe
 from quipu.actors.core.stop_strings import StopStrings
 from quipu.actors.core.text import StopMatcher, TextStream
+from quipu.actors.library import LibraryPanic
 from quipu.actors.messages import (
     Completed,
     Delta,
+    ErrorKind,
     FinishReason,
     Forget,
     Outlet,
+    Refused,
+    RequestError,
     ScoredDelta,
     ScoredToken,
     Scores,
@@ -74,7 +79,7 @@ class TrackedSequence:
 
 class Detokenizer:
     def __init__(
-        self, vocabulary: Vocabulary, accountant: Poster[Completed], end_sequence: Callable[[int], None]
+        self, vocabulary: Vocabulary, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
     ) -> None:
         """`end_sequence(id)` has the engine end a sequence; it never blocks."""
         self._vocabulary = vocabulary
@@ -171,16 +176,29 @@ class Detokenizer:
                 slice_end = time.perf_counter() + SLICE_S
             ended = reasons.get(sequence_id) if last.get(sequence_id) == at else None
             reason = None if ended is None else FinishReason(ended)
-            if sequence.reading is not None:
-                self._begin(sequence, sequence.reading)
-            if sequence.prompt_only:
-                self._put(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
-                self._complete(sequence, FinishReason.LENGTH)
-                continue
-            scores: tuple[ScoredToken, ...] = ()
-            if sequence.scribe is not None and (told := scored.get(sequence_id)):
-                scores = (sequence.scribe.drawn(*told.popleft()),)
-            self._give(sequence, token_id, reason, scores)
+            try:
+                self._take(sequence, token_id, reason, scored.get(sequence_id))
+            except LibraryPanic:
+                self._fail(sequence)
+
+    def _take(
+        self,
+        sequence: TrackedSequence,
+        token_id: int,
+        reason: FinishReason | None,
+        scored: deque[tuple[Scores, int]] | None,
+    ) -> None:
+        """One token of a sequence has come, behind what the sequence begins with."""
+        if sequence.reading is not None:
+            self._begin(sequence, sequence.reading)
+        if sequence.prompt_only:
+            self._put(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
+            self._complete(sequence, FinishReason.LENGTH)
+            return
+        scores: tuple[ScoredToken, ...] = ()
+        if sequence.scribe is not None and scored:
+            scores = (sequence.scribe.drawn(*scored.popleft()),)
+        self._give(sequence, token_id, reason, scores)
 
     def _put_into_words(self, steps: list[StepScores]) -> dict[int, deque[tuple[Scores, int]]]:
         """Scored outputs by sequence, in order; what was said of prompts goes to their readings."""
@@ -258,6 +276,13 @@ class Detokenizer:
         sequence = self._tracked.get(sequence_id)
         if sequence is not None:
             self._complete(sequence, None)
+
+    def _fail(self, sequence: TrackedSequence) -> None:
+        """The tokenizers library cannot make text of a sequence's tokens: its request fails, and nobody else's."""
+        log.error("detokenizer.failed", request_id=sequence.request_id)
+        error = RequestError(ErrorKind.INTERNAL, "the tokens of the answer could not be made into text")
+        self._accountant.post(Refused(sequence.request_id, error))
+        self._complete(sequence, None)
 
     def _complete(self, sequence: TrackedSequence, reason: FinishReason | None) -> None:
         del self._tracked[sequence.sequence_id]

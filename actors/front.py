@@ -9,6 +9,7 @@ Submit of the request can go out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
@@ -103,6 +104,14 @@ class Ticket(Protocol):
         """Hand the request to the tokenizer; waits while its inbox is full."""
         ...
 
+    def when_encoded(self, call: Callable[[], object], /) -> None:
+        """Have `call` hear, once, that the request's prompts are not needed any more, at once if that is so already.
+
+        Its sequences are submitted, or it was refused, or has left and nothing works on it. `call` must not raise or
+        block.
+        """
+        ...
+
     def expire(self, after_s: float) -> None:
         """Its deadline has passed: fail it, if it has not ended. Its mailbox gets the error."""
         ...
@@ -123,10 +132,11 @@ class FrontDesk(Protocol):
         """
         ...
 
-    async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:
+    async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         """Tokens of a prompt as a request would have them; waits for the tokenizer. No account, no engine.
 
-        `prompt_param` names the prompt's field in errors. Raises PromptRefused.
+        `prompt_param` names the prompt's field in errors. Counts as an open request while it waits. Raises
+        PromptRefused, also where the prompt does not fit the context, and DeskClosed.
         """
         ...
 

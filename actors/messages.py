@@ -12,7 +12,7 @@ What must always hold:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -221,6 +221,8 @@ class CountTokens:
     prompt: Prompt
     prompt_param: str
     outlet: CountOutlet
+    tenant: str = ""
+    """Who asks, for lanes that are fair among tenants."""
 
 
 @attrs.frozen
@@ -229,9 +231,13 @@ class Counted:
 
 
 class CountOutlet(Protocol):
-    """Where the answer to a `CountTokens` goes. `put` never blocks and never raises."""
+    """Where the answer to a `CountTokens` goes. Neither method blocks or raises."""
 
     def put(self, answer: Counted | RequestError, /) -> None: ...
+
+    def when_left(self, call: Callable[[], object], /) -> None:
+        """Have `call` hear that nobody waits for the answer any more; at once, if that is so already."""
+        ...
 
 
 # ---------------------------------------------------------------- to the scheduler

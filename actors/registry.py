@@ -41,6 +41,7 @@ from quipu.actors.messages import (
     Submit,
     Track,
 )
+from quipu.actors.open_requests import CountSlot, LiveSequence, OpenRequest
 
 EngineMessage = Submit | Abort | ResetPrefixCache
 
@@ -50,68 +51,39 @@ LAST_WORDS_S = 2.0
 """How long a drain waits for those that it failed to leave."""
 
 
-@attrs.define(eq=False)
-class OpenRequest:
-    """One request between its opening and its leaving."""
-
-    request_id: str
-    mailbox: Mailbox
-    submitted_ids: list[int] = attrs.field(factory=list)
-    num_to_come: int = 0
-    """Sequences that the engine expects besides."""
-    stopped: bool = False
-    """It has left or failed: nothing more of it is submitted."""
-
-
-@attrs.define(eq=False)
-class LiveSequence:
-    """A submitted sequence that has not been answered by a Terminal."""
-
-    incarnation: int | None = None
-    """The engine that was given it; None while it waits in the lane."""
-    aborted: bool = False
-
-
-class CountSlot:
-    """Where the tokenizer leaves the answer to one `CountTokens`."""
-
-    def __init__(self) -> None:
-        self._answer: Counted | RequestError | None = None
-        self._answered = trio.Event()
-
-    def put(self, answer: Counted | RequestError, /) -> None:
-        self._answer = answer
-        self._answered.set()
-
-    async def wait(self) -> Counted | RequestError | None:
-        await self._answered.wait()
-        return self._answer
-
-
 class RequestTicket:
     """One open request, for its handler."""
 
     def __init__(self, registry: Registry, request: Encode, mailbox: Mailbox) -> None:
         self._registry = registry
-        self._request = request
+        self._request: Encode | None = request
+        """Until it is handed to the tokenizer: the ticket lives as long as the answer, its prompts need not."""
+        self._request_id = request.request_id
         self._mailbox = mailbox
 
     @property
     def request_id(self) -> str:
-        return self._request.request_id
+        return self._request_id
 
     @property
     def mailbox(self) -> Mailbox:
         return self._mailbox
 
     async def start(self) -> None:
-        await self._registry.encoder.send(self._request)
+        request, self._request = self._request, None
+        if request is None:
+            raise RuntimeError("a request is started once")
+        await self._registry.hand_over(request)
+
+    def when_encoded(self, call: Callable[[], object], /) -> None:
+        self._registry.when_encoded(self._request_id, call)
 
     def expire(self, after_s: float) -> None:
-        self._registry.expire(self._request.request_id, after_s)
+        self._registry.expire(self._request_id, after_s)
 
     def leave(self) -> None:
-        self._registry.leave(self._request.request_id)
+        self._request = None
+        self._registry.leave(self._request_id)
 
 
 class Registry:
@@ -140,6 +112,10 @@ class Registry:
         self._show_pool = show_pool
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
+        self._encoding: dict[str, OpenRequest] = {}
+        """Those that the tokenizer has, also when they have left: a thread may still be at their texts."""
+        self._num_counts = 0
+        """Of `count_tokens` that wait."""
         self._live: dict[int, LiveSequence] = {}
         self._next_sequence_id = 1
         self._health = Health(State.STARTING, 0, "the engine is loading")
@@ -161,8 +137,7 @@ class Registry:
             raise DeskClosed("the server is shutting down")
         if self._health.state is State.FAILED:
             raise DeskClosed(f"the engine has failed: {self._health.detail}")
-        if len(self._open) >= self._max_open_requests:
-            raise DeskClosed(f"{len(self._open)} requests are open already")
+        self._check_room()
         mailbox = Mailbox()
         self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
@@ -170,16 +145,52 @@ class Registry:
         self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller, seed))
         return RequestTicket(self, request, mailbox)
 
-    async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:
+    def _check_room(self) -> None:
+        num_open = len(self._open) + self._num_counts
+        if num_open >= self._max_open_requests:
+            raise DeskClosed(f"{num_open} requests are open already")
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
+        self._check_room()
         slot = CountSlot()
-        await self.encoder.send(CountTokens(prompt, prompt_param, slot))
-        match await slot.wait():
+        request = CountTokens(prompt, prompt_param, slot, tenant)
+        del prompt
+        self._num_counts += 1
+        try:
+            await self.encoder.send(request)
+            del request
+            answer = await slot.wait()
+        finally:
+            self._num_counts -= 1
+            slot.leave()
+        match answer:
             case Counted(num_tokens):
                 return num_tokens
             case RequestError() as error:
                 raise PromptRefused(error)
             case None:
                 raise RuntimeError("a count was answered with nothing")
+
+    async def hand_over(self, request: Encode) -> None:
+        """Send a request to the tokenizer; waits while its inbox is full. Its ticket's `start`."""
+        opened = self._open.get(request.request_id)
+        if opened is None:
+            return
+        opened.is_encoding = True
+        self._encoding[request.request_id] = opened
+        try:
+            await self.encoder.send(request)
+        except BaseException:
+            self.encoded(request.request_id)
+            raise
+
+    def when_encoded(self, request_id: str, call: Callable[[], object]) -> None:
+        """See `Ticket.when_encoded`."""
+        request = self._open.get(request_id) or self._encoding.get(request_id)
+        if request is None or request.is_encoded:
+            call()
+        else:
+            request.on_encoded.append(call)
 
     def expire(self, request_id: str, after_s: float) -> None:
         """A request's deadline has passed."""
@@ -192,6 +203,8 @@ class Registry:
         if request is None:
             return
         self._stop(request)
+        if not request.is_encoding:
+            self._call_encoded(request)
         self._accountant.post(Left(request_id, tuple(request.submitted_ids)))
         if not self._open:
             self._idle.set()
@@ -235,6 +248,28 @@ class Registry:
         request = self._open.get(request_id)
         return request is not None and not request.stopped
 
+    def when_stopped(self, request_id: str, call: Callable[[], object]) -> None:
+        """Have `call` hear that a request has left or failed; at once, if that is so already."""
+        request = self._open.get(request_id)
+        if request is None or request.stopped:
+            call()
+        else:
+            request.on_stopped = call
+
+    def encoded(self, request_id: str) -> None:
+        """The tokenizer is done with a request, whatever came of it, and holds nothing of its prompts."""
+        request = self._encoding.pop(request_id, None)
+        if request is not None:
+            request.is_encoding = False
+            request.on_stopped = None
+            self._call_encoded(request)
+
+    def _call_encoded(self, request: OpenRequest) -> None:
+        request.is_encoded = True
+        calls, request.on_encoded = request.on_encoded, []
+        for call in calls:
+            call()
+
     def outlet(self, request_id: str) -> Mailbox:
         """Where the events of an open request go. Raises KeyError once it has left."""
         return self._open[request_id].mailbox
@@ -275,6 +310,9 @@ class Registry:
 
     def _stop(self, request: OpenRequest) -> None:
         request.stopped = True
+        if request.on_stopped is not None:
+            call, request.on_stopped = request.on_stopped, None
+            call()
         for sequence_id in request.submitted_ids:
             self.abort(sequence_id)
         if request.num_to_come:

@@ -21,6 +21,7 @@ from typing import Any
 import tokenizers
 
 from quipu.actors.core.segments import MIN_CHARACTERS, Seams, TooDeep
+from quipu.actors.library import Library
 
 LOCAL_KINDS = {
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},
@@ -44,7 +45,12 @@ NO_SEAMS = Seams((), ())
 
 def find_seams(tokenizer: tokenizers.Tokenizer, min_characters: int = MIN_CHARACTERS) -> Seams:
     """Where texts for this tokenizer may be cut, each part at least so long; nowhere, if that is not certain."""
-    parts: dict[str, Any] = json.loads(tokenizer.to_str())
+    return seams_of(Library(tokenizer), json.loads(tokenizer.to_str()), min_characters)
+
+
+def seams_of(library: Library, parts: Mapping[str, Any], min_characters: int = MIN_CHARACTERS) -> Seams:
+    """The same, of a tokenizer whose JSON has been read."""
+    tokenizer = library.tokenizer
     matched = [token for token in parts["added_tokens"] if not token["normalized"] and token["content"]]
     if not _is_local(parts) or tokenizer.encode_special_tokens or any(token["single_word"] for token in matched):
         return NO_SEAMS
@@ -54,7 +60,7 @@ def find_seams(tokenizer: tokenizers.Tokenizer, min_characters: int = MIN_CHARAC
     except TooDeep:
         return NO_SEAMS
     trials = _trials(cut_before[:NUM_TRIED])
-    return seams if all(_agrees(tokenizer, seams, text) for text in trials) else NO_SEAMS
+    return seams if all(_agrees(library, seams, text) for text in trials) else NO_SEAMS
 
 
 def _is_local(parts: Mapping[str, Any]) -> bool:
@@ -73,13 +79,13 @@ def _kinds(component: Mapping[str, Any] | None) -> Iterator[str]:
             yield from _kinds(inner)
 
 
-def _agrees(tokenizer: tokenizers.Tokenizer, seams: Seams, text: str) -> bool:
+def _agrees(library: Library, seams: Seams, text: str) -> bool:
     starts = seams.starts(text)
     ends = [*starts[1:], len(text)]
     parts: list[int] = []
     for start, end in zip(starts, ends, strict=True):
-        parts += tokenizer.encode(text[start:end], add_special_tokens=False).ids
-    whole: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        parts += library.encode(text[start:end], add_special_tokens=False).ids
+    whole: list[int] = library.encode(text, add_special_tokens=False).ids
     return parts == whole
 
 

@@ -2,14 +2,18 @@
 
 Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the registry's lane; tells the
 accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Answers
-`CountTokens` by itself. Long texts are encoded in a worker thread (the library releases the interpreter lock). A prompt
-that makes the tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent before are
-not tokenised again (`core/segments.py`).
+`CountTokens` by itself. A short request is served on the spot, in the order of its coming; any other in a task of its
+own, which waits for its turn (`lanes.py`, `chat_pool.py`) and ends when its client leaves. A prompt that makes the
+tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent before are not tokenised
+again (`core/segments.py`).
+
+What must always hold: nobody waits here for a longer request of somebody else; once a request is encoded, or given up,
+nothing here holds its prompts, and the registry has been told so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 
 import attrs
 import structlog
@@ -21,163 +25,187 @@ from quipu.actors.core.drawing import complete_rules, contradiction, sequence_se
 from quipu.actors.core.pins import in_whole_blocks, pins_of
 from quipu.actors.core.prefix import chain_keys, root_key
 from quipu.actors.core.prompt_scores import prompt_scoring, too_many_scores
-from quipu.actors.core.room import output_room, too_long
+from quipu.actors.core.room import output_room
 from quipu.actors.core.segments import SegmentCache
+from quipu.actors.core.turns import Crowded
+from quipu.actors.encoding import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
+from quipu.actors.lanes import Inline, Lanes, Place
+from quipu.actors.library import catching_panics
 from quipu.actors.messages import (
-    Breakpoint,
-    ChatPrompt,
     Counted,
     CountTokens,
     Encode,
     ErrorKind,
     Prompt,
     Prompted,
-    PromptText,
     Refused,
     RequestError,
     SamplingParams,
     Submit,
-    TextPrompt,
-    TokenPrompt,
     Track,
 )
 from quipu.actors.registry import Registry
-from quipu.actors.vocabulary import TemplateError, Vocabulary
+from quipu.actors.rendering import Renderer
+from quipu.actors.vocabulary import Vocabulary
 
 log = structlog.get_logger()
 
-INLINE_CHARACTERS = 4096
-"""Shorter texts are encoded in the loop: a round trip to a thread costs more than they do."""
 PROMPT_TAIL = 8
 """Prompt ids that a decoder may want to see before the first output."""
-
+HASHED_BLOCKS = 2048
+"""Blocks whose keys are made in one go."""
 
 TokenizerMessage = Encode | CountTokens
 
 
-@attrs.frozen
-class EncodedPrompt:
-    token_ids: list[int]
-    breakpoints: tuple[Breakpoint, ...] = ()
-    echo: PromptText | None = None
+@attrs.define(eq=False)
+class Job:
+    """A request that is being encoded, its prompts apart, so that each can be let go of."""
+
+    request: Encode
+    """Without its prompts, unless they are short."""
+    prompts: deque[Prompt]
+    asked: Asked
 
 
 class TokenizerActor:
     def __init__(
-        self, config: HouseConfig, vocabulary: Vocabulary, registry: Registry, accountant: Poster[Prompted | Refused]
+        self,
+        config: HouseConfig,
+        vocabulary: Vocabulary,
+        registry: Registry,
+        accountant: Poster[Prompted | Refused],
+        renderer: Renderer,
     ) -> None:
         self._config = config
-        self._vocabulary = vocabulary
         self._registry = registry
         self._accountant = accountant
-        self._segments = SegmentCache(config.token_cache_bytes)
+        lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes)
+        self._encoder = PromptEncoder(vocabulary, renderer, lanes, SegmentCache(config.token_cache_bytes))
 
     async def run(self, inbox: Receiver[TokenizerMessage]) -> None:
         """Encode until cancelled."""
-        while True:
-            for request in await inbox.receive_all():
-                if isinstance(request, CountTokens):
-                    await self._count(request)
-                    continue
-                if not self._registry.may_submit(request.request_id):
-                    continue
-                try:
-                    await self._serve(request)
-                except Exception as error:
-                    log.error("tokenizer.failed", request_id=request.request_id, error=type(error).__name__)
-                    self._refuse(request, RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised"))
+        async with trio.open_nursery() as nursery:
+            while True:
+                messages = deque(await inbox.receive_all())
+                while messages:
+                    message = messages.popleft()
+                    if isinstance(message, CountTokens):
+                        nursery.start_soon(self._count, [message])
+                    else:
+                        await self._take(message, nursery)
+                    del message  # it would be kept until the next one comes
 
-    async def _count(self, request: CountTokens) -> None:
-        answer: Counted | RequestError
-        try:
-            answer = Counted(len((await self._encode(request.prompt)).token_ids))
-        except TemplateError as error:
-            answer = RequestError(ErrorKind.INVALID, str(error), request.prompt_param)
-        except Exception as error:
-            log.error("tokenizer.failed", error=type(error).__name__)
-            answer = RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised")
-        request.outlet.put(answer)
+    # ------------------------------------------------------------ counting
 
-    async def _serve(self, request: Encode) -> None:
-        prompts: list[EncodedPrompt] = []
-        for asked in request.prompts:
+    async def _count(self, handed: list[CountTokens]) -> None:
+        """`handed`: the one request, to be taken out: nobody else holds its prompt."""
+        request = handed.pop()
+        outlet, param = request.outlet, request.prompt_param
+        answer: Counted | RequestError = RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised")
+        with trio.CancelScope() as scope:
+            outlet.when_left(scope.cancel)
             try:
-                prompts.append(await self._encode(asked, request))
-            except TemplateError as error:
-                self._refuse(request, RequestError(ErrorKind.INVALID, str(error), request.prompt_param))
-                return
-        budgets: list[int] = []
-        longest = self._registry.info.max_model_len
-        for asked, prompt in zip(request.prompts, prompts, strict=True):
-            budget = output_room(request, len(prompt.token_ids), longest)
-            if isinstance(budget, RequestError):
-                self._refuse(request, await self._blame(request, asked, budget, longest))
-                return
-            budgets.append(budget)
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        config = self._config
-        if refusal := too_many_scores(request, lengths, budgets, config.max_prompt_scores, config.max_output_scores):
-            self._refuse(request, refusal)
+                asked, prompt = Asked(request.tenant, param), request.prompt
+                del request
+                with catching_panics():
+                    counted = await self._encoder.count(prompt, asked, self._longest)
+                answer = counted if isinstance(counted, RequestError) else Counted(counted)
+            except Exception as error:
+                answer = _explain(error, param, None)
+        outlet.put(answer)
+
+    # ------------------------------------------------------------ serving
+
+    @property
+    def _longest(self) -> int:
+        return self._registry.info.max_model_len
+
+    async def _take(self, request: Encode, nursery: trio.Nursery) -> None:
+        """Serve a short request; have any other served, which takes its place in the queue now, before later ones."""
+        is_short = self._encoder.is_short(request)
+        job = _job_of(request, request if is_short else attrs.evolve(request, prompts=()))
+        del request
+        if not self._registry.may_submit(job.request.request_id):
+            self._registry.encoded(job.request.request_id)
             return
-        sampling = await self._complete_sampling(request)
+        place = self._place_of(job, is_short)
+        if isinstance(place, RequestError):
+            self._refuse(job, place)
+            self._registry.encoded(job.request.request_id)
+        elif is_short:
+            await self._serve(job, place)
+        else:
+            nursery.start_soon(self._serve_apart, job, place)
+
+    def _place_of(self, job: Job, is_short: bool) -> Place | RequestError:
+        """Where a request is encoded, or why it is refused at once."""
+        if (error := self._misfit(job)) is not None:
+            return error
+        if is_short:
+            return Inline(is_short=True)
+        try:
+            return self._encoder.place_of(job.asked, job.prompts, job.request.bad_words)
+        except Crowded:
+            return BUSY
+
+    def _misfit(self, job: Job) -> RequestError | None:
+        """Why one of its prompts cannot fit the context, where that is told by its length: before any is encoded."""
+        told = (self._encoder.misfit(prompt, job.asked, self._longest) for prompt in job.prompts)
+        return next((error for error in told if error is not None), None)
+
+    async def _serve_apart(self, job: Job, place: Place) -> None:
+        """Serve a request until its client leaves."""
+        with trio.CancelScope() as scope:
+            self._registry.when_stopped(job.request.request_id, scope.cancel)
+            await self._serve(job, place)
+
+    async def _serve(self, job: Job, place: Place) -> None:
+        """Encode a request in `place` and submit it."""
+        request_id = job.request.request_id
+        try:
+            if self._registry.may_submit(request_id):
+                with catching_panics():
+                    await self._encode_and_submit(job, place)
+        except Exception as error:
+            self._refuse(job, _explain(error, job.request.prompt_param, request_id))
+        finally:
+            place.leave()
+            job.prompts.clear()
+            self._registry.encoded(request_id)
+
+    async def _encode_and_submit(self, job: Job, place: Place) -> None:
+        request, longest = job.request, self._longest
+        prompts: list[EncodedPrompt] = []
+        budgets: list[int] = []
+        while job.prompts:
+            encoded = await self._encoder.encode(job.prompts.popleft(), job.asked, place, longest)
+            if isinstance(encoded, RequestError):
+                self._refuse(job, encoded)
+                return
+            budget = output_room(request, len(encoded.token_ids), longest)
+            if isinstance(budget, RequestError):
+                self._refuse(job, budget)
+                return
+            prompts.append(encoded)
+            budgets.append(budget)
+            await place.pause()
+        lengths, config = [len(prompt.token_ids) for prompt in prompts], self._config
+        if refusal := too_many_scores(request, lengths, budgets, config.max_prompt_scores, config.max_output_scores):
+            self._refuse(job, refusal)
+            return
+        sampling = await self._complete_sampling(request, place)
+        place.leave()
         if (conflict := contradiction(sampling.rules)) is not None:
-            self._refuse(request, conflict)
+            self._refuse(job, conflict)
             return
         await self._submit(request, prompts, budgets, sampling)
 
-    async def _complete_sampling(self, request: Encode) -> SamplingParams:
+    async def _complete_sampling(self, request: Encode, place: Place) -> SamplingParams:
         """What no output may hold, and what would end it too early, as tokens."""
-        words: list[tuple[int, ...]] = []
-        if request.bad_words:
-            words = await trio.to_thread.run_sync(_encode_bad_words, self._vocabulary, request.bad_words)
+        words = await self._encoder.encode_bad_words(request.bad_words, place) if request.bad_words else []
         engine = self._config.engine
         return complete_rules(request.sampling, words, engine.eos_token_ids, self._config.vocab_size)
-
-    async def _encode(self, prompt: Prompt, request: Encode | None = None) -> EncodedPrompt:
-        with_echo = request is not None and request.echo
-        match prompt:
-            case TokenPrompt():
-                return EncodedPrompt(list(prompt.token_ids), echo=self._read_back(prompt, request))
-            case TextPrompt():
-                if len(prompt.text) <= INLINE_CHARACTERS:
-                    return self._encode_text(prompt.text, with_echo)
-                return await trio.to_thread.run_sync(self._encode_text, prompt.text, with_echo)
-            case ChatPrompt():
-                # with tools, or with marks to look for, it is seldom short
-                num_characters = sum(len(str(message.get("content", ""))) for message in prompt.messages)
-                if num_characters <= INLINE_CHARACTERS and not prompt.tools and not prompt.marks:
-                    return self._encode_chat(prompt, request)
-                return await trio.to_thread.run_sync(self._encode_chat, prompt, request)
-
-    def _encode_text(self, text: str, with_echo: bool) -> EncodedPrompt:
-        if not with_echo:
-            return EncodedPrompt(self._vocabulary.encode(text))
-        encoded = self._vocabulary.encode_for_echo(text)
-        return EncodedPrompt(encoded.token_ids, echo=encoded.echo)
-
-    def _read_back(self, prompt: TokenPrompt, request: Encode | None) -> PromptText | None:
-        if request is None or not request.echo or not prompt.token_ids:
-            return None
-        return self._vocabulary.read_back(prompt.token_ids, skip_special_tokens=request.skip_special_tokens)
-
-    def _encode_chat(self, prompt: ChatPrompt, request: Encode | None) -> EncodedPrompt:
-        if request is None:
-            encoded = self._vocabulary.encode_chat(prompt)
-        else:
-            # who shares no blocks shares no ids: how long an answer takes would tell them of each other
-            owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
-            encoded = self._vocabulary.encode_chat(prompt, self._segments, owner)
-        return EncodedPrompt(encoded.token_ids, encoded.breakpoints)
-
-    async def _blame(self, request: Encode, prompt: Prompt, error: RequestError, longest: int) -> RequestError:
-        """Why a prompt cannot be served: in the name of its system message's field, where that alone is too long."""
-        if not request.system_param or error.param != request.prompt_param or not isinstance(prompt, ChatPrompt):
-            return error
-        first = prompt.messages[0]
-        if first["role"] != "system":
-            return error
-        num_tokens = len(await trio.to_thread.run_sync(self._vocabulary.encode, str(first["content"])))
-        return error if num_tokens < longest else too_long(request.system_param, num_tokens, longest)
 
     async def _submit(
         self, request: Encode, prompts: list[EncodedPrompt], budgets: list[int], sampling: SamplingParams
@@ -192,6 +220,7 @@ class TokenizerActor:
             block_size=engine.block_size,
         )
         places = [(prompt, choice) for prompt in range(len(prompts)) for choice in range(request.num_choices)]
+        keys_of = [await self._keys(root, each) if engine.enable_prefix_caching else [] for each in prompts]
         sequence_ids = self._registry.new_sequence_ids(len(places))
         if not self._registry.may_submit(request.request_id):
             return
@@ -208,12 +237,9 @@ class TokenizerActor:
                 ),
             )
         )
-        keys_of: dict[int, list[bytes]] = {}
         tokens_to_come = sum(len(prompts[prompt].token_ids) for prompt, _ in places)
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             token_ids = prompts[prompt].token_ids
-            if prompt not in keys_of:
-                keys_of[prompt] = chain_keys(root, token_ids, engine.block_size) if engine.enable_prefix_caching else []
             seed = sequence_seed(sampling.seed, prompt, choice)
             tokens_to_come -= len(token_ids)
             scoring = prompt_scoring(request, sampling, sequence_id, choice, len(token_ids))
@@ -255,9 +281,38 @@ class TokenizerActor:
             if not await self._registry.submit(submit, track):
                 return
 
-    def _refuse(self, request: Encode, error: RequestError) -> None:
-        self._accountant.post(Refused(request.request_id, error))
+    async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:
+        """Keys of a prompt's blocks, some milliseconds' worth at a time."""
+        block_size = self._config.engine.block_size
+        stride = HASHED_BLOCKS * block_size
+        keys = chain_keys(root, prompt.token_ids[:stride], block_size)
+        for start in range(stride, len(prompt.token_ids), stride):
+            await trio.lowlevel.checkpoint()
+            keys += chain_keys(keys[-1], prompt.token_ids[start : start + stride], block_size)
+        return keys
+
+    def _refuse(self, job: Job, error: RequestError) -> None:
+        self._accountant.post(Refused(job.request.request_id, error))
 
 
-def _encode_bad_words(vocabulary: Vocabulary, words: Sequence[str]) -> list[tuple[int, ...]]:
-    return [ids for word in words for ids in vocabulary.encode_bad_word(word)]
+def _job_of(request: Encode, kept: Encode) -> Job:
+    """`kept`: the request as it is kept while its prompts are let go of."""
+    # who shares no blocks shares no ids: how long an answer takes would tell them of each other
+    owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
+    asked = Asked(
+        tenant=request.domain,
+        prompt_param=request.prompt_param,
+        system_param=request.system_param,
+        echo=request.echo,
+        skip_special_tokens=request.skip_special_tokens,
+        owner=owner,
+    )
+    return Job(kept, deque(request.prompts), asked)
+
+
+def _explain(error: Exception, prompt_param: str, request_id: str | None) -> RequestError:
+    told = failure_of(error, prompt_param)
+    if told is not None:
+        return told
+    log.error("tokenizer.failed", request_id=request_id, error=type(error).__name__)
+    return RequestError(ErrorKind.INTERNAL, "the prompt could not be tokenised")

@@ -1,7 +1,8 @@
-"""A checkpoint's tokenizer and chat template, as the tokenizer and the detokenizer use them.
+"""A checkpoint's tokenizer, as the tokenizer and the detokenizer use it, and the source of its chat template.
 
-Loaded once by `wiring` and shared: read-only after that. Byte-level vocabularies (Qwen, Llama 3, the demo) decode
-through a table of bytes; others through the tokenizer itself.
+Loaded once by `wiring` and shared: read-only after that, and usable by several threads at once. Byte-level vocabularies
+(Qwen, Llama 3, the demo) decode through a table of bytes; others through the tokenizer itself. Whatever grows with a
+text is done where the interpreter lock is let go of, or in pieces (`library.py`): so it belongs into a thread.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import jinja2
 import tokenizers
 
-from quipu.actors.chat_template import ChatTemplate, RenderedChat, TemplateError
+from quipu.actors.chat_template import RenderedChat, TemplateSource
 from quipu.actors.checkpoint import CheckpointError
 from quipu.actors.core.scribe import Spelling
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.core.text import ByteDecoder, TokenDecoder
-from quipu.actors.messages import Breakpoint, ChatPrompt, PromptText
-from quipu.actors.seams import find_seams
+from quipu.actors.core.text_bound import byte_alphabet, find_bound
+from quipu.actors.library import Library
+from quipu.actors.messages import Breakpoint, Mark, PromptText
+from quipu.actors.seams import seams_of
+
+NO_LIMIT = 1 << 62
+"""Tokens: any number of them will do."""
 
 
 @attrs.frozen
@@ -38,8 +43,17 @@ class EncodedChat:
 @attrs.frozen
 class EncodedText:
     token_ids: list[int]
-    echo: PromptText | None
-    """None: it has no tokens."""
+    echo: PromptText | None = None
+    """None: nobody asked, or it has no tokens."""
+
+
+@attrs.frozen
+class TooMany:
+    """Tokens that a text has, where that is more than it may have: their ids are not taken out."""
+
+    num_tokens: int
+    is_exact: bool
+    """Else it has at least so many: it was not tokenised."""
 
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -52,45 +66,88 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         """Load `tokenizer.json` and its companions from the folder `path`. Raises CheckpointError."""
         try:
-            self.tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+            self.library = Library.load(path / "tokenizer.json")
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
         config_path = path / "tokenizer_config.json"
         self._config: dict[str, Any] = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
-        self._template = _load_template(path, self._config)
-        self._seams = find_seams(self.tokenizer)
-        added = self.tokenizer.get_added_tokens_decoder()
+        self.template = _template_source(path, self._config)
+        """None: it has no chat template."""
+        parts: dict[str, Any] = json.loads(self.library.tokenizer.to_str())
+        self._seams = seams_of(self.library, parts)
+        self.bound = find_bound(parts, self.library.normalize)
+        added = self.library.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._shown_table = _byte_table(self.tokenizer, frozenset())
-        self._hidden_table = _byte_table(self.tokenizer, self._special_ids)
+        self._shown_table = _byte_table(self.library.tokenizer, parts, frozenset())
+        self._hidden_table = _byte_table(self.library.tokenizer, parts, self._special_ids)
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The library's own object, for whoever compares with it."""
+        return self.library.tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer adds to one (a BOS, for some)."""
-        ids: list[int] = self.tokenizer.encode(text).ids
+        ids: list[int] = self.library.encode(text).ids
         return ids
 
-    def render_chat(self, chat: ChatPrompt) -> RenderedChat:
-        """A chat's text, through the chat template. Raises TemplateError."""
-        if self._template is None:
-            raise TemplateError("this model has no chat template; use /v1/completions")
-        return self._template.render(chat)
+    def encode_text(self, text: str, *, most: int, with_echo: bool = False) -> EncodedText | TooMany:
+        """Encode a plain prompt of at most `most` tokens; `with_echo`: with what it takes to give it back.
 
-    def encode_chat(self, chat: ChatPrompt, cache: SegmentCache | None = None, owner: str = "") -> EncodedChat:
-        """Ids of a chat, rendered. Raises TemplateError.
+        Raises LibraryPanic.
+        """
+        if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
+            return TooMany(num_tokens, is_exact=False)
+        encoding = self.library.encode_with_offsets(text) if with_echo else self.library.encode(text)
+        if len(encoding) > most:
+            return TooMany(len(encoding), is_exact=True)
+        ids: list[int] = encoding.ids
+        return EncodedText(ids, _echo(text, ids, encoding) if with_echo and ids else None)
+
+    def count(self, text: str, *, most: int) -> int | TooMany:
+        """How many tokens a plain text has. Raises LibraryPanic."""
+        if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
+            return TooMany(num_tokens, is_exact=False)
+        num_tokens = len(self.library.encode(text))
+        return num_tokens if num_tokens <= most else TooMany(num_tokens, is_exact=True)
+
+    def told_by_length(self, text: str, *, most: int) -> TooMany | None:
+        """Whether the length alone says that a text has more than `most` tokens."""
+        num_tokens = self.bound.told_by_length(text, _hopeless(most))
+        return TooMany(num_tokens, is_exact=False) if num_tokens else None
+
+    def longest_chat(self, *, most: int) -> int | None:
+        """Characters from which on any rendered chat has more than `most` tokens; None: that cannot be told."""
+        return self.bound.most_characters(_hopeless(most))
+
+    def encode_chat(
+        self,
+        rendered: RenderedChat,
+        marks: Sequence[Mark] = (),
+        cache: SegmentCache | None = None,
+        owner: str = "",
+        *,
+        most: int = NO_LIMIT,
+    ) -> EncodedChat | TooMany:
+        """Encode a rendered chat of at most `most` tokens. Raises LibraryPanic.
 
         What `owner` has put into `cache` with the turns before is not tokenised again; the ids are the same.
         """
-        rendered = self.render_chat(chat)
         text = rendered.text
+        if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
+            return TooMany(num_tokens, is_exact=False)
         starts = self._seams.starts(text)
         token_ids: array[int] = array("I")
+        num_tokens = 0
         first_tokens = []
         for start, end in pairwise([*starts, len(text)]):
-            first_tokens.append(len(token_ids))
+            first_tokens.append(num_tokens)
             # the last segment is about to grow: nobody will ask for it as it is now
-            token_ids += self._ids_of(text[start:end], cache if end < len(text) else None, owner)
+            num_tokens += self._take_ids(
+                text[start:end], cache if end < len(text) else None, owner, token_ids, most - num_tokens
+            )
+        if num_tokens > most:
+            return TooMany(num_tokens, is_exact=True)
 
         def num_tokens_before(end: int) -> int:
             """Tokens that lie wholly in the first `end` characters."""
@@ -99,39 +156,33 @@ class Vocabulary:
             if end == start:
                 return num_before
             part = text[start : starts[index + 1]] if index + 1 < len(starts) else text[start:]
-            encoding = self.tokenizer.encode(part, add_special_tokens=False)
+            encoding = self.library.encode_with_offsets(part, add_special_tokens=False)
             return num_before + _num_tokens_before(encoding, end - start, len(part))
 
         positions = map(num_tokens_before, rendered.mark_ends)
-        breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, chat.marks, strict=True))
+        breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, marks, strict=True))
         return EncodedChat(token_ids.tolist(), breakpoints)
 
-    def _ids_of(self, segment: str, cache: SegmentCache | None, owner: str) -> array[int]:
+    def _take_ids(self, segment: str, cache: SegmentCache | None, owner: str, token_ids: array[int], most: int) -> int:
+        """Put a segment's ids behind `token_ids`, unless they are more than `most`. Returns how many they are."""
         ids = None if cache is None else cache.find(owner, segment)
         if ids is None:
-            ids = array("I", self.tokenizer.encode(segment, add_special_tokens=False).ids)
+            encoding = self.library.encode(segment, add_special_tokens=False)
+            if len(encoding) > most:
+                return len(encoding)
+            ids = array("I", encoding.ids)
             if cache is not None:
                 cache.keep(owner, segment, ids)
-        return ids
+        if len(ids) <= most:
+            token_ids += ids
+        return len(ids)
 
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
         """Ids of a word as it stands at the beginning of a text, and after a space."""
         bare = word.lstrip()
-        plain, spaced = (
-            tuple(self.tokenizer.encode(text, add_special_tokens=False).ids) for text in (bare, f" {bare}")
-        )
+        plain, spaced = (tuple(self.library.encode(text, add_special_tokens=False).ids) for text in (bare, f" {bare}"))
         # where the spaced one ends with the other, that one bans both
         return [ids for ids in (plain, spaced) if ids and (ids is plain or spaced[-len(plain) :] != plain)]
-
-    def encode_for_echo(self, text: str) -> EncodedText:
-        """As `encode`, with what it takes to give the prompt back."""
-        encoding = self.tokenizer.encode(text)
-        offsets, before = [], 0
-        for start, end in encoding.offsets:
-            # what the tokenizer has added lies nowhere, and some say that a token begins after its own space
-            offsets.append(min(start, before) if start < end else before)
-            before = max(before, end)
-        return EncodedText(encoding.ids, PromptText(text, encoding.ids[0], tuple(offsets)) if offsets else None)
 
     def read_back(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> PromptText:
         """The text of a prompt that came as ids."""
@@ -149,8 +200,8 @@ class Vocabulary:
         if table is not None:
             utf8 = table[token_id] if token_id < len(table) else b""
             return Spelling(utf8.decode("utf-8", "replace"), utf8)
-        byte = _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(token_id) or "")
-        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        byte = _BYTE_TOKEN.fullmatch(self.library.name_of(token_id) or "")
+        text = self.library.decode([token_id], skip_special_tokens=False)
         return Spelling(text, bytes.fromhex(byte[1]) if byte else text.encode())
 
     def decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TokenDecoder:
@@ -158,16 +209,18 @@ class Vocabulary:
         table = self._hidden_table if skip_special_tokens else self._shown_table
         if table is not None:
             return ByteDecoder(table)
-        return WindowDecoder(self.tokenizer, prompt_tail, skip_special_tokens=skip_special_tokens)
+        return WindowDecoder(self.library, prompt_tail, skip_special_tokens=skip_special_tokens)
 
 
 class WindowDecoder:
     """For tokenizers whose pieces depend on their neighbours: decodes a short window twice and takes the difference."""
 
     WINDOW = 8
+    MAX_OPEN = 32
+    """Tokens that may wait for the rest of a character: none takes so many, and each is decoded with all of them."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, library: Library, context: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._library = library
         self._skip = skip_special_tokens
         self._done = list(context[-self.WINDOW :])
         self._open: list[int] = []
@@ -175,10 +228,12 @@ class WindowDecoder:
     def push(self, token_id: int) -> str:
         self._open.append(token_id)
         text = self._difference()
-        if text.endswith("�"):
+        is_long = len(self._open) >= self.MAX_OPEN
+        if text.endswith("�") and not is_long:
             return ""  # perhaps half a character; kept until more comes, or `flush`
         if text:
             self._done = (self._done + self._open)[-self.WINDOW :]
+        if text or is_long:  # so many that show nothing are hidden ones
             self._open = []
         return text
 
@@ -188,9 +243,25 @@ class WindowDecoder:
         return text
 
     def _difference(self) -> str:
-        before: str = self._tokenizer.decode(self._done, skip_special_tokens=self._skip)
-        both: str = self._tokenizer.decode(self._done + self._open, skip_special_tokens=self._skip)
+        before: str = self._library.decode(self._done, skip_special_tokens=self._skip)
+        both: str = self._library.decode(self._done + self._open, skip_special_tokens=self._skip)
         return both[len(before) :]
+
+
+def _hopeless(most: int) -> int:
+    """Tokens from which on a text of at most `most` is refused untokenised: with some to spare for rounding."""
+    return most + 3
+
+
+def _echo(text: str, ids: Sequence[int], encoding: tokenizers.Encoding) -> PromptText:
+    """What it takes to give a prompt back."""
+    offsets, before = [], 0
+    for token in range(len(ids)):
+        # what the tokenizer has added lies nowhere, and some say that a token begins after its own space
+        start, end = encoding.token_to_chars(token) or (0, 0)
+        offsets.append(min(start, before) if start < end else before)
+        before = max(before, end)
+    return PromptText(text, ids[0], tuple(offsets))
 
 
 def _num_tokens_before(encoding: tokenizers.Encoding, end: int, length: int) -> int:
@@ -202,12 +273,13 @@ def _num_tokens_before(encoding: tokenizers.Encoding, end: int, length: int) -> 
     return len(encoding.ids) if end else 0
 
 
-def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list[bytes] | None:
+def _byte_table(
+    tokenizer: tokenizers.Tokenizer, parts: Mapping[str, Any], hidden: frozenset[int]
+) -> list[bytes] | None:
     """Bytes of each id, or None where the vocabulary is not byte-level."""
-    decoder = json.loads(tokenizer.to_str())["decoder"] or {}
-    if decoder.get("type") != "ByteLevel":
+    if (parts["decoder"] or {}).get("type") != "ByteLevel":
         return None
-    byte_of = {char: byte for byte, char in enumerate(_byte_alphabet())}
+    byte_of = {char: byte for byte, char in enumerate(byte_alphabet())}
     added = tokenizer.get_added_tokens_decoder()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values()) + 1)
@@ -223,15 +295,7 @@ def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list
     return table
 
 
-def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: printable ones for themselves, the others
-    from U+0100 on (the mapping that GPT-2 introduced)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
-
-
-def _load_template(path: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+def _template_source(path: Path, config: Mapping[str, Any]) -> TemplateSource | None:
     file = path / "chat_template.jinja"
     source = file.read_text("utf-8") if file.exists() else config.get("chat_template")
     if isinstance(source, list):  # several, by name
@@ -243,10 +307,7 @@ def _load_template(path: Path, config: Mapping[str, Any]) -> ChatTemplate | None
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         if (value := config.get(name)) is not None
     }
-    try:
-        return ChatTemplate(source, special)
-    except jinja2.TemplateError as error:
-        raise CheckpointError(f"{path}: the chat template does not compile: {error}") from error
+    return TemplateSource(str(path), source, special)
 
 
-__all__ = ["EncodedChat", "TemplateError", "Vocabulary", "WindowDecoder"]
+__all__ = ["EncodedChat", "EncodedText", "TooMany", "Vocabulary", "WindowDecoder"]

@@ -33,6 +33,7 @@ import trio
 
 from quipu.actors.accountant import Accountant
 from quipu.actors.channel import Channel
+from quipu.actors.chat_pool import ChatPool
 from quipu.actors.config import HouseConfig
 from quipu.actors.daybook import AccountantMessage, Daybook
 from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
@@ -40,6 +41,7 @@ from quipu.actors.front import ServingInfo
 from quipu.actors.journal import Journal, NoJournal
 from quipu.actors.metrics import Metrics
 from quipu.actors.registry import EngineMessage, Registry
+from quipu.actors.rendering import InlineRenderer, MakeRenderer
 from quipu.actors.restarts import keep_running
 from quipu.actors.supervisor import EngineHost, ProcessHost, Supervisor
 from quipu.actors.tokenizer import TokenizerActor, TokenizerMessage
@@ -68,10 +70,12 @@ async def open_house(
     *,
     journal: Journal | None = None,
     hire_accountant: Callable[..., Accountant] = Accountant,
+    make_renderer: MakeRenderer = ChatPool,
 ) -> AsyncIterator[House]:
     """Run the web side's actors and `host`'s engines until the block is left.
 
-    Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant.
+    Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant. Raises
+    CheckpointError for a tokenizer or a chat template that cannot be used, the latter from within exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -93,7 +97,8 @@ async def open_house(
         show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
-    tokenizer = TokenizerActor(config, vocabulary, registry, accounts)
+    renderer = make_renderer(vocabulary.template, config.chat_template_timeout_s)
+    tokenizer = TokenizerActor(config, vocabulary, registry, accounts, renderer)
     detokenizer = Detokenizer(vocabulary, accounts, registry.abort)
     daybook = Daybook()
 
@@ -112,6 +117,7 @@ async def open_house(
     supervisor = Supervisor(config, host, registry, accounts)
 
     async with trio.open_nursery() as nursery:
+        await nursery.start(renderer.run)
         nursery.start_soon(tokenizer.run, encodes)
         nursery.start_soon(detokenizer.run, texts)
         nursery.start_soon(accountants)
@@ -124,7 +130,7 @@ def single_loop(config: HouseConfig, info: ServingInfo, load_executor: Callable[
     """The whole house in this loop, as an async context manager giving a `House`."""
     engine = importlib.import_module(ENGINE)
     host = engine.LoopHost(config.engine, *([load_executor] if load_executor else []))
-    return open_house(config, info, host)
+    return open_house(config, info, host, make_renderer=InlineRenderer)
 
 
 def split(config: HouseConfig, info: ServingInfo, journal: Journal | None = None) -> Any:

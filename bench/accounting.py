@@ -129,7 +129,8 @@ class Server:
         self.process = subprocess.Popen(command, cwd=ROOT)
         self._wait_ready()
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        (engine_pid,) = [int(pid) for path in children for pid in path.read_text().split()]
+        pids = [int(pid) for path in children for pid in path.read_text().split()]
+        (engine_pid,) = [pid for pid in pids if b"chat_worker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
         self.pids = (self.process.pid, engine_pid)
 
     def _wait_ready(self) -> None:

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from quipu.actors.chat_template import ChatTemplate
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.messages import ChatPrompt
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.vocabulary import TooMany, Vocabulary
 from quipu.web.bench.prompts import WORDS
 
 CHATS = ((2, 100), (8, 150), (40, 150), (40, 600))
@@ -39,22 +40,30 @@ def make_chat(num_turns: int, num_words: int, draw: random.Random) -> tuple[dict
 
 def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: int) -> dict[str, Any]:
     """One chat. Raises ValueError where the ids differ."""
+    assert vocabulary.template is not None
+    template = ChatTemplate(vocabulary.template.source, vocabulary.template.variables)
     chat = make_chat(num_turns, num_words, random.Random(num_turns * num_words))
     before, after = ChatPrompt(chat[:-2]), ChatPrompt(chat)
 
     def whole() -> list[int]:
-        text = vocabulary.render_chat(after).text
+        text = template.render(after).text
         return vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode(cache: SegmentCache) -> list[int]:
+        encoded = vocabulary.encode_chat(template.render(after), (), cache, "bench")
+        if isinstance(encoded, TooMany):
+            raise ValueError("a chat without a limit is too long")
+        return encoded.token_ids
 
     best: dict[str, float] = {}
     ids: dict[str, list[int]] = {}
     for _ in range(rounds):
         seen = SegmentCache(CACHE_BYTES)
-        vocabulary.encode_chat(before, seen, "bench")
+        vocabulary.encode_chat(template.render(before), (), seen, "bench")
         ways: dict[str, Callable[[], list[int]]] = {
             "whole": whole,
-            "first": lambda: vocabulary.encode_chat(after, SegmentCache(CACHE_BYTES), "bench").token_ids,
-            "next": lambda seen=seen: vocabulary.encode_chat(after, seen, "bench").token_ids,
+            "first": lambda: encode(SegmentCache(CACHE_BYTES)),
+            "next": lambda seen=seen: encode(seen),
         }
         for name, way in ways.items():
             began_s = time.perf_counter()

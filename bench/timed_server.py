@@ -69,7 +69,7 @@ def main() -> int:
     watch(answer, "parse_object", "parse")
     watch(serve, "_read", "parse")
     watch(Vocabulary, "encode_chat", "tokenise")
-    watch(Vocabulary, "encode", "tokenise")
+    watch(Vocabulary, "encode_text", "tokenise")
     watch(tokenizer, "chain_keys", "hash")
     watch(Detokenizer, "_decode", "detokenise")
     watch(Sink, "push", "write")

@@ -32,6 +32,7 @@ from quipu.actors.messages import (
     UsageRecord,
 )
 from quipu.actors.registry import RequestTicket
+from quipu.actors.rendering import InlineRenderer, MakeRenderer
 from quipu.actors.wiring import House, open_house
 from quipu.kernels.fake import Dials, FakeBackend
 
@@ -176,11 +177,13 @@ async def small_house(
     make_host: Callable[..., LoopHost] = LoopHost,
     journal: Journal | None = None,
     hire_accountant: Callable[..., Accountant] = Accountant,
+    make_renderer: MakeRenderer = InlineRenderer,
     **changes: Any,
 ) -> AsyncIterator[Client]:
     """A house on the fake executor, in this loop. `dials` belong to every engine that it starts.
 
-    `make_host` is given the engine's config and what loads its executor.
+    `make_host` is given the engine's config and what loads its executor. Chats are rendered in this process, unless
+    `make_renderer` makes another.
     """
     config = house_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
@@ -193,7 +196,12 @@ async def small_house(
 
     host = make_host(config.engine, load)
     async with open_house(
-        config, serving_info(config), host, journal=journal, hire_accountant=hire_accountant
+        config,
+        serving_info(config),
+        host,
+        journal=journal,
+        hire_accountant=hire_accountant,
+        make_renderer=make_renderer,
     ) as house:
         while not house.desk.health().is_ready:
             await trio.lowlevel.checkpoint()

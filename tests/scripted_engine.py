@@ -18,6 +18,7 @@ import trio.testing
 from houses import BLOCK, Client, house_config, serving_info
 from quipu.actors.journal import Journal
 from quipu.actors.messages import Abort, EngineReady, FinishReason, Side, StepReport, Submit
+from quipu.actors.rendering import InlineRenderer
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.wiring import open_house
 from quipu.kernels.fake import Dials
@@ -167,7 +168,8 @@ def over_the_wire(message: Any) -> Any:
 async def scripted_house(script: Script, *, journal: Journal | None = None, **changes: Any) -> AsyncIterator[Client]:
     """The whole web side in front of an engine that says what `script` says."""
     config = house_config(**changes)
-    async with open_house(config, serving_info(config), ScriptedHost(script), journal=journal) as house:
+    host = ScriptedHost(script)
+    async with open_house(config, serving_info(config), host, journal=journal, make_renderer=InlineRenderer) as house:
         while not house.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
         yield Client(house, config, Dials())

@@ -26,7 +26,7 @@ from quipu.actors.mailbox import Mailbox
 from quipu.actors.messages import Caller, Closed, Encode, UsageRecord
 from quipu.web import sse
 from quipu.web import tracing as traces
-from quipu.web.bodies import take_body
+from quipu.web.bodies import BodyShare, take_body
 from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
@@ -96,6 +96,7 @@ async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptio
     except DeskClosed as closed:
         raise unavailable(str(closed) or "The server takes no requests now.") from None
     visit.scope.on_close(ticket.leave)
+    ticket.when_encoded(prepared.share.release)
     del prepared  # and with it the prompts
     mailbox = visit.mailbox = ticket.mailbox
     mailbox.when_closed(partial(visit.account_closed, traced(visit, reply)))
@@ -114,6 +115,8 @@ class _Prepared:
     reply: Reply
     encode: Encode
     caller: Caller
+    share: BodyShare
+    """Of the memory for bodies: given back when the prompts are encoded."""
 
 
 async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOptions) -> _Prepared:
@@ -125,7 +128,7 @@ async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOpti
     caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
     encode = reply.wanted.encode(visit.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
-    return _Prepared(reply, encode, caller)
+    return _Prepared(reply, encode, caller, share)
 
 
 def traced(visit: Visit, reply: Reply) -> traces.Asked:

@@ -124,6 +124,13 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="for the bodies of all requests that are not encoded yet; more are answered 503 (default: 256MiB)",
     )
     add(
+        "--chat-template-timeout",
+        type=_positive_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="for the chat template to render one request, which gets a 400 then (default: %(default)s)",
+    )
+    add(
         "--kv-events-config",
         type=parse_kv_events,
         metavar="JSON",

@@ -72,7 +72,13 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         fake_token_id=arguments.fake_token_id,
         kv_events=arguments.kv_events_config,
     )
-    config = HouseConfig(engine=engine, model_names=names, vocab_size=checkpoint.vocab_size, kv_dtype=checkpoint.dtype)
+    config = HouseConfig(
+        engine=engine,
+        model_names=names,
+        vocab_size=checkpoint.vocab_size,
+        kv_dtype=checkpoint.dtype,
+        chat_template_timeout_s=arguments.chat_template_timeout,
+    )
     info = ServingInfo(
         model_names=names,
         created=int(time.time()),
@@ -107,6 +113,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_body_bytes": arguments.max_body_bytes,
             "max_body_memory": arguments.max_body_memory,
             "max_connections": arguments.max_connections,
+            "chat_template_timeout": config.chat_template_timeout_s,
             "kv_events_endpoint": engine.kv_events.endpoint if engine.kv_events else None,
             "data_dir": arguments.data_dir,
         },

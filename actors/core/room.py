@@ -31,9 +31,11 @@ def output_room(request: Encode, num_prompt_tokens: int, longest: int) -> int | 
     return request.max_tokens
 
 
-def too_long(param: str, num_tokens: int, longest: int) -> RequestError:
+def too_long(param: str, num_tokens: int, longest: int, *, is_exact: bool = True) -> RequestError:
+    """`is_exact`: else there are so many tokens at least."""
+    counted = f"{num_tokens}" if is_exact else f"at least {num_tokens}"
     message = (
-        f"this model's maximum context length is {longest} tokens, but {param} has {num_tokens} tokens, which leaves "
+        f"this model's maximum context length is {longest} tokens, but {param} has {counted} tokens, which leaves "
         "no room for an output"
     )
     return RequestError(ErrorKind.INVALID, message, param, _CODE_TOO_LONG)

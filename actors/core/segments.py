@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -22,6 +23,8 @@ MIN_CHARACTERS = 256
 """A shorter segment joins the next one: to look it up would cost as much as to tokenise it."""
 ENTRY_BYTES = 400
 """What an entry takes besides its text and ids: the key, the dictionary's place, the headers of four objects."""
+WINDOW_CHARACTERS = 1 << 16
+"""A text is searched for cuts in pieces of this length."""
 
 MAX_DEPTH = 64
 """Added tokens that may begin with one another, in a row: a pattern nests as deep."""
@@ -44,15 +47,24 @@ class Seams:
         self._min_characters = min_characters
         self._cut_before = frozenset(cut_before)
         self._pattern = re.compile(_any_of(sorted({*cut_before, *others}))) if cut_before else None
+        self._longest = max(map(len, (*cut_before, *others)), default=0)
 
     def starts(self, text: str) -> list[int]:
         """First character of each segment; the first is 0. Where a text goes on they stay, but for the last perhaps."""
         starts = [0]
         if self._pattern is None or len(text) < self._min_characters:
             return starts
-        for match in self._pattern.finditer(text):
-            if match.start() - starts[-1] >= self._min_characters and match[0] in self._cut_before:
-                starts.append(match.start())
+        at = 0
+        while at < len(text):
+            # in windows: the search holds the interpreter lock from one match to the next
+            border = at + WINDOW_CHARACTERS
+            at = border
+            for match in self._pattern.finditer(text, border - WINDOW_CHARACTERS, border + self._longest):
+                if match.start() >= border:
+                    break
+                if match.start() - starts[-1] >= self._min_characters and match[0] in self._cut_before:
+                    starts.append(match.start())
+                at = max(border, match.end())
         return starts
 
 
@@ -84,12 +96,13 @@ class _Entry:
 
 
 class SegmentCache:
-    """Ids by owner and text, the least recently used forgotten first. Not for two threads at once."""
+    """Ids by owner and text, the least recently used forgotten first. Several threads may use it at once."""
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: of all owners together; 0 keeps nothing."""
         self._max_bytes = max_bytes
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._lock = threading.Lock()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -98,19 +111,23 @@ class SegmentCache:
     def find(self, owner: str, text: str) -> array[int] | None:
         """The ids of `text`, where this owner has put them in and they are still kept."""
         key = (owner, text)
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        return entry.token_ids
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry.token_ids
 
     def keep(self, owner: str, text: str, token_ids: array[int]) -> None:
         """Remember `token_ids`, and forget others where there is no room."""
         size = ENTRY_BYTES + sys.getsizeof(text) + len(token_ids) * token_ids.itemsize
-        if size > self._max_bytes or (owner, text) in self._entries:
+        if size > self._max_bytes:
             return
-        self._entries[owner, text] = _Entry(token_ids, size)
-        self.num_bytes += size
-        while self.num_bytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self.num_bytes -= oldest.num_bytes
+        with self._lock:
+            if (owner, text) in self._entries:
+                return
+            self._entries[owner, text] = _Entry(token_ids, size)
+            self.num_bytes += size
+            while self.num_bytes > self._max_bytes:
+                _, oldest = self._entries.popitem(last=False)
+                self.num_bytes -= oldest.num_bytes

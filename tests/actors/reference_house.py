@@ -13,6 +13,7 @@ from tests.web.fakes import Client as HttpClient
 
 from houses import house_config, serving_info
 from quipu.actors.engine import LoopHost
+from quipu.actors.rendering import InlineRenderer
 from quipu.actors.wiring import House, open_house
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
@@ -54,7 +55,7 @@ class Server:
 @asynccontextmanager
 async def reference_house(asked: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
     config = house_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
-    async with open_house(config, serving_info(config), LoopHost(config.engine)) as house:
+    async with open_house(config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer) as house:
         with trio.fail_after(100):
             while not house.desk.health().is_ready:
                 await trio.sleep(0.01)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chats import encode_chat
 
 from quipu.actors.chat_template import ChatTemplate, TemplateError
 from quipu.actors.checkpoint import DEMO
@@ -187,13 +188,13 @@ def test_positions_in_tokens(tmp_path: Path) -> None:
     text = "hé🌍 wörld, once more"
     for num_chars in range(len(text) + 1):
         chat = ChatPrompt((said("user", text),), marks=(ContentMark(SHORT, 0, num_chars),))
-        encoded = vocabulary.encode_chat(chat)
+        encoded = encode_chat(vocabulary, chat)
         (found,) = encoded.breakpoints
         ends = vocabulary.tokenizer.encode(
             "<|im_start|>user\n" + text + "<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
         ).offsets
         assert found.position == sum(end <= len("<|im_start|>user\n") + num_chars for _, end in ends)
-        assert encoded.token_ids == vocabulary.encode_chat(ChatPrompt(chat.messages)).token_ids
+        assert encoded.token_ids == encode_chat(vocabulary, ChatPrompt(chat.messages)).token_ids
 
 
 def test_the_demo_s_template_is_the_one_tested_here(tmp_path: Path) -> None:
@@ -201,4 +202,4 @@ def test_the_demo_s_template_is_the_one_tested_here(tmp_path: Path) -> None:
     shutil.copytree(DEMO, tmp_path / "demo")
     (tmp_path / "demo" / "chat_template.jinja").write_text(DEMO_TEMPLATE)
     chat = ChatPrompt(HISTORY, tools=(tool("time"),))
-    assert Vocabulary(tmp_path / "demo").encode_chat(chat) == Vocabulary(DEMO).encode_chat(chat)
+    assert encode_chat(Vocabulary(tmp_path / "demo"), chat) == encode_chat(Vocabulary(DEMO), chat)

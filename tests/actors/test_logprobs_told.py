@@ -19,7 +19,7 @@ from houses import BLOCK, Client, small_house, text_of
 from quipu.actors.channel import Channel
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
-from quipu.actors.messages import Completed, ScoredDelta, Scores, StepScores, Tokens, Track
+from quipu.actors.messages import Completed, Refused, ScoredDelta, Scores, StepScores, Tokens, Track
 from quipu.actors.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
 
@@ -276,7 +276,7 @@ async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
         return StepScores(sequence_ids, scores, [], [], [])
 
     inbox: Channel[DetokenizerMessage] = Channel(1)
-    detokenizer = Detokenizer(vocabulary(), Channel[Completed](1), lambda sequence_id: None)
+    detokenizer = Detokenizer(vocabulary(), Channel[Completed | Refused](1), lambda sequence_id: None)
     for sequence_id in (1, 3):
         inbox.post(Track("r", sequence_id, sequence_id, (), (), False, True, Outlet(), is_scored=True))
     inbox.post(

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.actors.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save
+from tests.chats import encode_chat, render_chat
 from tests.houses import small_house
 from tokenizers import AddedToken, Tokenizer, models
 
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.core.segments import ENTRY_BYTES, Seams, SegmentCache
+from quipu.actors.library import Library
 from quipu.actors.messages import ChatPrompt, ContentMark
 from quipu.actors.seams import find_seams
 from quipu.actors.vocabulary import Vocabulary
@@ -106,8 +108,8 @@ def test_a_growing_chat_has_the_ids_of_a_new_one(
         if is_marked:
             marks.append(ContentMark(300, turn, len(content) // 2 if turn % 3 else len(content)))
         chat = ChatPrompt(tuple(messages), marks=tuple(marks))
-        encoded = vocabulary.encode_chat(chat, kept, "someone")
-        rendered = vocabulary.render_chat(chat)
+        encoded = encode_chat(vocabulary, chat, kept, "someone")
+        rendered = render_chat(vocabulary, chat)
         whole = vocabulary.tokenizer.encode(rendered.text, add_special_tokens=False)
         assert encoded.token_ids == whole.ids
         assert [b.position for b in encoded.breakpoints] == [
@@ -132,14 +134,14 @@ def test_only_the_new_turn_is_tokenised() -> None:
     first = ({"role": "user", "content": words},)
     second = (*first, {"role": "assistant", "content": words[::-1]}, {"role": "user", "content": "Why?"})
     counting = CountingTokenizer(vocabulary.tokenizer)
-    vocabulary.tokenizer = counting
-    vocabulary.encode_chat(ChatPrompt(first), kept, "one")
+    vocabulary.library = Library(counting)
+    encode_chat(vocabulary, ChatPrompt(first), kept, "one")
     assert counting.num_characters > len(words)
     counting.num_characters = 0
-    vocabulary.encode_chat(ChatPrompt(second), kept, "one")
+    encode_chat(vocabulary, ChatPrompt(second), kept, "one")
     assert len(words) < counting.num_characters < 1.2 * len(words)
     counting.num_characters = 0
-    vocabulary.encode_chat(ChatPrompt(second), kept, "another")
+    encode_chat(vocabulary, ChatPrompt(second), kept, "another")
     assert counting.num_characters > 2 * len(words)
 
 
@@ -150,9 +152,9 @@ class CountingTokenizer:
         self._tokenizer = tokenizer
         self.num_characters = 0
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> object:
-        self.num_characters += len(text)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> object:
+        self.num_characters += sum(map(len, texts))
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
 def test_tokenizers_that_are_never_cut() -> None:

@@ -122,9 +122,17 @@ class Server:
         return self.process.pid
 
     def engine_pid(self) -> int:
-        """The web process's only child."""
-        (pid,) = eventually(self.children, "the web process has a child")
+        """The web process's only child that is an engine."""
+        (pid,) = eventually(self.engines, "the web process has an engine")
         return pid
+
+    def engines(self) -> list[int]:
+        """The web process's engines that live."""
+        return [pid for pid in self.children() if runs(pid, "quipu.actors.engine")]
+
+    def chat_workers(self) -> list[int]:
+        """Those of its children that render chats."""
+        return [pid for pid in self.children() if runs(pid, "quipu.actors.chat_worker")]
 
     def children(self) -> list[int]:
         """The web process's children that live."""
@@ -173,6 +181,14 @@ def has_ended(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def runs(pid: int, module: str) -> bool:
+    """Whether a process was started to run `module`."""
+    try:
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def num_files(pid: int) -> int:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import openai
+from tests.chats import encode_chat
 from tests.e2e.prompts import count, piece_of, text_prompt, token_prompt, vocabulary
 from tests.e2e.servers import BLOCK, cached_of, full_blocks, usage_of
 
@@ -71,10 +72,10 @@ def canonical_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tup
                 pieces[choice.index].append(choice.delta.content or "")
         if seed == 0:
             usage = usage_of(chunk)
-        prompt_ids = vocabulary.encode_chat(ChatPrompt(tuple(messages))).token_ids
+        prompt_ids = encode_chat(vocabulary, ChatPrompt(tuple(messages))).token_ids
         for drawn in pieces.values():
             turn = [*messages, {"role": "assistant", "content": "".join(drawn)}]
-            ids = vocabulary.encode_chat(ChatPrompt(tuple(turn), add_generation_prompt=False)).token_ids
+            ids = encode_chat(vocabulary, ChatPrompt(tuple(turn), add_generation_prompt=False)).token_ids
             answer_ids = ids[len(prompt_ids) :][:num_tokens]
             if [piece for piece in drawn if piece] == [piece_of(i) for i in answer_ids]:
                 return "".join(drawn), num_tokens, usage

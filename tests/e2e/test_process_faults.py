@@ -120,7 +120,7 @@ def test_engine_that_keeps_dying(tmp_path: Path) -> None:
     with serving(tmp_path, "--executor", "fake") as server:
         killed = 0
         while server.process.poll() is None:
-            for pid in server.children():
+            for pid in server.engines():
                 os.kill(pid, signal.SIGKILL)
                 eventually(lambda pid=pid: has_ended(pid), "the engine is dead")
                 killed += 1

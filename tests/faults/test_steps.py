@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import trio
@@ -122,14 +123,14 @@ async def test_tokenizer_trouble_is_one_request_s(
     """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
     from quipu.actors.vocabulary import Vocabulary
 
-    encode = Vocabulary.encode
+    encode = Vocabulary.encode_text
 
-    def raise_for_marker(self: Vocabulary, text: str) -> list[int]:
+    def raise_for_marker(self: Vocabulary, text: str, **limits: Any) -> object:
         if "marker" in text:
             raise RuntimeError("text that must not be quoted")
-        return encode(self, text)
+        return encode(self, text, **limits)
 
-    monkeypatch.setattr(Vocabulary, "encode", raise_for_marker)
+    monkeypatch.setattr(Vocabulary, "encode_text", raise_for_marker)
     async with small_house() as client:
         bad = await client.ask(TextPrompt("the marker"))
         good = await client.ask(TextPrompt("something else"))

@@ -121,6 +121,7 @@ class FakeTicket:
     num_leaves: int = 0
     expired_after_s: float | None = None
     played: list[OutletEvent] = attrs.field(factory=list)
+    on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
 
     @property
     def request_id(self) -> str:
@@ -134,6 +135,19 @@ class FakeTicket:
         for event in self._desk.script(self.encode):
             self.played.append(event)
             self.mailbox.put(event)
+        self._encoded()
+
+    def when_encoded(self, call: Callable[[], object], /) -> None:
+        """A script is played at once: nothing is ever left to be encoded, once it has started."""
+        if self.num_starts or self.num_leaves:
+            call()
+        else:
+            self.on_encoded.append(call)
+
+    def _encoded(self) -> None:
+        calls, self.on_encoded = self.on_encoded, []
+        for call in calls:
+            call()
 
     def expire(self, after_s: float) -> None:
         self.expired_after_s = after_s
@@ -142,6 +156,7 @@ class FakeTicket:
     def leave(self) -> None:
         """Of a request that has not ended the account closes now, as the accountant's would."""
         self.num_leaves += 1
+        self._encoded()
         if self.mailbox.closed is None:
             self.mailbox.put(Closed(self._cancelled(), None))
 
@@ -171,7 +186,7 @@ class FakeDesk:
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
     _num_ids: int = 0
 
-    async def count_tokens(self, prompt: Prompt, prompt_param: str) -> int:
+    async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         await trio.lowlevel.checkpoint()
         return self.counted(prompt, prompt_param)
 

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import attrs
+from tests.chats import encode_chat
 
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.messages import ChatPrompt
@@ -138,7 +139,7 @@ SURFACES = (
 
 def prompt_ids(words: str) -> list[int]:
     """The prompt that every surface makes of the same words."""
-    return VOCABULARY.encode_chat(ChatPrompt(({"role": "user", "content": words},))).token_ids
+    return encode_chat(VOCABULARY, ChatPrompt(({"role": "user", "content": words},))).token_ids
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:

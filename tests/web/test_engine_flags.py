@@ -85,3 +85,10 @@ def test_times_that_are_some() -> None:
     arguments = make_parser().parse_args(["serve", "--shutdown-timeout", "0", "--request-timeout", "0.5"])
     assert (arguments.shutdown_timeout, arguments.request_timeout) == (0.0, 0.5)
     assert make_parser().parse_args(["serve", "--shutdown-timeout", "inf"]).shutdown_timeout == float("inf")
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], 5.0), (["--chat-template-timeout", "0.5"], 0.5)])
+def test_chat_template_timeout(flags: list[str], expected: float) -> None:
+    """Five seconds unless the operator says otherwise."""
+    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    assert config.chat_template_timeout_s == info.settings["chat_template_timeout"] == expected

@@ -8,13 +8,13 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.front import FrontDesk, PromptRefused
+from quipu.actors.front import DeskClosed, FrontDesk, PromptRefused
 from quipu.actors.messages import UsageRecord
 from quipu.web.answer import Asked, Reply, answer
 from quipu.web.anthropic.body import MessagesRequest, read_count, read_messages_request
 from quipu.web.anthropic.render import PING, MessageWriter, whole_message
 from quipu.web.bodies import take_body
-from quipu.web.errors import from_request_error, speaks_anthropic
+from quipu.web.errors import from_request_error, speaks_anthropic, unavailable
 from quipu.web.fields import parse_object
 from quipu.web.options import AppOptions
 from quipu.web.sse import Sink
@@ -61,9 +61,11 @@ def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
         prompt = await read_count(await parse_object(data, share.grow), desk.info, options)
         del data
         try:
-            num_tokens = await desk.count_tokens(prompt, "messages")
+            num_tokens = await desk.count_tokens(prompt, "messages", current_visit().principal.tenant)
         except PromptRefused as refused:
             raise from_request_error(refused.error) from None
+        except DeskClosed as closed:
+            raise unavailable(str(closed)) from None
         return {"input_tokens": num_tokens}
 
     @app.after_request

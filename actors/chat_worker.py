@@ -1,0 +1,115 @@
+"""A process that renders chats: it is given one chat template, and chats one after the other, over its standard input.
+
+Started and killed by `chat_pool.py`. A template comes with a checkpoint, may loop for ever or write without end, and
+Jinja never lets go of the interpreter lock: so it runs here and nowhere else.
+
+What must always hold, whatever the template does: this process ends when its parent does (also a killed one) and when
+a chat takes longer than it may; it never has more memory than `MEMORY_BYTES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+import jinja2
+
+from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, TemplateError, TooMuchText
+from quipu.actors.chat_wire import Kind, pack_answer, read_chat, read_source
+from quipu.actors.messages import ChatPrompt
+
+MEMORY_BYTES = 1 << 30
+"""Address space of one worker: a few times the longest body and what is made of it."""
+GRACE_S = 1.0
+"""Beyond the time that a chat may take: the parent kills at that time, the kernel a little later."""
+TRIAL = ChatPrompt(({"role": "user", "content": "Hello"},))
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    link = socket.socket(fileno=os.dup(0))
+    threading.Thread(target=_end_with_parent, args=(link.fileno(),), daemon=True).start()
+    stream = link.makefile("rb")
+
+    def read(num_bytes: int) -> bytes:
+        data = stream.read(num_bytes)
+        if len(data) < num_bytes:
+            raise EOFError
+        return data
+
+    try:
+        source, timeout_s = read_source(read)
+        with _Alarm(timeout_s):
+            try:
+                template = ChatTemplate(source.source, source.variables)
+            except Exception as error:
+                link.sendall(pack_answer(Kind.REFUSED, _reason(error)))
+                return
+            _try_out(template)
+        link.sendall(pack_answer(Kind.READY))
+        while True:
+            chat, max_characters = read_chat(read)
+            with _Alarm(timeout_s):
+                answer = _render(template, chat, max_characters)
+            del chat
+            link.sendall(answer)
+            del answer
+    except (EOFError, OSError):
+        pass  # the parent has gone
+
+
+def _render(template: ChatTemplate, chat: ChatPrompt, max_characters: int) -> bytes:
+    try:
+        rendered = template.render(chat, max_characters)
+        return pack_answer(Kind.RENDERED, rendered.text, rendered.mark_ends)
+    except TemplateError as error:
+        return pack_answer(Kind.REFUSED, str(error))
+    except TooMuchText as error:
+        return pack_answer(Kind.TOO_MUCH, str(error.num_characters))
+    except UnicodeEncodeError:
+        return pack_answer(Kind.REFUSED, NO_UNICODE)
+    except MemoryError:
+        return pack_answer(Kind.REFUSED, "the chat template takes too much memory for these messages")
+
+
+def _try_out(template: ChatTemplate) -> None:
+    """See a chat come to an end; what the template thinks of it is no matter, for some want a system prompt."""
+    with contextlib.suppress(TemplateError, TooMuchText):
+        template.render(TRIAL, 1 << 20)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+
+
+class _Alarm:
+    """Has the kernel end this process if the block takes too long, whatever runs in it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._timeout_s + GRACE_S)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:
+    """Wait for the other end of the socket to close."""
+    poll = select.poll()
+    poll.register(fileno, select.POLLRDHUP)
+    poll.poll()
+    end(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Tools, calls and thoughts of a chat as plain text, for chat templates that never look at them.
+
+Used by `chat_template.py`. What must always hold: nothing of the chat is lost; user and assistant still alternate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+
+def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The tools as the beginning of the system prompt."""
+    listed = "\n".join(as_json(tool) for tool in tools)
+    text = (
+        f"These tools can be called:\n<tools>\n{listed}\n</tools>\n"
+        'To call one, write <tool_call>{"name": its name, "arguments": an object}</tool_call>.'
+    )
+    if messages and messages[0]["role"] == "system":
+        return ({**messages[0], "content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:])
+    return ({"role": "system", "content": text}, *messages)
+
+
+def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Calls as text of the assistant, their results as text of the user, with whom the turns still alternate."""
+    plain: list[dict[str, Any]] = []
+    texts: list[list[str]] = []
+    """Of each of `plain`; joined at the end, for there may be thousands of results in one turn."""
+    after_result = False
+    for message in messages:
+        role, content = message["role"], message["content"]
+        is_result = role == "tool"
+        if is_result:
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        calls = message.get("tool_calls") or ()
+        if calls:
+            content = "\n".join([content, *map(_shown_call, calls)]).lstrip("\n")
+        if role == "user" and after_result:
+            texts[-1].append(content)
+        else:
+            said = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+            plain.append({**said, "role": role})
+            texts.append([content])
+        after_result = is_result
+    return tuple({**said, "content": "\n".join(text)} for said, text in zip(plain, texts, strict=True))
+
+
+def _shown_call(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    named = as_json({"name": function["name"], "arguments": function["arguments"]})
+    return f"<tool_call>\n{named}\n</tool_call>"
+
+
+def plain_reasoning(message: Message) -> Message:
+    """What was thought before what was said."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning:
+        return message
+    said = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return {**said, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
+
+
+def as_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """JSON as chat templates expect it of their `tojson`."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -1,0 +1,240 @@
+"""What a text has at least is never more than what counting gives, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.actors.tokenizer_kinds import BASES, CORPUS, END, START, TOKENS, demo, make
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from quipu.actors.core import text_bound
+from quipu.actors.core.text_bound import SLICE_MARGIN_BYTES, TextBound, byte_alphabet, find_bound
+from quipu.actors.library import Library
+
+
+def normalizing(*kinds: normalizers.Normalizer) -> Callable[[], Tokenizer]:
+    def make_one() -> Tokenizer:
+        tokenizer = demo()
+        tokenizer.normalizer = normalizers.Sequence(list(kinds))
+        return tokenizer
+
+    return make_one
+
+
+def dropping(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Callable[[], Tokenizer]:
+    def make_one() -> Tokenizer:
+        tokenizer = demo()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, pre_tokenizers.ByteLevel()])
+        return tokenizer
+
+    return make_one
+
+
+def byte_fallback(fuse: bool, complete: bool = True) -> Tokenizer:
+    """BPE with a token a byte, or without that of a space."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256) if complete or byte != 0xF0), "ab", "a", "b"]
+    model = models.BPE(
+        {piece: i for i, piece in enumerate(pieces)}, [("a", "b")], unk_token="<unk>", byte_fallback=True, fuse_unk=fuse
+    )
+    return Tokenizer(model)
+
+
+def without_unknown() -> Tokenizer:
+    """BPE that drops what it does not know."""
+    return Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+
+
+def swallowing(**flags: bool) -> Callable[[], Tokenizer]:
+    def make_one() -> Tokenizer:
+        tokenizer = demo()
+        tokenizer.add_tokens([AddedToken(START, normalized=False, special=True, **flags)])
+        return tokenizer
+
+    return make_one
+
+
+def single_bytes(*kinds: normalizers.Normalizer, **flags: bool) -> Callable[[], Tokenizer]:
+    """As many tokens as bytes: nothing may be told that is not there."""
+
+    def make_one() -> Tokenizer:
+        tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(byte_alphabet())}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.normalizer = normalizers.Sequence(list(kinds))
+        if flags:
+            tokenizer.add_tokens([AddedToken("<", normalized=False, special=True, **flags)])
+        return tokenizer
+
+    return make_one
+
+
+def unigram_of_bytes() -> Tokenizer:
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256)), ("▁the", -2.0), ("e", -1.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0, True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    **{f"{base}, {tokens}": lambda b=base, t=tokens: make(b, t) for base in BASES for tokens in TOKENS},
+    "NFKC": normalizing(normalizers.NFKC()),
+    "NFD, lower case": normalizing(normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()),
+    "strips": normalizing(normalizers.Strip(), normalizers.NFC()),
+    "control characters": normalizing(normalizers.Nmt()),
+    "bert's": normalizing(normalizers.BertNormalizer()),
+    "replaces much": normalizing(normalizers.Replace("aaaa", "b")),
+    "replaces a character": normalizing(normalizers.Replace("é", "e"), normalizers.NFKC()),
+    "replaces a pattern": normalizing(normalizers.Replace(Regex(r"\s+"), " ")),
+    "deletes": normalizing(normalizers.Replace("a", "")),
+    "prepends": normalizing(normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")),
+    "no blanks": dropping(pre_tokenizers.WhitespaceSplit()),
+    "no punctuation": dropping(pre_tokenizers.Punctuation("removed")),
+    "splits away": dropping(pre_tokenizers.Split("a", "removed")),
+    "delimiters": dropping(pre_tokenizers.CharDelimiterSplit("a")),
+    "swallows left": swallowing(lstrip=True),
+    "swallows right": swallowing(rstrip=True),
+    "bytes": lambda: byte_fallback(False),
+    "bytes, fused": lambda: byte_fallback(True),
+    "some bytes": lambda: byte_fallback(False, complete=False),
+    "some bytes, fused": lambda: byte_fallback(True, complete=False),
+    "unknown": without_unknown,
+    "single bytes": single_bytes(),
+    "single bytes, NFC": single_bytes(normalizers.NFC()),
+    "single bytes, NFKC": single_bytes(normalizers.NFKC()),
+    "single bytes, lower case": single_bytes(normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()),
+    "single bytes, bert's": single_bytes(normalizers.BertNormalizer()),
+    "single bytes, replaced": single_bytes(normalizers.Replace("é", "e"), normalizers.NFKC()),
+    "single bytes, swallowed": single_bytes(lstrip=True),
+    "unigram": unigram_of_bytes,
+}
+BOUND = ("demo, plain", "qwen, plain", "roberta, plain", "llama 2, plain", "NFKC", "strips", "bytes", "unigram")
+"""Kinds that serve models: of them something must be told."""
+UNBOUND = ("metaspace first, plain", "bert, plain", "some bytes, fused", "unknown", "splits away", "delimiters")
+"""Where unknown characters are fused or dropped, or what is no blank is dropped."""
+
+
+@cache
+def library_of(kind: str) -> Library:
+    return Library(KINDS[kind]())
+
+
+@cache
+def bound_of(kind: str) -> TextBound:
+    library = library_of(kind)
+    return find_bound(json.loads(library.tokenizer.to_str()), library.normalize)
+
+
+PARTS = [
+    "a",
+    "aaaa",
+    "é",
+    "e\u0301",
+    "\u1fbe\u0308\u0301",
+    "\u212a",
+    "\U0001d7ce",
+    "ﷺ",
+    " ",
+    "\n",
+    "  \t",
+    "✓",
+    "🦙",
+    "the",
+    "\x00",
+]
+PARTS += [START, END, "<|im_start|>", "\u0301", "한", "한", ".", "Ünï", "ab", "\u200d", "\u00ad", "\ufeff"]
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """A few parts again and again: the kinds of text that a bound could be wrong about."""
+    parts = draw(st.lists(st.sampled_from(PARTS) | st.text(max_size=3), min_size=1, max_size=6))
+    return "".join(parts) * draw(st.integers(1, 200)) + draw(st.text(max_size=5))
+
+
+@given(st.sampled_from(list(KINDS)), texts(), st.integers(1, 40))
+@settings(max_examples=settings().max_examples * 10)
+@example("qwen, plain", "\u1fbe\u0308\u0301" * 100, 2)
+@example("NFKC", "\U0001d7ce" * 100, 2)
+@example("NFKC", "\U0001d6ca\u0308\u0301" * 100, 2)
+@example("swallows left", " " * 500 + START, 1)
+@example("swallows right", START + " " * 500, 1)
+@example("strips", " " * 500, 1)
+@example("no blanks", " " * 500, 1)
+@example("single bytes, swallowed", " " * 50 + "<" + " " * 50, 1)
+@example("some bytes, fused", "🦙" * 100, 1)
+@example("replaces much", "a" * 400, 2)
+def test_what_is_refused_is_refused_by_counting(kind: str, text: str, enough: int) -> None:
+    """Of every kind of tokenizer, by length and by bytes, as one text and in slices."""
+    bound, counted = bound_of(kind), len(library_of(kind).encode(text))
+    for told in (bound.told_by_length(text, enough), bound.num_tokens(text, enough)):
+        assert told == 0 or enough <= told <= counted
+    most = bound.most_characters(enough)
+    assert most is None or len(text) < most or counted >= enough
+
+
+@given(st.sampled_from(list(KINDS)), texts(), st.integers(1, 5))
+@settings(max_examples=settings().max_examples * 3)
+@example("single bytes, NFC", "e\u0301" * 100, 1)
+@example("single bytes, NFC", "e" + "\u0301\u0323" * 100, 3)
+@example("single bytes, NFKC", "\u1fbe\u0308\u0301" * 100, 2)
+def test_slices_tell_no_more(kind: str, text: str, length: int) -> None:
+    """A text cut anywhere, through characters that belong together too, is not told to be longer than it is."""
+    bound, counted = bound_of(kind), len(library_of(kind).encode(text))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_bound, "SLICE_CHARACTERS", length)
+        assert bound.num_tokens(text, 1) <= counted
+        # a cut costs far less than the margin that is left for it
+        patch.setattr(text_bound, "SLICE_MARGIN_BYTES", SLICE_MARGIN_BYTES // 8)
+        assert bound.num_tokens(text, 1) <= counted
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_long_texts_are_told(kind: str) -> None:
+    """What cannot fit by its bytes is known, by a token or two, and at once where it is plain."""
+    bound = bound_of(kind)
+    unit = bound.longest_token_bytes
+    assert bound.num_tokens("x" * 100 * unit, 100) >= 100
+    assert bound.num_tokens("é" * 400 * unit, 50) >= 50
+    assert bound.num_tokens("x" * 98 * unit, 100) == 0
+
+
+@pytest.mark.parametrize("kind", UNBOUND)
+def test_where_nothing_can_be_told(kind: str) -> None:
+    """No text is refused untokenised where any number of characters may be one token or none."""
+    bound = bound_of(kind)
+    assert bound.longest_token_bytes == 0
+    assert bound.num_tokens("x" * 10_000, 1) == bound.told_by_length("x" * 10_000, 1) == 0
+
+
+def test_how_much_normal_forms_shrink() -> None:
+    """No character, and no composition of any, leaves less than the part that is reckoned with."""
+    for composed, decomposed in (("NFC", "NFD"), ("NFKC", "NFKD")):
+        most = {}
+        for code in (*range(0xD800), *range(0xE000, 0x110000)):
+            normal = unicodedata.normalize(decomposed, chr(code))
+            if len(normal) == 1:
+                most[normal] = max(most.get(normal, 0), len(chr(code).encode()))
+        for code in (*range(0xD800), *range(0xE000, 0x110000)):
+            char = chr(code)
+            source = sum(most.get(part, len(part.encode())) for part in unicodedata.normalize(decomposed, char))
+            assert len(char.encode()) <= source  # no character holds more than its parts may come from
+            if unicodedata.normalize(composed, char) == char:
+                assert source <= len(char.encode()) * text_bound._SHRINK[composed]
+        assert all(size <= len(char.encode()) * text_bound._SHRINK[decomposed] for char, size in most.items())
+
+
+def test_training_corpus_is_counted() -> None:
+    """A BPE with an unknown token that is not fused counts each unknown character."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=100, special_tokens=["<unk>"]))
+    library = Library(tokenizer)
+    bound = find_bound(json.loads(tokenizer.to_str()), library.normalize)
+    assert bound.longest_token_bytes >= 4
+    for text in ("🦙" * 1000, "A quipu " * 200):
+        assert 0 < bound.num_tokens(text, 1) <= len(library.encode(text))

@@ -1,0 +1,98 @@
+"""Who is served next: tenants in turns, each in order, and nobody's queue fills what all share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.core.turns import Crowded, FairQueue
+
+KINDS = st.sampled_from(["put", "take", "done", "drop", "back"])
+STEPS = st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60)
+
+
+def test_tenants_in_turns() -> None:
+    """One that has asked a hundred times waits for each of the others once."""
+    queue: FairQueue[str] = FairQueue(1000, 1000)
+    for at in range(100):
+        queue.put("many", f"many{at}", 1)
+    queue.put("one", "one", 1)
+    queue.put("two", "two", 1)
+    assert [queue.take(100) for _ in range(4)] == ["many0", "one", "two", "many1"]
+
+
+def test_nobody_holds_more_than_his_share() -> None:
+    """What a tenant may hold is served to others, or to nobody, until something of it is done."""
+    queue: FairQueue[int] = FairQueue(10, 10)
+    for at in range(3):
+        queue.put("a", at, 1)
+    assert [queue.take(2) for _ in range(3)] == [0, 1, None]
+    queue.put("b", 9, 1)
+    assert queue.others_wait("a", 2) and not queue.others_wait("b", 2)
+    assert queue.take(2) == 9
+    queue.done("a")
+    assert queue.take(2) == 2
+
+
+def test_what_waits_is_bounded() -> None:
+    """In number and in bytes; one tenant alone fills half, and the others still find room."""
+    queue: FairQueue[int] = FairQueue(8, 100)
+    for at in range(4):
+        queue.put("a", at, 1)
+    with pytest.raises(Crowded):
+        queue.put("a", 4, 1)
+    queue.put("b", 5, 40)
+    with pytest.raises(Crowded):
+        queue.put("b", 6, 11)
+    queue.put("c", 7, 50)
+    with pytest.raises(Crowded):
+        queue.put("d", 8, 7)
+    assert queue.num_waiting == 6 and queue.num_waiting_bytes == 94
+    assert [queue.take(9) for _ in range(3)] == [0, 5, 7]
+    queue.put("d", 8, 90)
+    empty: FairQueue[int] = FairQueue(8, 100)
+    empty.put("a", 1, 1000)
+    with pytest.raises(Crowded):
+        empty.put("b", 2, 1)
+
+
+@given(STEPS)
+def test_order_and_numbers(steps: list[tuple[str, str]]) -> None:
+    """Whatever happens: each tenant's items come in order, the counts are right, nothing stays of who has left."""
+    queue: FairQueue[int] = FairQueue(20, 200)
+    waiting: dict[str, list[int]] = defaultdict(list)
+    held: dict[str, list[int]] = defaultdict(list)
+    for number, (step, tenant) in enumerate(steps):
+        match step:
+            case "put":
+                try:
+                    queue.put(tenant, number, 3)
+                    waiting[tenant].append(number)
+                except Crowded:
+                    assert len(waiting[tenant]) >= 10 or sum(map(len, waiting.values())) >= 20
+            case "take":
+                ready = {who for who in "abc" if waiting[who] and len(held[who]) < 2}
+                taken = queue.take(2)
+                assert (taken is None) == (not ready)
+                if taken is not None:
+                    (who,) = (who for who in ready if waiting[who][0] == taken)
+                    held[who].append(waiting[who].pop(0))
+            case "done" if held[tenant]:
+                held[tenant].pop()
+                queue.done(tenant)
+            case "drop" if waiting[tenant]:
+                queue.drop(tenant, waiting[tenant].pop(len(waiting[tenant]) // 2))
+            case "back" if held[tenant]:
+                waiting[tenant].insert(0, held[tenant].pop(0))
+                queue.put_back(tenant, waiting[tenant][0])
+        assert queue.num_waiting == sum(map(len, waiting.values()))
+        assert queue.num_waiting_bytes <= 3 * queue.num_waiting
+    for tenant in "abc":
+        for item in waiting[tenant]:
+            queue.drop(tenant, item)
+        for _ in held[tenant]:
+            queue.done(tenant)
+    assert queue.num_waiting == queue.num_waiting_bytes == 0 and queue.num_tenants == 0

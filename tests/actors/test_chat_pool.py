@@ -1,0 +1,320 @@
+"""Chats rendered in processes of their own: the same text, and templates that are no friends of ours.
+
+With real processes and the real clock: what must end, ends within generous deadlines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from quipu.actors import chat_pool
+from quipu.actors.chat_pool import MOST_OF_ONE, ChatPool
+from quipu.actors.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
+from quipu.actors.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
+from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.core.turns import Crowded
+from quipu.actors.messages import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
+from quipu.actors.rendering import InlineRenderer
+
+PATIENCE_S = 30.0
+TIMEOUT_S = 2.0
+SAID = "{{ messages[0].content }}"
+SLOW = (
+    "{% if messages[0].content == 'slow' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}" + SAID
+)
+"""Never ends for one chat."""
+SHOWN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}"
+    "{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ flavour }}{{ bos_token }}"
+)
+SHORT = CacheTtl.FIVE_MINUTES
+
+
+def chat(content: str, **fields: Any) -> ChatPrompt:
+    return ChatPrompt(({"role": "user", "content": content},), **fields)
+
+
+@asynccontextmanager
+async def pool_of(source: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[ChatPool]:
+    pool = ChatPool(TemplateSource("here", source, {"bos_token": "<s>"}), timeout_s)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(pool.run)
+            yield pool
+            nursery.cancel_scope.cancel()
+    assert pool.worker_ids == []
+
+
+async def render(pool: ChatPool, prompt: ChatPrompt, tenant: str = "", most: int = 10**7) -> RenderedChat:
+    return await pool.render(prompt, tenant, most)
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "It is.", "parameters": {"big": 1 << 70}}}
+
+
+async def test_the_same_as_in_this_process() -> None:
+    """Texts and places of marks, of short chats and of ones that are sent in many pieces."""
+    call = {"id": "1", "function": {"name": "f", "arguments": {"x": [1, None, 1.5, True, "é"]}}}
+    messages = (
+        {"role": "system", "content": "Be brief. ✓"},
+        {"role": "user", "content": "é" * (2 * PIECE_CHARACTERS + 1)},
+        *({"role": "user", "content": str(at)} for at in range(PIECE_ITEMS * 2 + 3)),
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "🦙", "tool_call_id": "1"},
+    )
+    marks = (ToolMark(SHORT, 0), ContentMark(SHORT, 1, 5), CallMark(SHORT, len(messages) - 2, 1))
+    chats = [
+        chat("Hello"),
+        chat("Hello", continue_final=True, add_generation_prompt=False),
+        chat("Hello", template_kwargs={"flavour": [1, {"a": "b"}]}),
+        ChatPrompt(messages, tools=(tool("a"), tool("b")), marks=marks),
+    ]
+    async with pool_of(SHOWN) as pool:
+        inline = InlineRenderer(TemplateSource("here", SHOWN, {"bos_token": "<s>"}))
+        for prompt in chats:
+            assert await render(pool, prompt) == await inline.render(prompt, "", 10**7)
+        with pytest.raises(TooMuchText) as raised:
+            await render(pool, chat("x" * 1000), most=1000)
+        assert raised.value.num_characters > 1000
+        assert len((await render(pool, chat("x" * 50), most=1000)).text) < 1000
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% if messages[0].content == 'x' %}{{ (messages|length) / 0 }}{% endif %}", "division by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{% if messages[0].content == 'x' %}{{ m() }}{% endif %}", "recursion"),
+        ("{% if messages[0].content == 'x' %}{{ 'a' * (10 ** 11 * messages|length) }}{% endif %}", "MemoryError"),
+        (
+            "{% if messages[0].content == 'x' %}{% set n = namespace(x='a') %}{% for i in range(60) %}"
+            "{% set n.x = n.x + n.x %}{% endfor %}{% endif %}",
+            "MemoryError",
+        ),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.at.all }}", "has no attribute"),
+        ("{{ messages | sum }}", "unsupported operand"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+async def test_templates_that_fail(source: str, reason: str) -> None:
+    """Whatever a template raises is the request's error, and the next one is answered."""
+    async with pool_of(source, timeout_s=PATIENCE_S) as pool:
+        for _ in range(2):
+            with pytest.raises(TemplateError, match=reason):
+                await render(pool, chat("x"))
+
+
+async def test_chats_that_cannot_be_rendered() -> None:
+    """Lone surrogates, nesting without end, and what is no JSON: each is a TemplateError."""
+    deep: dict[str, Any] = {}
+    for _ in range(990):
+        deep = {"a": deep}
+    deeper: dict[str, Any] = deep
+    for _ in range(5000):
+        deeper = {"a": deeper}
+    for source in (SHOWN, SAID):
+        async with pool_of(source) as pool:
+            for value in (deep, deeper, {"a": "\ud800"}, {"a": object()}):
+                call = {"id": "1", "function": {"name": "f", "arguments": value}}
+                message = {"role": "assistant", "content": "", "tool_calls": [call]}
+                with pytest.raises(TemplateError):
+                    await render(pool, ChatPrompt((message,)))
+            with pytest.raises(TemplateError, match="Unicode"):
+                await render(pool, chat("\ud800"))
+            assert "Hello" in (await render(pool, chat("Hello"))).text
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ (messages | length + 10) ** (messages | length + 99999999) }}",
+    ],
+)
+async def test_one_that_does_not_end(endless: str) -> None:
+    """It is an error at the deadline, and its process is no more; also where it never leaves C."""
+    async with pool_of("{% if messages[0].content == 'x' %}" + endless + "{% endif %}") as pool:
+        before = set(pool.worker_ids)
+        with pytest.raises(TemplateError, match="took longer than 2 seconds"):
+            await render(pool, chat("x"))
+        while before <= set(pool.worker_ids):
+            await trio.sleep(0.01)
+        (gone,) = before - set(pool.worker_ids)
+        while is_running(gone):
+            await trio.sleep(0.01)
+        await render(pool, chat("y"))
+
+
+async def test_who_leaves_ends_it() -> None:
+    """Of a chat whose client has left nothing runs a moment later; one that ends soon leaves its process alone."""
+    async with pool_of(SLOW, timeout_s=600) as pool:
+        before = set(pool.worker_ids)
+        with trio.move_on_after(0.05):
+            await render(pool, chat("slow"))
+        while before <= set(pool.worker_ids):
+            await trio.sleep(0.01)
+        (gone,) = before - set(pool.worker_ids)
+        while is_running(gone):
+            await trio.sleep(0.01)
+        while len(pool.worker_ids) < chat_pool.QUICK_WORKERS:
+            await trio.sleep(0.01)
+        before = set(pool.worker_ids)
+        for _ in range(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(render, pool, chat("quick"))
+                await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+        assert (await render(pool, chat("quick"))).text == "quick"
+        assert set(pool.worker_ids) == before
+
+
+async def test_slow_chats_hold_nobody_up() -> None:
+    """As many as one tenant may have at once: others of his are served, and other tenants' always."""
+    async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
+        for _ in range(MOST_OF_ONE - 1):
+            nursery.start_soon(render, pool, chat("slow"), "a")
+        for _ in range(5):
+            assert (await render(pool, chat("quick"), "a")).text == "quick"
+        nursery.start_soon(render, pool, chat("slow"), "a")
+        nursery.start_soon(render, pool, chat("slow"), "a")
+        for _ in range(5):
+            assert (await render(pool, chat("quick"), "b")).text == "quick"
+        nursery.cancel_scope.cancel()
+
+
+async def test_spare_workers_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was started for a slow hour ends after it."""
+    monkeypatch.setattr(chat_pool, "SPARE_S", 0.05)
+    async with pool_of(SLOW, timeout_s=600) as pool:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(render, pool, chat("slow"), "a")
+            while len(pool.worker_ids) < 5:
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        while len(pool.worker_ids) != chat_pool.QUICK_WORKERS:
+            await trio.sleep(0.01)
+        assert (await render(pool, chat("quick"))).text == "quick"
+
+
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it a chat is refused at once; one that is not served any more leaves its place."""
+    monkeypatch.setattr(chat_pool, "MAX_WAITING", 4)
+    async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
+        for num_busy in range(1, MOST_OF_ONE + 1):
+            nursery.start_soon(render, pool, chat("slow"), "a")
+            while pool.num_busy < num_busy:
+                await trio.sleep(0.01)
+        async with trio.open_nursery() as waiting:
+            for _ in range(2):
+                waiting.start_soon(render, pool, chat("quick"), "a")
+            while pool.num_waiting < 2:
+                await trio.sleep(0.01)
+            with pytest.raises(Crowded):
+                await render(pool, chat("quick"), "a")
+            assert (await render(pool, chat("quick"), "b")).text == "quick"
+            waiting.cancel_scope.cancel()
+        assert pool.num_waiting == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_killed_worker_is_one_chat_s_trouble() -> None:
+    """Whoever was being rendered in it gets an error; the next chat finds another."""
+    async with pool_of(SLOW, timeout_s=600) as pool:
+        for process_id in pool.worker_ids:
+            os.kill(process_id, signal.SIGKILL)
+        for _ in range(3):
+            try:
+                rendered = await render(pool, chat("quick"))
+            except TemplateError:
+                continue
+            assert rendered.text == "quick"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% if %}", "does not compile"),
+        ("{{ messages", "does not compile"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "longer than 0.5 seconds"),
+        ("{{ 3 ** 999999999 }}", "longer than 0.5 seconds"),
+    ],
+)
+async def test_templates_that_are_refused_at_load(source: str, reason: str) -> None:
+    """One that does not compile, or does not end, is an error of the checkpoint, and no server waits for it."""
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with pool_of(source, timeout_s=0.5):
+            raise AssertionError("it was taken")
+    error: BaseException = raised.value
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, CheckpointError) and reason in str(error) and "here" in str(error)
+
+
+async def test_no_template() -> None:
+    """A checkpoint without one is served, but for its chats."""
+    async with trio.open_nursery() as nursery:
+        pool = ChatPool(None, 1.0)
+        await nursery.start(pool.run)
+        with pytest.raises(TemplateError, match="no chat template"):
+            await render(pool, chat("x"))
+        nursery.cancel_scope.cancel()
+
+
+PARENT = """
+import sys, trio
+from quipu.actors.chat_pool import ChatPool
+from quipu.actors.chat_template import TemplateSource
+from quipu.actors.messages import ChatPrompt
+
+async def main():
+    pool = ChatPool(TemplateSource("here", sys.argv[1], {}), 600)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        nursery.start_soon(pool.render, ChatPrompt(({"role": "user", "content": "slow"},)), "", 1000)
+        while len(pool.worker_ids) < 3:
+            await trio.sleep(0.01)
+        print(*pool.worker_ids, flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> None:
+    """Also those that are busy, and also where the parent had no time to end them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, SLOW], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    with process:
+        workers = [int(word) for word in process.stdout.readline().split()]
+        assert len(workers) == 3 and all(map(is_running, workers))
+        process.send_signal(how)
+        process.wait(PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

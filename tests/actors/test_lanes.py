@@ -1,0 +1,133 @@
+"""Threads for texts: short requests beside long ones, tenants in turns, and nothing kept of who has left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from quipu.actors.core.turns import Crowded
+from quipu.actors.lanes import SHORT_BYTES, Lane, Lanes, Turn
+
+PATIENCE_S = 20.0
+
+
+@attrs.define
+class Gate:
+    """Work that lasts until the test says so."""
+
+    opened: threading.Event = attrs.field(factory=threading.Event)
+    begun: list[str] = attrs.field(factory=list)
+
+    def pass_through(self, name: str) -> None:
+        self.begun.append(name)
+        assert self.opened.wait(PATIENCE_S)
+
+
+@asynccontextmanager
+async def gate() -> AsyncIterator[Gate]:
+    """A gate that is open at the end, whatever happens."""
+    it = Gate()
+    try:
+        with trio.fail_after(PATIENCE_S):
+            yield it
+    finally:
+        it.opened.set()
+
+
+async def work(turn: Turn, gate: Gate, name: str) -> None:
+    try:
+        await turn.run(gate.pass_through, name)
+    finally:
+        turn.leave()
+
+
+async def begun(gate: Gate, count: int) -> list[str]:
+    while len(gate.begun) < count:
+        await trio.sleep(0.001)
+    return gate.begun
+
+
+async def test_short_requests_do_not_wait_for_long_ones() -> None:
+    """However many long texts wait, a short one is served, of the same tenant too."""
+    lanes = Lanes(100, 1 << 30)
+    async with gate() as long, trio.open_nursery() as nursery:
+        for at in range(20):
+            nursery.start_soon(work, lanes.enter("a", SHORT_BYTES), long, f"long{at}")
+        await begun(long, 1)
+        short = Gate()
+        short.opened.set()
+        await work(lanes.enter("a", SHORT_BYTES - 1), short, "short")
+        assert short.begun == ["short"]
+        long.opened.set()
+
+
+async def test_no_tenant_holds_more_than_half() -> None:
+    """Of the threads for long texts: another tenant's is served beside them, at once."""
+    lane = Lane(4, 2, 100, 1 << 30)
+    async with gate() as it, trio.open_nursery() as nursery:
+        for at in range(5):
+            nursery.start_soon(work, lane.enter("a", 1), it, f"a{at}")
+        await begun(it, 2)
+        nursery.start_soon(work, lane.enter("b", 1), it, "b")
+        await begun(it, 3)
+        assert sorted(it.begun) == ["a0", "a1", "b"]
+        it.opened.set()
+
+
+async def test_turns_change_between_texts() -> None:
+    """A request of many texts lets another tenant's go before its next one, and goes on before its own tenant's."""
+    lane = Lane(1, 1, 100, 1 << 30)
+    served: list[str] = []
+
+    async def serve(turn: Turn, name: str, num_texts: int) -> None:
+        for at in range(num_texts):
+            await turn.run(served.append, f"{name}{at}")
+            await turn.pause()
+        turn.leave()
+
+    first, second, other = lane.enter("a", 1), lane.enter("a", 1), lane.enter("b", 1)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for turn, name, num_texts in ((second, "second", 1), (first, "first", 3), (other, "other", 1)):
+                nursery.start_soon(serve, turn, name, num_texts)
+    assert served == ["first0", "other0", "first1", "first2", "second0"]
+
+
+async def test_who_leaves_is_not_served() -> None:
+    """A request that was cancelled while it waited never runs; one that runs holds its thread until that ends."""
+    lane = Lane(1, 1, 100, 1 << 30)
+    async with gate() as it, trio.open_nursery() as nursery:
+        scopes = [trio.CancelScope() for _ in range(3)]
+
+        async def work_in(scope: trio.CancelScope, turn: Turn, name: str) -> None:
+            with scope:
+                await work(turn, it, name)
+
+        for at, scope in enumerate(scopes):
+            nursery.start_soon(work_in, scope, lane.enter("a", 1), f"{at}")
+        await begun(it, 1)
+        for scope in scopes[:2]:
+            scope.cancel()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert it.begun == ["0"] and lane.queue.num_waiting == 1
+        it.opened.set()
+        assert await begun(it, 2) == ["0", "2"]
+    assert lane.queue.num_waiting == lane.queue.num_tenants == 0
+
+
+async def test_a_lane_that_is_full() -> None:
+    """What waits is bounded, of each lane by itself."""
+    lanes = Lanes(4, 1 << 30)
+    turns = [lanes.enter("a", SHORT_BYTES) for _ in range(lanes.long.most_of_one + 2)]
+    with pytest.raises(Crowded):
+        lanes.enter("a", SHORT_BYTES)
+    turns += [lanes.enter("b", SHORT_BYTES), lanes.enter("a", 1)]
+    for turn in turns:
+        turn.leave()
+    assert lanes.long.queue.num_waiting == lanes.long.queue.num_tenants == 0

@@ -1,0 +1,226 @@
+"""The border to the tokenizers library: panics are errors of one request, and the interpreter lock is let go of."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import trio
+from tests.actors.tokenizer_kinds import demo, qwen_like, save
+from tests.houses import Client, small_house
+from tokenizers import Regex, pre_tokenizers
+
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.library import Library, LibraryPanic, catching_panics
+from quipu.actors.messages import ChatPrompt, ErrorKind, Outcome, TextPrompt
+from quipu.actors.vocabulary import Vocabulary, WindowDecoder
+
+PANICKING = "a" * 64
+"""For `backtracking`: more ways to split it than the library's regular expressions try."""
+
+
+class PanicException(BaseException):
+    """As pyo3 makes it."""
+
+
+def backtracking() -> tokenizers.Tokenizer:
+    """A tokenizer whose pattern gives up on `PANICKING`, and soon."""
+    tokenizer = demo()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"(a+)+b"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return tokenizer
+
+
+def backtracking_model(folder: Path) -> str:
+    """A checkpoint of it."""
+    save(backtracking(), folder, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    for name in ("config.json", "generation_config.json"):
+        if (DEMO / name).exists():
+            (folder / name).write_bytes((DEMO / name).read_bytes())
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["encode", "encode_with_offsets"])
+def test_a_panic_of_rust_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A real one, and afterwards the tokenizer is as good as before."""
+    library = Library(backtracking())
+    encode = {"encode": library.encode, "encode_with_offsets": library.encode_with_offsets}[name]
+    before = encode("another text").ids
+    with pytest.raises(LibraryPanic, match="retry-limit"):
+        encode(PANICKING)
+    assert encode("another text").ids == before
+    assert "panicked" in capfd.readouterr().err  # the library's own words, which nobody can keep from being said
+
+
+@pytest.mark.slow
+def test_blanks_without_end() -> None:
+    """The patterns of Qwen and Llama 3 give up on eleven million blanks and a letter."""
+    with pytest.raises(LibraryPanic):
+        Library(qwen_like()).encode(" " * 11_000_000 + "a")
+
+
+def test_what_is_no_panic_passes() -> None:
+    """Cancelled, KeyboardInterrupt and errors are what they were."""
+    for error in (KeyboardInterrupt(), SystemExit(), GeneratorExit(), ValueError("no"), BaseException()):
+        with pytest.raises(type(error)) as raised, catching_panics():
+            raise error
+        assert raised.value is error
+    with pytest.raises(LibraryPanic, match="at the disco"), catching_panics():
+        raise PanicException("at the disco")
+
+
+async def test_cancelled_passes() -> None:
+    """A scope that is cancelled inside the border ends as it should."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with catching_panics():
+            await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+
+
+class PanickingTokenizer:
+    """Panics at every id that it is to decode, as a fake of the library's object."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        raise PanicException("no such token")
+
+    def id_to_token(self, token_id: int) -> str:
+        raise PanicException("no such token")
+
+
+def test_decoding_panics_are_errors(tmp_path: Path) -> None:
+    """Of a window of tokens, and of one by itself."""
+    library = Library(PanickingTokenizer())
+    with pytest.raises(LibraryPanic):
+        WindowDecoder(library, [1], skip_special_tokens=True).push(2)
+    tokenizer = demo()
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    save(tokenizer, tmp_path, "")
+    vocabulary = Vocabulary(tmp_path)
+    vocabulary.library = library
+    with pytest.raises(LibraryPanic):
+        vocabulary.spell(5)
+
+
+async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
+    """Text, chat, bad words, and a count: each is a 400, and the next request is served."""
+    async with small_house(model_path=backtracking_model(tmp_path)) as client:
+        chat = ChatPrompt(({"role": "user", "content": PANICKING},))
+        for prompt, fields in (
+            (TextPrompt(PANICKING), {}),
+            (TextPrompt(PANICKING), {"echo": True}),
+            (TextPrompt(PANICKING * 100), {}),
+            (chat, {}),
+            (TextPrompt("fine"), {"bad_words": (PANICKING,)}),
+        ):
+            answer = await client.ask(prompt, **fields)
+            assert answer.error is not None and answer.error.kind is ErrorKind.INVALID
+            assert answer.record.outcome is Outcome.REJECTED
+            assert (await client.ask(TextPrompt("fine"))).error is None
+        client.assert_at_rest()
+
+
+async def test_a_panic_in_decoding_fails_its_request_alone(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other stream goes on to its end."""
+    make_decoder = Vocabulary.decoder
+
+    class Decoder:
+        def push(self, token_id: int) -> str:
+            raise LibraryPanic("no such token")
+
+        def flush(self) -> str:
+            return ""
+
+    def decoder(self: Vocabulary, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> Any:
+        if 7 in prompt_tail:
+            return Decoder()
+        return make_decoder(self, skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
+
+    monkeypatch.setattr(Vocabulary, "decoder", decoder)
+    async with small_house() as client:
+        answers = {}
+
+        async def ask(client: Client, name: str, prompt: list[int]) -> None:
+            answers[name] = await client.ask(prompt, max_tokens=20)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, client, "good", [1, 2, 3])
+            nursery.start_soon(ask, client, "bad", [1, 2, 7])
+        client.assert_at_rest()
+    assert answers["good"].error is None and answers["good"].reasons == {0: "length"}
+    bad = answers["bad"]
+    assert bad.error is not None and bad.error.kind is ErrorKind.INTERNAL
+    assert bad.record.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("name", ["encode", "encode_with_offsets"])
+def test_the_interpreter_goes_on(name: str) -> None:
+    """While a long text is encoded, a loop beside it is woken again and again: the lock was let go of."""
+    library = Library(demo())
+    text = "It's a knotted cord; they kept books. " * 20_000
+    encode = {"encode": library.encode, "encode_with_offsets": library.encode_with_offsets}[name]
+    began = threading.Event()
+
+    def work() -> None:
+        began.set()
+        encode(text)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    began.wait()
+    num_wakes = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        num_wakes += 1
+    assert num_wakes > 20  # holding it: one or two
+
+
+def test_parallelism_is_off() -> None:
+    """Batches run in the thread that asks for them: a pool of threads would make a short text wait for long ones."""
+    library = Library(demo())
+    before = _num_tasks()
+    library.encode("a text " * 1000)
+    assert _num_tasks() <= before and os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def _num_tasks() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_windows_stay_short() -> None:
+    """Tokens that show nothing, or never make a character, are not decoded again and again for ever."""
+    num_decoded = []
+
+    class Silent:
+        text = ""
+
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+            num_decoded.append(len(token_ids))
+            return self.text * (len(token_ids) > 8)
+
+    silent = Silent()
+    for silent.text in ("", "�"):
+        decoder = WindowDecoder(Library(silent), list(range(8)), skip_special_tokens=True)
+        pieces = [decoder.push(token_id) for token_id in range(1000)]
+        assert max(num_decoded) <= 8 + WindowDecoder.MAX_OPEN
+        assert bool("".join(pieces)) == bool(silent.text)
+
+
+def test_config_without_a_decoder(tmp_path: Path) -> None:
+    """A tokenizer that panics or raises at load is a checkpoint that cannot be read."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(Exception, match="cannot be read"):
+        Vocabulary(tmp_path)

@@ -1,0 +1,23 @@
+"""Chats in tests: a vocabulary's template rendered on the spot, and what comes of it encoded."""
+
+from __future__ import annotations
+
+from quipu.actors.chat_template import ChatTemplate, RenderedChat, TemplateError
+from quipu.actors.core.segments import SegmentCache
+from quipu.actors.messages import ChatPrompt
+from quipu.actors.rendering import NO_TEMPLATE
+from quipu.actors.vocabulary import EncodedChat, Vocabulary
+
+
+def render_chat(vocabulary: Vocabulary, chat: ChatPrompt) -> RenderedChat:
+    if vocabulary.template is None:
+        raise TemplateError(NO_TEMPLATE)
+    return ChatTemplate(vocabulary.template.source, vocabulary.template.variables).render(chat)
+
+
+def encode_chat(
+    vocabulary: Vocabulary, chat: ChatPrompt, cache: SegmentCache | None = None, owner: str = ""
+) -> EncodedChat:
+    encoded = vocabulary.encode_chat(render_chat(vocabulary, chat), chat.marks, cache, owner)
+    assert isinstance(encoded, EncodedChat)
+    return encoded

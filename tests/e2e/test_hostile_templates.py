@@ -1,0 +1,135 @@
+"""A checkpoint whose chat template is no friend: its chats are 400s in time, and nobody else notices."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, serving, start_quipu
+
+from quipu.actors.checkpoint import DEMO
+
+TEMPLATE = (
+    "{% set said = messages[0].content %}"
+    "{% if said == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    "{% if said == 'power' %}{{ (messages | length + 10) ** (messages | length + 99999999) }}{% endif %}"
+    "{% if said == 'long' %}{{ 'a' * (10 ** 11 * messages | length) }}{% endif %}"
+    "{% if said == 'endless' %}{% for a in range(99999) %}{% for b in range(99999) %}aaaa{% endfor %}{% endfor %}"
+    "{% endif %}"
+    "{% macro again() %}{{ again() }}{% endmacro %}{% if said == 'recursion' %}{{ again() }}{% endif %}"
+    "{% if said == 'zero' %}{{ 1 / (messages | length - 1) }}{% endif %}"
+    "{{ said }}"
+)
+TIMEOUT_S = 1.0
+
+
+def checkpoint(folder: Path, template: str) -> str:
+    """The demo model with another template."""
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
+def ask(server: Server, content: str) -> httpx.Response:
+    body = {"model": "hostile", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    return server.post("/v1/chat/completions", body)
+
+
+def test_templates_that_do_not_end(tmp_path: Path) -> None:
+    """Each is a 400 that names the field; a moment later none of its processes is left, and all else was answered."""
+    model = checkpoint(tmp_path / "hostile", TEMPLATE)
+    (tmp_path / "server").mkdir()
+    flags = (model, "--executor", "fake", "--chat-template-timeout", str(TIMEOUT_S))
+    with serving(tmp_path / "server", *flags) as server:
+        answers: dict[str, httpx.Response] = {}
+        bad = ("loop", "power", "long", "endless", "recursion", "zero")
+
+        def ask_badly(content: str) -> None:
+            answers[content] = ask(server, content)
+
+        threads = [threading.Thread(target=ask_badly, args=(content,)) for content in bad]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            assert ask(server, "hello").status_code == 200
+            assert server.get("/health").status_code == 200
+        for content in bad:
+            error = answers[content].json()["error"]
+            assert answers[content].status_code == 400 and error["param"] == "messages", content
+        assert answers["endless"].json()["error"]["code"] == "context_length_exceeded"
+        assert "1 seconds" in answers["loop"].json()["error"]["message"]
+        eventually(lambda: not any(map(is_busy, server.chat_workers())), "nothing of them runs")
+        assert server.metrics()["open_accounts"] == 0
+        workers = server.chat_workers()
+    for pid in workers:
+        eventually(lambda pid=pid: has_ended(pid), "the server's processes end with it")
+
+
+def test_values_that_no_template_prints(fake: Server) -> None:
+    """Lone surrogates in arguments, and inputs nested nearly as deep as JSON may be: a 400 that names the field."""
+    output = {"type": "function_call_output", "call_id": "1", "output": "y"}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a":"\\ud800"}'}
+    asked = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
+    answer = fake.post("/v1/responses", asked)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input"
+    deep = '{"a":' * 990 + "1" + "}" * 990
+    turns = [
+        '{"role":"user","content":"x"}',
+        '{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":' + deep + "}]}",
+        '{"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":"y"}]}',
+    ]
+    body = '{"model":"demo","max_tokens":1,"messages":[' + ",".join(turns) + "]}"
+    answer = httpx.post(f"{fake.url}/v1/messages", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def is_busy(pid: int) -> bool:
+    """Whether a process computes."""
+    try:
+        before = Path(f"/proc/{pid}/schedstat").read_text().split()[0]
+        time.sleep(0.05)
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) - int(before) > 20_000_000
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ 3 ** 999999999 }}"])
+def test_templates_that_cannot_be_loaded(tmp_path: Path, template: str) -> None:
+    """The server says so and ends; it does not wait for one that never compiles."""
+    model = checkpoint(tmp_path / "hostile", template)
+    (tmp_path / "server").mkdir()
+    flags = ("serve", model, "--port", "0", "--executor", "fake", "--chat-template-timeout", "0.5")
+    process, log_path = start_quipu(tmp_path / "server", *flags)
+    try:
+        assert process.wait(PATIENCE_S) == 1
+    finally:
+        process.kill()
+        process.wait()
+    log = log_path.read_text()
+    assert "the chat template does not compile" in log and "Traceback" not in log
+
+
+def test_killed_server_leaves_no_worker(tmp_path: Path) -> None:
+    """Also one that renders without end goes with a web process that had no time to end it."""
+    model = checkpoint(tmp_path / "hostile", TEMPLATE)
+    (tmp_path / "server").mkdir()
+    with serving(tmp_path / "server", model, "--executor", "fake", "--chat-template-timeout", "600") as server:
+        idle = set(eventually(server.chat_workers, "chats can be rendered"))
+
+        def ask_in_vain() -> None:
+            with pytest.raises(httpx.HTTPError):
+                ask(server, "loop")
+
+        thread = threading.Thread(target=ask_in_vain)
+        thread.start()
+        eventually(lambda: set(server.chat_workers()) - idle, "one is busy, and another was started")
+        workers = server.chat_workers()
+        server.process.kill()
+        server.process.wait()
+        thread.join()
+        for pid in workers:
+            eventually(lambda pid=pid: has_ended(pid), "a worker ends with its server")
