@@ -129,6 +129,8 @@ class FakeTicket:
 
     async def start(self) -> None:
         await trio.lowlevel.checkpoint()
+        if self._desk.gate is not None:
+            await self._desk.gate.wait()
         self.num_starts += 1
         if self._desk.start_error is not None:
             raise self._desk.start_error
@@ -180,6 +182,8 @@ class FakeDesk:
     closed: str | None = None
     """Why nothing can be opened."""
     start_error: Exception | None = None
+    gate: trio.Event | None = None
+    """While it is closed, requests wait for the tokenizer."""
     state: State = State.READY
     tickets: list[FakeTicket] = attrs.field(factory=list)
     num_resets: int = 0

@@ -43,8 +43,8 @@ async def eventually(look: Callable[[], bool]) -> None:
 
 
 async def test_no_room_is_told_and_comes_back() -> None:
-    """Beyond the budget a body is answered with 503 and Retry-After; once others have ended there is room again."""
-    desk = FakeDesk(script=says())
+    """Beyond the budget a body is answered with 503 and Retry-After; once others are encoded there is room again."""
+    desk = FakeDesk(script=says(), gate=trio.Event())
     app = app_with(desk)
     large = body_of(400 * KIBIBYTE)
     async with Client(app).open("POST", "/v1/completions", large) as first:
@@ -54,12 +54,14 @@ async def test_no_room_is_told_and_comes_back() -> None:
         assert exchange.status == 503
         assert exchange.headers["retry-after"]
         assert answer["error"]["code"] == "overloaded"
-        desk.ticket.mailbox.put(failure(ErrorKind.INVALID))
+        assert desk.gate is not None
+        desk.gate.set()
+        await eventually(lambda: app.bodies.num_bytes == 0)
+        first_ticket, desk.script = desk.ticket, says(failure(ErrorKind.INVALID))
+        exchange, _ = await Client(app).post("/v1/completions", large)
+        assert exchange.status == 400, "served, while the first one waits for its answer"
+        first_ticket.mailbox.put(failure(ErrorKind.INVALID))
         await first.json()
-    assert app.bodies.num_bytes == 0
-    desk.script = says(failure(ErrorKind.INVALID))
-    exchange, _ = await Client(app).post("/v1/completions", large)
-    assert exchange.status == 400
     assert app.bodies.num_bytes == 0
 
 
@@ -84,7 +86,7 @@ async def test_objects_count_as_what_they_take() -> None:
 
 async def test_no_tenant_takes_all() -> None:
     """Where there are keys, a tenant that holds half of the budget waits, and another is served."""
-    desk = FakeDesk(script=says())
+    desk = FakeDesk(script=says(), gate=trio.Event())
     app = app_with(desk, entry(A, "a"), entry(B, "b"))
     large = body_of(200 * KIBIBYTE)
 
@@ -94,16 +96,16 @@ async def test_no_tenant_takes_all() -> None:
 
     async with Client(app).open("POST", "/v1/completions", large, {"Authorization": f"Bearer {A}"}):
         await eventually(lambda: bool(desk.tickets))
-        desk.script = says(failure(ErrorKind.INVALID))
         assert (await ask(A)).status == 503
+        desk.gate, desk.script = None, says(failure(ErrorKind.INVALID))
         assert (await ask(B)).status == 400
     await eventually(lambda: app.bodies.num_bytes == 0)
     assert not app.bodies.by_tenant
 
 
 async def test_client_that_leaves_gives_its_bytes_back() -> None:
-    """Whether or not its request has been opened."""
-    app = app_with(FakeDesk(script=says()))
+    """Also before it is encoded."""
+    app = app_with(FakeDesk(script=says(), gate=trio.Event()))
     async with Client(app).open("POST", "/v1/completions", body_of(300 * KIBIBYTE)) as exchange:
         await eventually(lambda: app.bodies.num_bytes > 0)
         exchange.leave()
