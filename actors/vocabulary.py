@@ -29,6 +29,9 @@ from quipu.actors.library import Library
 from quipu.actors.messages import Breakpoint, Mark, PromptText
 from quipu.actors.seams import seams_of
 
+COUNTED_FIRST_CHARACTERS = 1 << 19
+"""A longer text is counted before it is encoded with offsets: the lock is held while an encoding is freed, and one with
+offsets takes 100 ns a token."""
 NO_LIMIT = 1 << 62
 """Tokens: any number of them will do."""
 
@@ -98,6 +101,10 @@ class Vocabulary:
         """
         if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
             return TooMany(num_tokens, is_exact=False)
+        if with_echo and len(text) > COUNTED_FIRST_CHARACTERS:
+            counted = self.count(text, most=most)
+            if isinstance(counted, TooMany):
+                return counted
         encoding = self.library.encode_with_offsets(text) if with_echo else self.library.encode(text)
         if len(encoding) > most:
             return TooMany(len(encoding), is_exact=True)
