@@ -1,0 +1,45 @@
+"""The flags of `quipu serve` about its ledger: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from quipu.actors.ledger.service import LedgerConfig
+from quipu.web.ledger_flags import ledger_config, ledger_settings
+from quipu.web.serve_flags import add_serve_flags
+
+
+def config_of(*flags: str, **environment: str) -> LedgerConfig:
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    return attrs.evolve(ledger_config(parser.parse_args(flags), environment), version="")
+
+
+def test_defaults() -> None:
+    """Where nothing is said, what the config itself says."""
+    assert config_of() == LedgerConfig(Path("data"))
+
+
+def test_bounds() -> None:
+    """Each bound has its flag, and `/server_info` shows it; 0 is none of them."""
+    config = config_of("--max-idempotency-keys", "7", "--max-refusal-records", "0")
+    assert (config.max_idempotency_keys, config.max_refusal_records) == (7, 0)
+    shown: dict[str, Any] = ledger_settings(config)
+    assert (shown["max_idempotency_keys"], shown["max_refusal_records"]) == (7, 0)
+
+
+@pytest.mark.parametrize("flag", ["--max-idempotency-keys", "--max-refusal-records"])
+@pytest.mark.parametrize(
+    ("value", "says"), [("-1", "is negative"), ("many", "is no whole number"), ("1.5", "no whole")]
+)
+def test_no_such_bound(flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no number of keys or records is refused, by the flag's name."""
+    with pytest.raises(SystemExit):
+        config_of(f"{flag}={value}")
+    error = capsys.readouterr().err
+    assert flag in error and says in error
