@@ -195,6 +195,11 @@ def _common_prefix(one: str, other: str) -> int:
 # ---------------------------------------------------------------- Jinja
 
 
+@jinja2.pass_eval_context
+def _as_it_is(_: jinja2.nodes.EvalContext, value: object) -> object:
+    return value
+
+
 def _environment() -> jinja2.Environment:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -203,7 +208,13 @@ def _environment() -> jinja2.Environment:
         return datetime.datetime.now().strftime(form)  # noqa: DTZ005 -- templates mean the local date
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[jinja2.ext.loopcontrols],
+        # Jinja computes constants when it compiles. Nothing of a template is to run at load: neither by its optimiser,
+        # nor in what is printed, which it leaves alone where that goes through a function that asks for the context.
+        optimized=False,
+        finalize=_as_it_is,
     )
     environment.filters["tojson"] = as_json
     environment.globals["raise_exception"] = raise_exception

@@ -9,7 +9,6 @@ a chat takes longer than it may; it never has more memory than `MEMORY_BYTES`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import select
@@ -28,7 +27,6 @@ MEMORY_BYTES = 1 << 30
 """Address space of one worker: a few times the longest body and what is made of it."""
 GRACE_S = 1.0
 """Beyond the time that a chat may take: the parent kills at that time, the kernel a little later."""
-TRIAL = ChatPrompt(({"role": "user", "content": "Hello"},))
 
 
 def main() -> None:
@@ -53,7 +51,6 @@ def main() -> None:
             except Exception as error:
                 link.sendall(pack_answer(Kind.REFUSED, _reason(error)))
                 return
-            _try_out(template)
         link.sendall(pack_answer(Kind.READY))
         while True:
             chat, max_characters = read_chat(read)
@@ -78,12 +75,6 @@ def _render(template: ChatTemplate, chat: ChatPrompt, max_characters: int) -> by
         return pack_answer(Kind.REFUSED, NO_UNICODE)
     except MemoryError:
         return pack_answer(Kind.REFUSED, "the chat template takes too much memory for these messages")
-
-
-def _try_out(template: ChatTemplate) -> None:
-    """See a chat come to an end; what the template thinks of it is no matter, for some want a system prompt."""
-    with contextlib.suppress(TemplateError, TooMuchText):
-        template.render(TRIAL, 1 << 20)
 
 
 def _reason(error: Exception) -> str:

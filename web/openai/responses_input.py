@@ -20,6 +20,8 @@ from quipu.web.pace import Pace
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text")
 _MAX_TYPE_CHARS = 40
+_HALF_A_CHARACTER = "surrogate"
+"""In what orjson says of an escape that is half a character: no tokenizer has one, however it is written."""
 
 Messages = list[dict[str, Any]]
 
@@ -91,7 +93,9 @@ async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
     pace.check_written(arguments, param)
     try:
         value = await parse_json(arguments.encode())
-    except (InvalidJson, TooComplex):
+    except (InvalidJson, TooComplex) as error:
+        if _HALF_A_CHARACTER in str(error):
+            raise invalid(f"`{param}` is not valid JSON: {error}.", param, "invalid_json") from None
         return arguments
     return value if isinstance(value, dict) else arguments
 
