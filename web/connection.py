@@ -45,6 +45,8 @@ class ConnectionLimits:
     """From a request's first byte to the end of its headers. (The time for its body is the application's.)"""
     max_header_bytes: int = 16 * 1024
     """Of one request; more is answered with 431."""
+    max_headers: int = 100
+    """Of one request; more is answered with 431."""
     max_pipelined_bytes: int = 64 * 1024
     """What a client may send while its request is being answered; with more it is cut off."""
 
@@ -113,6 +115,7 @@ class Connection:
                     server,
                     self.protocol_send,
                     self.limits.max_pipelined_bytes,
+                    self.limits.max_headers,
                 )
                 try:
                     await self._read(self._protocol)

@@ -129,9 +129,11 @@ class Protocol(H11Protocol):
         server: tuple[str, int] | None,
         send: Callable[[Event], Awaitable[None]],
         max_pipelined_bytes: int,
+        max_headers: int,
     ) -> None:
         super().__init__(app, config, context, tasks, state, False, client, server, send)
         self.max_pipelined_bytes = max_pipelined_bytes
+        self.max_headers = max_headers
         self.closed = False
         self.is_chunked = False
         """The response under way has a body of chunks, and its head is out."""
@@ -169,6 +171,8 @@ class Protocol(H11Protocol):
                 )
             try:
                 event = self.connection.next_event()
+                if isinstance(event, h11.Request) and len(event.headers) > self.max_headers:
+                    raise RefusedRequest(431)
                 if isinstance(event, h11.Request):
                     await self._open_stream(event, origin_form(event))
                 elif event is h11.PAUSED:

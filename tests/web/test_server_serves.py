@@ -255,6 +255,7 @@ async def test_head() -> None:
         (b"GET /hello HTTP/2.0\r\nHost: x\r\n\r\n", 505),
         (b"GET /hello HTTP/1.1\r\n\r\n", 400),
         (b"GET /hello HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000, 431),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 100 + b"\r\n", 431),
         (post("/upload", b"", "Content-Length: 1"), 400),
         (b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
