@@ -11,6 +11,8 @@ tenant that holds others; what waits is bounded; when `run` ends no worker is le
 from __future__ import annotations
 
 import codecs
+import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -36,7 +38,8 @@ MOST_WORKERS = 8
 MOST_OF_ONE = MOST_WORKERS // 2
 """Workers that one tenant's chats may hold."""
 SLOW_S = 0.1
-"""A worker that has been busy for longer is not counted on."""
+"""A worker that has been busy for longer is not counted on, and steps back behind everything else that computes."""
+SLOW_NICENESS = 10
 LEFT_GRACE_S = 0.1
 """How long a chat may go on whose client has left: most end by themselves, and starting a process takes as long."""
 MAX_WAITING = 8192
@@ -231,6 +234,7 @@ class ChatPool:
             job.frames.clear()
             job.scope = None
             job.done.set()
+            is_usable = is_usable and not worker.is_slow  # who has stepped back cannot step forward again
             worker.is_slow = False
             self._queue.done(job.tenant)
         return is_usable
@@ -243,6 +247,8 @@ class ChatPool:
             await link.fill(ANSWER.size)
         if quick.cancelled_caught:
             worker.is_slow = True
+            with contextlib.suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, worker.process.pid, SLOW_NICENESS)
             self._start_more()
             await link.send()
             await link.fill(ANSWER.size)
