@@ -27,6 +27,8 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
 
+from quipu.web.turns import start_turn
+
 HYPERCORN_VERSION = "0.18.0"
 
 # The classes below override methods of Hypercorn that are not its public interface.
@@ -35,6 +37,10 @@ if version("hypercorn") != HYPERCORN_VERSION:
         f"quipu.web repairs hypercorn {HYPERCORN_VERSION} and has not been tried with {version('hypercorn')}: "
         f"install hypercorn=={HYPERCORN_VERSION}"
     )
+
+
+URGENT_PATHS = frozenset({b"/health", b"/ready"})
+"""Begun at once: a probe is no part of the crowd that it asks about."""
 
 
 class RefusedRequest(Exception):
@@ -243,6 +249,9 @@ class Protocol(H11Protocol):
         # Stock opens a WebSocket here where it is asked to (a byte behind such a request kills the whole server) or
         # switches to HTTP/2. Any server may ignore an Upgrade, and so does this one.
         await self.send(Updated(idle=False))
+        if target.partition(b"?")[0] not in URGENT_PATHS:
+            async with start_turn():
+                pass
         self.stream = HTTPStream(
             self.app,
             self.config,

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import orjson
 import trio
 
+from quipu.web.turns import turn
+
 INLINE_BYTES = 64 * 1024
 """A body up to this size is parsed in one call."""
 PIECE_VALUES = 16_384
@@ -269,20 +271,18 @@ class _Pieces:
             # a part that ends within an escape or a character is no text; a whole one before it is never split
             for shorter in range(_LONGEST_ESCAPE if until < closing else 1):
                 try:
-                    parts.append(self._loads(at, until - shorter, b'"%b"'))
+                    parts.append(await self._parse(at, until - shorter, b'"%b"'))
                 except InvalidJson:
                     if shorter == _LONGEST_ESCAPE - 1 or until == closing:
                         raise
                 else:
                     at = until - shorter
                     break
-            await trio.lowlevel.checkpoint()
         return "".join(parts)
 
     async def _parse(self, start: int, end: int, around: bytes = b"%b") -> Any:
-        value = self._loads(start, end, around)
-        await trio.lowlevel.checkpoint()
-        return value
+        async with turn():
+            return self._loads(start, end, around)
 
     def _loads(self, start: int, end: int, around: bytes) -> Any:
         piece = self._view[start:end]

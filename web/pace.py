@@ -1,17 +1,17 @@
 """Going through what may be long in a body, without holding the event loop and without end.
 
 Every reader of a body has one `Pace`: it is told of each message, part, tool and property, refuses more of them than
-one request may have, and lets other tasks run every few hundred.
+one request may have, and lets other tasks run every few hundred. Of all long bodies that are being read, one goes on in
+each round of the loop (`turns.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import trio
-
 from quipu.web.errors import invalid
 from quipu.web.json_body import MAX_CONTAINERS
+from quipu.web.turns import turn
 
 MAX_MESSAGES = 20_000
 """Messages, or input items, of one request."""
@@ -31,13 +31,28 @@ class Pace:
     def __init__(self) -> None:
         self._num_parts = self._num_containers = 0
         self._left = _ITEMS_A_TURN
+        self._has_turn = False
+
+    async def __aenter__(self) -> Pace:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Give the turn back, before something else that takes turns is done."""
+        if self._has_turn:
+            self._has_turn = False
+            turn().release()
 
     async def tick(self, num_items: int = 1) -> None:
         """So many items have been read. A checkpoint from time to time."""
         self._left -= num_items
         if self._left <= 0:
             self._left = _ITEMS_A_TURN
-            await trio.lowlevel.checkpoint()
+            self.rest()
+            await turn().acquire()
+            self._has_turn = True
 
     def check_messages(self, messages: list[Any], param: str) -> None:
         """Raises APIError where there are too many."""

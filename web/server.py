@@ -30,10 +30,6 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OUT_OF_FILES_WAIT_S = 0.05
-_OF_ONE_CLIENT = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.EHOSTDOWN, errno.ENONET,
-                  errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENOPROTOOPT, errno.EOPNOTSUPP)  # fmt: skip
-"""What `accept` says of a connection that was over before it was accepted, on one system or another (man 2 accept)."""
-ACCEPTED_AT_ONCE = 16
 
 
 @attrs.frozen(kw_only=True)
@@ -95,35 +91,23 @@ async def serve(
             connection.stream.socket.close()  # also of a client that had gone before it was accepted
             table.discard(connection)
 
-    def admit(accepted: socket.socket, handlers: trio.Nursery) -> None:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
-        is_reserved = not table.has_room()
-        limits = hasty if is_reserved else config
-        connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
-        table.add(connection)
-        handlers.start_soon(handle, connection)
-
     async def accept(listener: trio.SocketListener, handlers: trio.Nursery) -> None:
-        listening = socket.socket(fileno=listener.socket.fileno())  # the same one, which trio does not block either
-        try:
-            while True:
-                await trio.lowlevel.wait_readable(listening)
-                try:
-                    # one at a time, a probe would wait for a turn of the loop for each of those that came before it
-                    for _ in range(ACCEPTED_AT_ONCE):
-                        admit(listening.accept()[0], handlers)
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    if error.errno in _OUT_OF_FILES:
-                        # trio's own loop would log a traceback ten times a second here
-                        table.note_full("connections.no_file_descriptors")
-                        table.free_a_file()
-                        await trio.sleep(_OUT_OF_FILES_WAIT_S)
-                    elif error.errno not in _OF_ONE_CLIENT:
-                        raise
-        finally:
-            listening.detach()
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                # trio's own loop would log a traceback ten times a second here
+                table.note_full("connections.no_file_descriptors")
+                table.free_a_file()
+                await trio.sleep(_OUT_OF_FILES_WAIT_S)
+                continue
+            is_reserved = not table.has_room()
+            limits = hasty if is_reserved else config
+            connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
+            table.add(connection)
+            handlers.start_soon(handle, connection)
 
     listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
     try:

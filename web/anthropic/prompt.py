@@ -31,12 +31,13 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 async def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
     """Check everything that is rendered. Raises APIError."""
-    breakpoints, pace = Breakpoints(), Pace()
-    tools = await read_tools(fields, breakpoints, pace)
-    check_tool_choice(fields)
-    conversation = Conversation(breakpoints, pace)
-    await _read_system(fields, conversation, keep_billing_header)
-    continue_final = await _read_messages(fields, conversation)
+    breakpoints = Breakpoints()
+    async with Pace() as pace:
+        tools = await read_tools(fields, breakpoints, pace)
+        check_tool_choice(fields)
+        conversation = Conversation(breakpoints, pace)
+        await _read_system(fields, conversation, keep_billing_header)
+        continue_final = await _read_messages(fields, conversation)
     breakpoints.whole_request(fields)
     return ChatPrompt(
         messages=conversation.finish(),

@@ -46,8 +46,10 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     model = read_model(fields, info)
     refuse_unsupported(fields, CHAT)
     limit = read_limit(fields)
+    async with Pace() as pace:
+        messages = await _read_messages(fields, pace)
     prompt = ChatPrompt(
-        messages=await _read_messages(fields, Pace()),
+        messages=messages,
         add_generation_prompt=fields.flag("add_generation_prompt", default=True),
         template_kwargs=read_template_kwargs(fields),
     )

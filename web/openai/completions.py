@@ -52,11 +52,13 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     limit = read_limit(fields, least=0 if scores.echo else 1)
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
+    async with Pace() as pace:
+        prompts = await _read_prompts(fields, info, max_sequences, pace)
     request = read_generation(
         fields,
         info,
         model=model,
-        prompts=await _read_prompts(fields, info, max_sequences),
+        prompts=prompts,
         prompt_param="prompt",
         limit=limit,
         max_sequences=max_sequences,
@@ -68,8 +70,8 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     return request
 
 
-async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int) -> tuple[Prompt, ...]:
-    value, pace = fields.get("prompt"), Pace()
+async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, pace: Pace) -> tuple[Prompt, ...]:
+    value = fields.get("prompt")
     if value is None:
         raise missing("prompt")
     if type(value) is str:

@@ -44,11 +44,11 @@ async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     elif not items:
         raise invalid("`input` must not be an empty list.", "input")
     else:
-        pace = Pace()
-        pace.check_messages(items, "input")
-        for index, item in enumerate(items):
-            await pace.tick()
-            await _read_item(item, f"input[{index}]", messages, pace)
+        async with Pace() as pace:
+            pace.check_messages(items, "input")
+            for index, item in enumerate(items):
+                await pace.tick()
+                await _read_item(item, f"input[{index}]", messages, pace)
     return tuple(messages)
 
 
@@ -91,6 +91,7 @@ async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
 async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
     """Arguments as the object that templates expect; what a model wrote badly stays as it wrote it."""
     pace.check_written(arguments, param)
+    pace.rest()
     try:
         value = await parse_json(arguments.encode())
     except (InvalidJson, TooComplex) as error:
