@@ -39,7 +39,7 @@ MOST_OF_ONE = MOST_WORKERS // 2
 """Workers that one tenant's chats may hold."""
 SLOW_S = 0.1
 """A worker that has been busy for longer is not counted on, and steps back behind everything else that computes."""
-SLOW_NICENESS = 10
+NICENESS, SLOW_NICENESS = 5, 19
 LEFT_GRACE_S = 0.1
 """How long a chat may go on whose client has left: most end by themselves, and starting a process takes as long."""
 MAX_WAITING = 8192
@@ -247,8 +247,7 @@ class ChatPool:
             await link.fill(ANSWER.size)
         if quick.cancelled_caught:
             worker.is_slow = True
-            with contextlib.suppress(OSError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, worker.process.pid, SLOW_NICENESS)
+            _step_back(worker.process, SLOW_NICENESS)
             self._start_more()
             await link.send()
             await link.fill(ANSWER.size)
@@ -277,6 +276,7 @@ class ChatPool:
             raise
         finally:
             theirs.close()
+        _step_back(process, NICENESS)  # to start Python takes more than most chats do
         worker = _Worker(process, stream)
         reason: str | None = None
         is_ready = False
@@ -305,6 +305,12 @@ class ChatPool:
                 return f"it takes longer than {self._timeout_s:g} seconds"
             return f"it ends the process that compiles it (exit code {code})"
         return None if head.kind is Kind.READY else text
+
+
+def _step_back(process: trio.Process, niceness: int) -> None:
+    """Let everything else that computes go first."""
+    with contextlib.suppress(OSError):  # it has ended
+        os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
 
 
 class _Link:

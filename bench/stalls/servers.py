@@ -158,7 +158,7 @@ def _template(source: str) -> Callable[[Path], None]:
     return lambda folder: _edit(folder / "tokenizer_config.json", lambda config: config.update(chat_template=source))
 
 
-_FLAGS_LONG = ("--num-blocks", "80000", "--max-num-batched-tokens", "8192")
+_FLAGS_LONG = ("--num-blocks", "80000")
 KINDS: dict[str, Kind] = {
     "demo": Kind(),
     "small": Kind(flags=("--max-model-len", "1024")),
