@@ -30,7 +30,7 @@ from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.admin.usage_source import LedgerUsage
 from quipu.web.app import make_app
-from quipu.web.connection_table import raise_file_limit
+from quipu.web.connection_table import default_max_connections, raise_file_limit
 from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
 from quipu.web.keys import KeyStore
@@ -64,7 +64,10 @@ def run_serve(arguments: argparse.Namespace) -> int:
         ledger = ledger_config(arguments, os.environ)
         tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
         config, info = resolve_config(arguments)
-        info = attrs.evolve(info, settings=info.settings | ledger_settings(ledger))
+        raise_file_limit()
+        max_connections = arguments.max_connections or default_max_connections()
+        resolved = ledger_settings(ledger) | {"max_connections": max_connections}
+        info = attrs.evolve(info, settings=info.settings | resolved)
     except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -76,9 +79,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         max_body_bytes=arguments.max_body_bytes,
         max_body_memory_bytes=arguments.max_body_memory,
     )
-    raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    server = ServerConfig(graceful_timeout_s=CLOSING_S, max_connections=arguments.max_connections)
+    server = ServerConfig(graceful_timeout_s=CLOSING_S, max_connections=max_connections)
     failure: str | None = None
     try:
         trio.run(

@@ -112,7 +112,6 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "request_timeout": arguments.request_timeout,
             "max_body_bytes": arguments.max_body_bytes,
             "max_body_memory": arguments.max_body_memory,
-            "max_connections": arguments.max_connections,
             "chat_template_timeout": config.chat_template_timeout_s,
             "kv_events_endpoint": engine.kv_events.endpoint if engine.kv_events else None,
             "data_dir": arguments.data_dir,
