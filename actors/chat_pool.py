@@ -200,6 +200,7 @@ class ChatPool:
                     self._idle.remove(worker)
                 await _dismiss(worker)
         self._start_more()
+        self._dispatch()
 
     async def _employ(self, worker: _Worker) -> None:
         """Give a worker chats until it has gone, or is idle and not needed."""
@@ -237,6 +238,7 @@ class ChatPool:
             is_usable = is_usable and not worker.is_slow  # who has stepped back cannot step forward again
             worker.is_slow = False
             self._queue.done(job.tenant)
+            self._dispatch()  # its tenant may have held as many workers as it may, with others idle
         return is_usable
 
     async def _converse(self, worker: _Worker, job: _Job) -> RenderedChat | Exception:

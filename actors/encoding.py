@@ -190,9 +190,10 @@ class PromptEncoder:
         vocabulary, most = self._vocabulary, longest - 1
         limit = vocabulary.longest_chat(most=most)
         try:
-            rendered = await self._renderer.render(chat, asked.tenant, MAX_CHARACTERS if limit is None else limit - 1)
+            most_characters = MAX_CHARACTERS if limit is None else min(MAX_CHARACTERS, limit - 1)
+            rendered = await self._renderer.render(chat, asked.tenant, most_characters)
         except TooMuchText as error:
-            if limit is None:
+            if limit is None or error.num_characters < limit:
                 raise TemplateError(f"the chat template writes more than {MAX_CHARACTERS} characters") from error
             return TooMany(vocabulary.bound.tokens_of_length(error.num_characters), is_exact=False)
         if (told := vocabulary.told_by_length(rendered.text, most=most)) is not None:

@@ -15,8 +15,8 @@ from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, RenderedChat, T
 from quipu.actors.checkpoint import CheckpointError
 from quipu.actors.messages import ChatPrompt
 
-MAX_CHARACTERS = 64 << 20
-"""Of a rendered chat, where the vocabulary does not say at which length none fits the context."""
+MAX_CHARACTERS = 16 << 20
+"""Of a rendered chat, however long the context is: twice the largest body."""
 
 NO_TEMPLATE = "this model has no chat template; use /v1/completions"
 

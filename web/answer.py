@@ -31,6 +31,7 @@ from quipu.web.caller import caller_of
 from quipu.web.errors import error_of, unavailable
 from quipu.web.fields import parse_object
 from quipu.web.generation import GenerationRequest, check_priority
+from quipu.web.json_body import MAX_CHAT_VALUES
 from quipu.web.options import AppOptions
 from quipu.web.shelf import shelf_of_run
 from quipu.web.stream import StreamWriter, Transcript
@@ -85,11 +86,13 @@ Reader = Callable[[Asked], Awaitable[Reply]]
 """Checks a body. Raises APIError."""
 
 
-async def answer(endpoint: str, read: Reader, desk: FrontDesk, options: AppOptions) -> Response:
-    """Serve the request that is being handled. Raises APIError."""
+async def answer(
+    endpoint: str, read: Reader, desk: FrontDesk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
+) -> Response:
+    """Serve the request that is being handled; its body has at most `max_values` values. Raises APIError."""
     visit = current_visit()
     visit.is_generation = True
-    prepared = await _prepare(read, desk, visit, options)
+    prepared = await _prepare(read, desk, visit, options, max_values)
     reply, caller = prepared.reply, prepared.caller
     try:
         ticket = desk.open(prepared.encode, endpoint, caller)
@@ -119,10 +122,10 @@ class _Prepared:
     """Of the memory for bodies: given back when the prompts are encoded."""
 
 
-async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOptions) -> _Prepared:
+async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOptions, max_values: int) -> _Prepared:
     """Read the body of the request that is being handled. Nothing of it is kept but its prompts, and those once."""
     data, share = await take_body()
-    body = await parse_object(data, share.grow)
+    body = await parse_object(data, share.grow, max_values)
     reply = await read(Asked(body, visit.request_id, desk.info, options))
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or visit.principal.may_prioritize)
     caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))

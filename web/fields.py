@@ -11,17 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from quipu.web.errors import APIError, invalid
-from quipu.web.json_body import InvalidJson, TooComplex, parse_json
+from quipu.web.json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
 from quipu.web.pace import Pace
 
 
-async def parse_object(data: bytes | bytearray, expect: Callable[[int], object] | None = None) -> dict[str, Any]:
+async def parse_object(
+    data: bytes | bytearray, expect: Callable[[int], object] | None = None, max_values: int = MAX_CHAT_VALUES
+) -> dict[str, Any]:
     """Parse a request's body as an object, whatever its content type says. Raises APIError.
 
-    `expect`: see `parse_json`.
+    `expect`, `max_values`: see `parse_json`.
     """
     try:
-        body = await parse_json(data, expect)
+        body = await parse_json(data, expect, max_values)
     except InvalidJson as error:
         raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except TooComplex as error:

@@ -30,7 +30,9 @@ PIECE_BYTES = 1 << 20
 MAX_CONTAINERS = 1 << 18
 """Objects and lists of one body; the garbage collector walks through all of them."""
 MAX_VALUES = 1 << 22
-"""Values of one body."""
+"""Values of one body; most of them token ids."""
+MAX_CHAT_VALUES = 1 << 19
+"""Values of one body that has no token ids: a chat's go on to a process that renders it."""
 MAX_DEPTH = 1024
 """As orjson has it."""
 MAX_LARGE_DEPTH = 64
@@ -45,8 +47,10 @@ _QUOTE, _COMMA, _BACKSLASH = b'",\\'
 _OPENING, _CLOSING = b"{}"
 _CASE = 0x20
 """`[` and `]` differ from `{` and `}` by this bit."""
-_BLANKS = re.compile(rb"[ \t\n\r]*")
-_KEY = re.compile(rb'[ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\n\r]*:', re.DOTALL)
+_BLANKS = re.compile(rb"[ \t\n\r]*+")
+_KEY = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:', re.DOTALL)
+MAX_KEY_BYTES = 64 * 1024
+"""Of a key whose value, with it, is too large to be parsed in one call."""
 _LONGEST_ESCAPE = 12
 """Bytes of a character outside of Unicode's first plane, as two escapes."""
 
@@ -76,8 +80,10 @@ class Structure:
         return self.num_containers * CONTAINER_BYTES + len(self.positions) * VALUE_BYTES
 
 
-async def parse_json(data: bytes | bytearray, expect: Callable[[int], object] | None = None) -> Any:
-    """Parse a body. Raises InvalidJson and TooComplex.
+async def parse_json(
+    data: bytes | bytearray, expect: Callable[[int], object] | None = None, max_values: int = MAX_VALUES
+) -> Any:
+    """Parse a body of at most `max_values` values. Raises InvalidJson and TooComplex.
 
     `expect(num_bytes)` is told how much memory the values of a large body will take before they are made. It may raise.
     """
@@ -86,7 +92,7 @@ async def parse_json(data: bytes | bytearray, expect: Callable[[int], object] | 
             return orjson.loads(data)
         except orjson.JSONDecodeError as error:
             raise InvalidJson(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
-    structure = await trio.to_thread.run_sync(find_structure, data)
+    structure = await trio.to_thread.run_sync(find_structure, data, max_values)
     if expect is not None:
         expect(structure.num_bytes)
     return await _Pieces(data, structure).whole()
@@ -95,9 +101,9 @@ async def parse_json(data: bytes | bytearray, expect: Callable[[int], object] | 
 # ---------------------------------------------------------------- finding
 
 
-def find_structure(data: bytes | bytearray) -> Structure:
+def find_structure(data: bytes | bytearray, max_values: int = MAX_VALUES) -> Structure:
     """Locate the commas and brackets of a body. Raises InvalidJson and TooComplex."""
-    stretches = list(_scan(data))
+    stretches = list(_scan(data, max_values))
     positions = np.concatenate([positions for positions, _ in stretches])
     kinds = np.concatenate([kinds for _, kinds in stretches])
     folded = kinds | _CASE
@@ -110,7 +116,7 @@ def find_structure(data: bytes | bytearray) -> Structure:
     return Structure(positions, kinds, depths, int(np.count_nonzero(opening)))
 
 
-def _scan(data: bytes | bytearray) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
+def _scan(data: bytes | bytearray, max_values: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
     whole = np.frombuffer(data, np.uint8)
     in_text = is_escaped = False
     num_values = num_containers = 0
@@ -133,8 +139,8 @@ def _scan(data: bytes | bytearray) -> Iterator[tuple[npt.NDArray[np.int64], npt.
         num_values += len(at)
         if num_containers > MAX_CONTAINERS:
             raise TooComplex(f"The body has more than {MAX_CONTAINERS} objects and lists.")
-        if num_values > MAX_VALUES:
-            raise TooComplex(f"The body has more than {MAX_VALUES} values.")
+        if num_values > max_values:
+            raise TooComplex(f"The body has more than {max_values} values.")
         yield at + start, part[at]
 
 
@@ -254,9 +260,12 @@ class _Pieces:
 
     def _key(self, member: _Span) -> tuple[str, int]:
         """The key of one member, and where its value begins."""
-        found = _KEY.match(self._data, member.start, member.end)
+        start = self._skip_blanks(member.start, member.end)
+        found = _KEY.match(self._data, start, min(member.end, start + MAX_KEY_BYTES))
         if found is None:
-            raise _wrong("a key is missing", member.start)
+            if member.end - start > MAX_KEY_BYTES and self._data[start : start + 1] == b'"':
+                raise TooComplex(f"The body has a key of more than {MAX_KEY_BYTES} bytes.")
+            raise _wrong("a key is missing", start)
         return self._loads(found.start(1), found.end(1), b"%b"), found.end()
 
     async def _text(self, start: int, end: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from quipu.web.errors import invalid
-from quipu.web.json_body import MAX_CONTAINERS
+from quipu.web.json_body import MAX_CHAT_VALUES, MAX_CONTAINERS
 from quipu.web.turns import turn
 
 MAX_MESSAGES = 20_000
@@ -29,7 +29,7 @@ class Pace:
     """What has been read of one body."""
 
     def __init__(self) -> None:
-        self._num_parts = self._num_containers = 0
+        self._num_parts = self._num_containers = self._num_values = 0
         self._left = _ITEMS_A_TURN
         self._has_turn = False
 
@@ -67,10 +67,12 @@ class Pace:
 
     def check_written(self, text: str, param: str) -> None:
         """Count what may become objects and lists of a text that is JSON. Raises APIError where it is too much."""
-        self._num_containers += text.count("{") + text.count("[")
-        if self._num_containers > MAX_CONTAINERS:
-            message = f"`{param}` exceeds the {MAX_CONTAINERS} objects and lists that a request may have."
-            raise invalid(message, param, _TOO_MANY)
+        num_containers = text.count("{") + text.count("[")
+        self._num_containers += num_containers
+        self._num_values += num_containers + text.count(",")
+        if self._num_containers > MAX_CONTAINERS or self._num_values > MAX_CHAT_VALUES:
+            limits = f"{MAX_CONTAINERS} objects and lists and {MAX_CHAT_VALUES} values"
+            raise invalid(f"`{param}` exceeds the {limits} that a request may have.", param, _TOO_MANY)
 
     def check_tools(self, tools: list[Any], param: str) -> None:
         """Raises APIError where there are too many."""

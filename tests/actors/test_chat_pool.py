@@ -281,6 +281,24 @@ async def test_templates_that_never_end_are_loaded(source: str) -> None:
             await render(pool, chat("x"))
 
 
+async def test_nobody_is_forgotten() -> None:
+    """One more slow chat of a tenant than it may have workers: it is told in its time, whether or not others ask."""
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    async with pool_of(endless, timeout_s=2.0) as pool:
+        told: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(TemplateError) as raised:
+                await render(pool, chat("x"))
+            told.append(str(raised.value))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(MOST_OF_ONE + 1):
+                nursery.start_soon(ask)
+        assert len(told) == MOST_OF_ONE + 1
+        assert pool.num_waiting == 0
+
+
 async def test_no_template() -> None:
     """A checkpoint without one is served, but for its chats."""
     async with trio.open_nursery() as nursery:

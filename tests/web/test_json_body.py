@@ -110,6 +110,14 @@ def test_too_complex(body: bytes, what: str) -> None:
         find_structure(body)
 
 
+@pytest.mark.parametrize("piece", [b"k", rb"\"", rb"\u00e9"])
+def test_huge_key(piece: bytes) -> None:
+    """A key that cannot be looked through in a moment is refused, whatever is in it."""
+    data = b'{"a":1,"' + piece * (json_body.PIECE_BYTES // len(piece) + 1) + b'":[1]}'
+    with pytest.raises(TooComplex, match="key"):
+        trio.run(parse_json, data)
+
+
 def test_nested_too_deep() -> None:
     """As orjson has it, in whatever pieces."""
     data = b'{"a":"' + b"x" * json_body.INLINE_BYTES + b'","b":' + b"[" * 2000 + b"]" * 2000 + b"}"

@@ -11,6 +11,7 @@ from fakes import Client, FakeDesk
 from quipu.actors.messages import ChatPrompt
 from quipu.web import pace
 from quipu.web.app import make_app
+from quipu.web.json_body import MAX_CHAT_VALUES
 
 MODEL = "org/tiny"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -109,6 +110,16 @@ async def test_written_arguments_count() -> None:
     status, message, _ = await ask(RESPONSES, body(RESPONSES, [call] * 5))
     assert status == 400
     assert "`input[4].arguments`" in message
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_chats_have_fewer_values_than_token_ids(path: str) -> None:
+    """Half a million numbers are no chat; a completion's prompt may well have as many."""
+    numbers = [1] * (MAX_CHAT_VALUES + 1)
+    status, message, _ = await ask(path, body(path, turns(path, 1), x=numbers))
+    assert status == 400 and f"{MAX_CHAT_VALUES} values" in message
+    completion = {"model": MODEL, "prompt": "Hi.", "max_tokens": 1, "x": numbers}
+    assert (await ask("/v1/completions", completion))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from quipu.actors.messages import UsageRecord
 from quipu.web.answer import Asked, Reply, answer
 from quipu.web.fields import Fields
 from quipu.web.generation import GenerationRequest, WantedScores
+from quipu.web.json_body import MAX_VALUES
 from quipu.web.openai import chat, completions
 from quipu.web.openai.generation import Delivery, read_delivery
 from quipu.web.openai.render import ChunkWriter, Envelope
@@ -86,7 +87,7 @@ def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        return await answer(COMPLETIONS.endpoint, read_completion, desk, options)
+        return await answer(COMPLETIONS.endpoint, read_completion, desk, options, MAX_VALUES)
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
