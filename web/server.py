@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OUT_OF_FILES_WAIT_S = 0.05
+ACCEPTED_AT_ONCE = 2
+"""Connections in one round of the loop: a probe that connects in a crowd waits for fewer of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -91,23 +93,35 @@ async def serve(
             connection.stream.socket.close()  # also of a client that had gone before it was accepted
             table.discard(connection)
 
+    def admit(stream: trio.SocketStream, handlers: trio.Nursery) -> None:
+        is_reserved = not table.has_room()
+        limits = hasty if is_reserved else config
+        connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
+        table.add(connection)
+        handlers.start_soon(handle, connection)
+
     async def accept(listener: trio.SocketListener, handlers: trio.Nursery) -> None:
-        while True:
-            try:
-                stream = await listener.accept()
-            except OSError as error:
-                if error.errno not in _OUT_OF_FILES:
-                    raise
-                # trio's own loop would log a traceback ten times a second here
-                table.note_full("connections.no_file_descriptors")
-                table.free_a_file()
-                await trio.sleep(_OUT_OF_FILES_WAIT_S)
-                continue
-            is_reserved = not table.has_room()
-            limits = hasty if is_reserved else config
-            connection = Connection(wrapper, limits, hypercorn_config, context, state, stream, is_reserved=is_reserved)
-            table.add(connection)
-            handlers.start_soon(handle, connection)
+        listening = socket.socket(fileno=listener.socket.fileno())  # the same one, for calls that do not wait
+        listening.setblocking(False)
+        try:
+            while True:
+                try:
+                    admit(await listener.accept(), handlers)
+                    for _ in range(ACCEPTED_AT_ONCE - 1):
+                        accepted, _address = listening.accept()
+                        admit(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), handlers)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    if error.errno in _OUT_OF_FILES:
+                        # trio's own loop would log a traceback ten times a second here
+                        table.note_full("connections.no_file_descriptors")
+                        table.free_a_file()
+                        await trio.sleep(_OUT_OF_FILES_WAIT_S)
+                    elif error.errno != errno.ECONNABORTED:  # that client has gone already
+                        raise
+        finally:
+            listening.detach()
 
     listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
     try:
