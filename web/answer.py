@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import attrs
-import orjson
 import structlog
 import trio
 from quart import Response
@@ -58,13 +57,9 @@ class Reply(ABC):
     def answer_id(self) -> str:
         """What the answer is called in its API."""
 
-    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-        """The body of an answer that is complete, for APIs in which none is large; the others have `pieces`."""
-        raise NotImplementedError
-
+    @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        """The same as JSON, in pieces that take about a millisecond each to make."""
-        yield orjson.dumps(self.whole(transcript, record))
+        """The body of a complete answer as JSON, in pieces that take about a millisecond each to make."""
 
     @abstractmethod
     def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:

@@ -10,6 +10,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 import attrs
 
@@ -54,7 +55,7 @@ class _Open:
     held: bool = False
 
 
-def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: object) -> None:
+def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: Connection) -> None:
     statuses = [0] * len(requests)
     waiting = list(enumerate(requests))[::-1]
     poll, open_by_fd = select.epoll(), {}
@@ -107,4 +108,4 @@ def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: object
         time.sleep(2.0)  # they are held while the others look
     for sock in held:
         sock.close()
-    writer.send(statuses)  # type: ignore[attr-defined] # a Connection, whose class depends on the platform
+    writer.send(statuses)

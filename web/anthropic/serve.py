@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
+import orjson
 import structlog
 from quart import Response
 from quart_trio import QuartTrio
@@ -41,8 +42,8 @@ class MessageReply(Reply):
     def answer_id(self) -> str:
         return self._message_id
 
-    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-        return whole_message(self._message_id, self.wanted.model, transcript, record)
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        yield orjson.dumps(whole_message(self._message_id, self.wanted.model, transcript, record))
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
         return MessageWriter(sink, self._message_id, self.wanted.model, self._request_id, tally, log)

@@ -6,8 +6,9 @@ Responses are answered and forgotten: the routes that ask for an earlier one say
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
 
+import orjson
 import structlog
 from quart import Response
 from quart_trio import QuartTrio
@@ -42,8 +43,8 @@ class ResponseReply(Reply):
     def answer_id(self) -> str:
         return self._draft.response_id
 
-    def whole(self, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-        return self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record)
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        yield orjson.dumps(self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record))
 
     def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
         return ResponseWriter(sink, self._draft, tally, log)
