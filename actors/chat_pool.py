@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 
 import attrs
 import structlog
@@ -25,6 +24,7 @@ import trio
 from quipu.actors.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
 from quipu.actors.chat_wire import ANSWER, PIECE_CHARACTERS, Kind, pack_chat, pack_source, read_answer, read_head
 from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.child import OWN_GROUP, command_of
 from quipu.actors.core.turns import FairQueue
 from quipu.actors.messages import ChatPrompt
 from quipu.actors.rendering import NO_TEMPLATE, does_not_compile
@@ -39,7 +39,7 @@ MOST_OF_ONE = MOST_WORKERS // 2
 """Workers that one tenant's chats may hold."""
 SLOW_S = 0.1
 """A worker that has been busy for longer is not counted on, and steps back behind everything else that computes."""
-NICENESS, SLOW_NICENESS = 5, 19
+SLOW_NICENESS = 19
 LEFT_GRACE_S = 0.1
 """How long a chat may go on whose client has left: most end by themselves, and starting a process takes as long."""
 MAX_WAITING = 8192
@@ -249,7 +249,7 @@ class ChatPool:
             await link.fill(ANSWER.size)
         if quick.cancelled_caught:
             worker.is_slow = True
-            _step_back(worker.process, SLOW_NICENESS)
+            _step_back(worker.process)
             self._start_more()
             await link.send()
             await link.fill(ANSWER.size)
@@ -269,16 +269,14 @@ class ChatPool:
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:
-            # a session of its own: Ctrl-C at the terminal is for the web process
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", MODULE], stdin=theirs, stdout=subprocess.DEVNULL, start_new_session=True
+                command_of(MODULE), stdin=theirs, stdout=subprocess.DEVNULL, process_group=OWN_GROUP
             )
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        _step_back(process, NICENESS)  # to start Python takes more than most chats do
         worker = _Worker(process, stream)
         reason: str | None = None
         is_ready = False
@@ -309,10 +307,10 @@ class ChatPool:
         return None if head.kind is Kind.READY else text
 
 
-def _step_back(process: trio.Process, niceness: int) -> None:
+def _step_back(process: trio.Process) -> None:
     """Let everything else that computes go first."""
     with contextlib.suppress(OSError):  # it has ended
-        os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+        os.setpriority(os.PRIO_PROCESS, process.pid, SLOW_NICENESS)
 
 
 class _Link:

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from quipu.actors.chat_template import MAX_REASON_CHARACTERS, RenderedChat, TemplateError, TemplateSource, TooMuchText
+from quipu.actors.child import Read
 from quipu.actors.messages import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 
 PIECE_CHARACTERS = 1 << 18
@@ -30,9 +31,6 @@ _LENGTH = struct.Struct("<I")
 ANSWER = struct.Struct("<BIQ")
 _MARK_BYTES = 8
 _MARKS: dict[str, Callable[..., Mark]] = {"tool": ToolMark, "content": ContentMark, "call": CallMark}
-
-Read = Callable[[int], bytes]
-"""Gives exactly so many bytes, or raises EOFError."""
 
 
 class Kind(IntEnum):

@@ -9,18 +9,13 @@ a chat takes longer than it may; it never has more memory than `MEMORY_BYTES`.
 
 from __future__ import annotations
 
-import os
-import resource
-import select
 import signal
-import socket
-import threading
-from collections.abc import Callable
 
 import jinja2
 
 from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, TemplateError, TooMuchText
 from quipu.actors.chat_wire import Kind, pack_answer, read_chat, read_source
+from quipu.actors.child import become_child
 from quipu.actors.messages import ChatPrompt
 
 MEMORY_BYTES = 1 << 30
@@ -30,19 +25,8 @@ GRACE_S = 1.0
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    link = socket.socket(fileno=os.dup(0))
-    threading.Thread(target=_end_with_parent, args=(link.fileno(),), daemon=True).start()
-    stream = link.makefile("rb")
-
-    def read(num_bytes: int) -> bytes:
-        data = stream.read(num_bytes)
-        if len(data) < num_bytes:
-            raise EOFError
-        return data
-
+    link, read = become_child(MEMORY_BYTES)
     try:
         source, timeout_s = read_source(read)
         with _Alarm(timeout_s):
@@ -92,14 +76,6 @@ class _Alarm:
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def _end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:
-    """Wait for the other end of the socket to close."""
-    poll = select.poll()
-    poll.register(fileno, select.POLLRDHUP)
-    poll.poll()
-    end(0)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from quipu.actors.chat_template import TemplateError, TooMuchText
 from quipu.actors.core.room import too_long
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.core.turns import Crowded
+from quipu.actors.encode_processes import CannotStart
 from quipu.actors.lanes import SHORT_BYTES, Inline, Lanes, Place
 from quipu.actors.library import LibraryPanic
 from quipu.actors.messages import (
@@ -32,7 +33,8 @@ from quipu.actors.messages import (
     TokenPrompt,
 )
 from quipu.actors.rendering import MAX_CHARACTERS, Renderer
-from quipu.actors.vocabulary import EncodedChat, EncodedText, TooMany, Vocabulary
+from quipu.actors.text_encoder import EncodedChat, TooMany
+from quipu.actors.vocabulary import Vocabulary
 
 INLINE_CHARACTERS = 2048
 """So much text is encoded in the loop: a round trip to a thread costs as much. The worst text takes 2.5 ms."""
@@ -71,6 +73,8 @@ class Asked:
 class PromptEncoder:
     def __init__(self, vocabulary: Vocabulary, renderer: Renderer, lanes: Lanes, segments: SegmentCache) -> None:
         self._vocabulary = vocabulary
+        self._lengths = vocabulary.encoder
+        """For what is told of a text without encoding it."""
         self._renderer = renderer
         self._lanes = lanes
         self._segments = segments
@@ -104,10 +108,14 @@ class PromptEncoder:
         most_tokens = INLINE_ECHOED_TOKENS if request.echo else INLINE_TOKENS
         return num_characters <= INLINE_CHARACTERS and num_tokens <= most_tokens
 
+    def inline(self, *, is_short: bool = False) -> Inline:
+        """The loop itself, for a request of which all that is encoded is short (`is_short`: all of it)."""
+        return Inline(self._vocabulary.encoder, is_short=is_short)
+
     def place(self, tenant: str, *texts: str) -> Place:
         """Where texts are encoded together; to be left. Raises Crowded."""
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return Inline()
+            return self.inline()
         return self._lanes.enter(tenant, sum(map(_size, texts)))
 
     def place_of(self, asked: Asked, prompts: Iterable[Prompt], words: Sequence[str]) -> Place:
@@ -125,7 +133,7 @@ class PromptEncoder:
         match prompt:
             case TokenPrompt() if len(prompt.token_ids) >= longest:
                 return too_long(asked.prompt_param, len(prompt.token_ids), longest)
-            case TextPrompt() if (told := self._vocabulary.told_by_length(prompt.text, most=longest - 1)) is not None:
+            case TextPrompt() if (told := self._lengths.told_by_length(prompt.text, most=longest - 1)) is not None:
                 return _too_many(asked.prompt_param, told, longest)
             case _:
                 return None
@@ -133,7 +141,7 @@ class PromptEncoder:
     async def encode(self, prompt: Prompt, asked: Asked, place: Place, longest: int) -> EncodedPrompt | RequestError:
         """Encode one prompt in `place`; a chat finds its own. `longest`: tokens of the context.
 
-        Raises TemplateError, LibraryPanic and Crowded.
+        Raises TemplateError, LibraryPanic, CannotStart and Crowded.
         """
         if (error := self.misfit(prompt, asked, longest)) is not None:
             return error
@@ -142,7 +150,10 @@ class PromptEncoder:
                 echo = await place.run(self._read_back, prompt, asked) if asked.echo and prompt.token_ids else None
                 return EncodedPrompt(list(prompt.token_ids), echo=echo)
             case TextPrompt():
-                encoded = await place.run(self._encode_text, prompt.text, longest - 1, asked.echo)
+                text, with_echo = prompt.text, asked.echo
+                encoded = await place.encode(
+                    lambda encoder: encoder.encode_text(text, most=longest - 1, with_echo=with_echo)
+                )
                 if isinstance(encoded, TooMany):
                     return _too_many(asked.prompt_param, encoded, longest)
                 return EncodedPrompt(encoded.token_ids, echo=encoded.echo)
@@ -166,9 +177,6 @@ class PromptEncoder:
             return counted.num_tokens if counted.is_exact else _too_many(asked.prompt_param, counted, longest)
         return counted if isinstance(counted, int) else len(counted.token_ids)
 
-    def _encode_text(self, text: str, most: int, with_echo: bool) -> EncodedText | TooMany:
-        return self._vocabulary.encode_text(text, most=most, with_echo=with_echo)
-
     def _read_back(self, prompt: TokenPrompt, asked: Asked) -> PromptText:
         return self._vocabulary.read_back(prompt.token_ids, skip_special_tokens=asked.skip_special_tokens)
 
@@ -187,33 +195,33 @@ class PromptEncoder:
         return _too_many(asked.prompt_param, encoded, longest)
 
     async def _render_and_encode(self, chat: ChatPrompt, asked: Asked, longest: int) -> EncodedChat | TooMany:
-        vocabulary, most = self._vocabulary, longest - 1
-        limit = vocabulary.longest_chat(most=most)
+        lengths, most = self._lengths, longest - 1
+        limit = lengths.longest_chat(most=most)
         try:
             most_characters = MAX_CHARACTERS if limit is None else min(MAX_CHARACTERS, limit - 1)
             rendered = await self._renderer.render(chat, asked.tenant, most_characters)
         except TooMuchText as error:
             if limit is None or error.num_characters < limit:
                 raise TemplateError(f"the chat template writes more than {MAX_CHARACTERS} characters") from error
-            return TooMany(vocabulary.bound.tokens_of_length(error.num_characters), is_exact=False)
-        if (told := vocabulary.told_by_length(rendered.text, most=most)) is not None:
+            return TooMany(lengths.bound.tokens_of_length(error.num_characters), is_exact=False)
+        if (told := lengths.told_by_length(rendered.text, most=most)) is not None:
             return told
         marks = chat.marks
         del chat
         place = self.place(asked.tenant, rendered.text)
         try:
-            cache = None if asked.owner is None else self._segments
-            return await place.run(lambda: vocabulary.encode_chat(rendered, marks, cache, asked.owner or "", most=most))
+            cache, owner = None if asked.owner is None else self._segments, asked.owner or ""
+            return await place.encode(lambda encoder: encoder.encode_chat(rendered, marks, cache, owner, most=most))
         finally:
             place.leave()
 
     async def _count(self, text: str, asked: Asked, most: int) -> int | TooMany:
         """How many tokens a text has."""
-        if (told := self._vocabulary.told_by_length(text, most=most)) is not None:
+        if (told := self._lengths.told_by_length(text, most=most)) is not None:
             return told
         place = self.place(asked.tenant, text)
         try:
-            return await place.run(lambda: self._vocabulary.count(text, most=most))
+            return await place.encode(lambda encoder: encoder.count(text, most=most))
         finally:
             place.leave()
 
@@ -235,7 +243,7 @@ def failure_of(error: Exception, prompt_param: str) -> RequestError | None:
         case LibraryPanic():
             message = f"the tokenizer of this model gives up on {prompt_param}"
             return RequestError(ErrorKind.INVALID, message, prompt_param)
-        case Crowded():
+        case Crowded() | CannotStart():
             return BUSY
         case _:
             return None

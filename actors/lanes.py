@@ -1,7 +1,8 @@
 """Threads for texts: some for short requests, some for long ones, each with a queue that is fair among tenants.
 
 Used by the tokenizer. A request waits for its turn in one lane and keeps it from text to text, unless another tenant
-waits. A thread cannot be stopped: a turn ends when its thread does, also where nobody wants the result any more.
+waits. Where the server runs, a thread for long ones has a process encode (`encode_processes.py`), which is killed when
+nobody wants the result any more.
 
 What must always hold: a short request never waits for a long one; no tenant holds more than half of the threads for
 long ones; what waits is bounded.
@@ -16,6 +17,8 @@ from typing import TypeVar, TypeVarTuple
 import trio
 
 from quipu.actors.core.turns import FairQueue
+from quipu.actors.encode_processes import SPARE_S, EncodeProcesses, Loan
+from quipu.actors.text_encoder import TextEncoder
 
 SHORT_BYTES = 64 << 10
 """A request whose texts are shorter than that together has threads of its own."""
@@ -29,8 +32,18 @@ Ts = TypeVarTuple("Ts")
 class Lane:
     """A few threads, and who waits for them."""
 
-    def __init__(self, num_threads: int, most_of_one: int, max_waiting: int, max_waiting_bytes: int) -> None:
-        """`most_of_one`: threads that one tenant may hold."""
+    def __init__(
+        self,
+        num_threads: int,
+        most_of_one: int,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        encoder: TextEncoder,
+        processes: EncodeProcesses | None = None,
+    ) -> None:
+        """`most_of_one`: threads that one tenant may hold. Without `processes`, `encoder` encodes in the threads."""
+        self.encoder = encoder
+        self.processes = processes
         self._num_free = num_threads
         self.most_of_one = most_of_one
         self.queue: FairQueue[Turn] = FairQueue(max_waiting, max_waiting_bytes)
@@ -74,6 +87,24 @@ class Turn:
         await self._granted.wait()
         return await trio.to_thread.run_sync(call, *args, limiter=self._lane.threads)
 
+    async def encode(self, call: Callable[[TextEncoder], T]) -> T:
+        """Run `call` in a thread, with an encoder. Where that has a process, both end when this is cancelled.
+
+        Raises CannotStart, and what `call` does.
+        """
+        processes = self._lane.processes
+        if processes is None:
+            return await self.run(call, self._lane.encoder)
+        await self._granted.wait()
+        loan = Loan()
+        try:
+            return await trio.to_thread.run_sync(
+                processes.run, call, loan, limiter=self._lane.threads, abandon_on_cancel=True
+            )
+        except trio.Cancelled:
+            loan.stop()
+            raise
+
     async def pause(self) -> None:
         """Between two texts: let others go first, where they wait. A checkpoint."""
         if self._granted.is_set() and self._lane.others_wait(self._tenant):
@@ -97,12 +128,16 @@ class Turn:
 class Inline:
     """For texts that are so short that a thread costs more than the work."""
 
-    def __init__(self, *, is_short: bool = False) -> None:
+    def __init__(self, encoder: TextEncoder, *, is_short: bool = False) -> None:
         """`is_short`: the whole request is, and needs no pause."""
+        self._encoder = encoder
         self._is_short = is_short
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
+
+    async def encode(self, call: Callable[[TextEncoder], T]) -> T:
+        return call(self._encoder)
 
     async def pause(self) -> None:
         if not self._is_short:
@@ -118,12 +153,34 @@ Place = Turn | Inline
 class Lanes:
     """The two lanes of one tokenizer."""
 
-    def __init__(self, max_waiting: int, max_waiting_bytes: int) -> None:
-        """Of each lane: requests that may wait in it, and bytes of their texts."""
+    def __init__(
+        self,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        encoder: TextEncoder,
+        processes: EncodeProcesses | None = None,
+    ) -> None:
+        """`max_waiting`, `max_waiting_bytes`: requests that may wait in each lane, and bytes of their texts.
+
+        `encoder` encodes in this process; with `processes`, long texts are encoded there.
+        """
         num_cpus = len(os.sched_getaffinity(0))
         num_threads = min(MOST_THREADS, max(2, num_cpus))
-        self.short = Lane(num_threads, num_threads, max_waiting, max_waiting_bytes)
-        self.long = Lane(num_threads, num_threads // 2, max_waiting, max_waiting_bytes)
+        self._processes = processes
+        self.short = Lane(num_threads, num_threads, max_waiting, max_waiting_bytes, encoder)
+        self.long = Lane(num_threads, num_threads // 2, max_waiting, max_waiting_bytes, encoder, processes)
+
+    async def run(self) -> None:
+        """Keep processes until cancelled."""
+        if self._processes is None:
+            return
+        try:
+            await trio.to_thread.run_sync(self._processes.warm_up, abandon_on_cancel=True)
+            while True:
+                await trio.sleep(SPARE_S)
+                await trio.to_thread.run_sync(self._processes.dismiss_spare)
+        finally:
+            self._processes.close()
 
     def enter(self, tenant: str, num_bytes: int) -> Turn:
         """Take a place for texts of so many bytes together. Raises Crowded."""

@@ -16,9 +16,9 @@ turned off: each call runs in the thread that makes it.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -49,26 +49,51 @@ def catching_panics() -> Iterator[None]:
 class Library:
     """One tokenizer, read-only once it is loaded. Its methods may be called from several threads at once."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, source: bytes = b"") -> None:
         self.tokenizer = tokenizer
         """For what is asked of it once, at load."""
+        self.source = source
+        """The `tokenizer.json` that it was made of, for processes that need another: the file may change."""
 
     @classmethod
-    def load(cls, path: Path) -> Library:
-        """Read a `tokenizer.json`. Raises Exception, as the library does."""
+    def load(cls, source: bytes) -> Library:
+        """Take a `tokenizer.json`. Raises Exception, as the library does."""
         with catching_panics():
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            tokenizer = tokenizers.Tokenizer.from_buffer(source)
             tokenizer.no_padding()
             tokenizer.no_truncation()
-            return cls(tokenizer)
+            return cls(tokenizer, source)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
-        """Encode without offsets. Raises LibraryPanic."""
-        return self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens)
+    # ------------------------------------------------------------ to ids, as `text_encoder.EncodingBackend`
 
-    def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
-        """Encode, with the places of tokens in `text`: twice the time and memory. Raises LibraryPanic."""
-        return self._encode(self.tokenizer.encode_batch, text, add_special_tokens)
+    def encode(self, text: str, *, most: int, add_special_tokens: bool = True) -> array[int] | int:
+        encoding = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens)
+        return len(encoding) if len(encoding) > most else array("I", encoding.ids)
+
+    def encode_with_starts(self, text: str, *, most: int) -> tuple[array[int], array[int]] | int:
+        encoding = self._encode(self.tokenizer.encode_batch, text, add_special_tokens=True)
+        if len(encoding) > most:
+            return len(encoding)
+        starts, before = array("I"), 0
+        for token in range(len(encoding)):
+            # what the tokenizer has added lies nowhere, and some say that a token begins after its own space
+            start, end = encoding.token_to_chars(token) or (0, 0)
+            starts.append(min(start, before) if start < end else before)
+            before = max(before, end)
+        return array("I", encoding.ids), starts
+
+    def num_tokens_before(self, text: str, end: int) -> int:
+        encoding = self._encode(self.tokenizer.encode_batch, text, add_special_tokens=False)
+        for char in range(end, len(text)):
+            token = encoding.char_to_token(char)
+            if token is not None:  # characters that belong to no token are skipped
+                return int(token)
+        return len(encoding) if end else 0
+
+    def list_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a short text. Raises LibraryPanic."""
+        ids: list[int] = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens).ids
+        return ids
 
     def _encode(self, encode_batch: Any, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         with catching_panics():

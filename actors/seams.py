@@ -84,9 +84,8 @@ def _agrees(library: Library, seams: Seams, text: str) -> bool:
     ends = [*starts[1:], len(text)]
     parts: list[int] = []
     for start, end in zip(starts, ends, strict=True):
-        parts += library.encode(text[start:end], add_special_tokens=False).ids
-    whole: list[int] = library.encode(text, add_special_tokens=False).ids
-    return parts == whole
+        parts += library.list_ids(text[start:end], add_special_tokens=False)
+    return parts == library.list_ids(text, add_special_tokens=False)
 
 
 def _trials(tokens: Iterable[str]) -> Iterator[str]:

@@ -24,6 +24,7 @@ import structlog
 import trio
 
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone
+from quipu.actors.child import OWN_GROUP
 from quipu.actors.config import EngineConfig, HouseConfig
 from quipu.actors.front import Health, State, describe_pool
 from quipu.actors.messages import EngineDied, EngineReady, EngineRefused, StepReport
@@ -149,13 +150,12 @@ class ProcessHost:
             *(str(theirs.fileno()), str(link.incarnation), msgspec.json.encode(self._config).decode()),
         ]
         async with stream:
-            # a session of its own: Ctrl-C at the terminal is for the web process, which stops its engine itself
             process = await trio.lowlevel.open_process(
                 command,
                 pass_fds=(theirs.fileno(),),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=OWN_GROUP,
             )
             theirs.close()
             self.process = process

@@ -28,8 +28,9 @@ from quipu.actors.core.prompt_scores import prompt_scoring, too_many_scores
 from quipu.actors.core.room import output_room
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.core.turns import Crowded
+from quipu.actors.encode_processes import EncodeProcesses
 from quipu.actors.encoding import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
-from quipu.actors.lanes import Inline, Lanes, Place
+from quipu.actors.lanes import Lanes, Place
 from quipu.actors.library import catching_panics
 from quipu.actors.messages import (
     Counted,
@@ -76,16 +77,19 @@ class TokenizerActor:
         registry: Registry,
         accountant: Poster[Prompted | Refused],
         renderer: Renderer,
+        processes: EncodeProcesses | None = None,
     ) -> None:
+        """`processes` encode long texts; without them threads do."""
         self._config = config
         self._registry = registry
         self._accountant = accountant
-        lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes)
-        self._encoder = PromptEncoder(vocabulary, renderer, lanes, SegmentCache(config.token_cache_bytes))
+        self._lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, vocabulary.encoder, processes)
+        self._encoder = PromptEncoder(vocabulary, renderer, self._lanes, SegmentCache(config.token_cache_bytes))
 
     async def run(self, inbox: Receiver[TokenizerMessage]) -> None:
         """Encode until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._lanes.run)
             while True:
                 messages = deque(await inbox.receive_all())
                 while messages:
@@ -143,7 +147,7 @@ class TokenizerActor:
         if (error := self._misfit(job)) is not None:
             return error
         if is_short:
-            return Inline(is_short=True)
+            return self._encoder.inline(is_short=True)
         try:
             return self._encoder.place_of(job.asked, job.prompts, job.request.bad_words)
         except Crowded:

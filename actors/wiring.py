@@ -37,6 +37,7 @@ from quipu.actors.chat_pool import ChatPool
 from quipu.actors.config import HouseConfig
 from quipu.actors.daybook import AccountantMessage, Daybook
 from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
+from quipu.actors.encode_processes import EncodeProcesses
 from quipu.actors.front import ServingInfo
 from quipu.actors.journal import Journal, NoJournal
 from quipu.actors.metrics import Metrics
@@ -71,11 +72,13 @@ async def open_house(
     journal: Journal | None = None,
     hire_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = ChatPool,
+    encode_apart: bool = False,
 ) -> AsyncIterator[House]:
     """Run the web side's actors and `host`'s engines until the block is left.
 
-    Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant. Raises
-    CheckpointError for a tokenizer or a chat template that cannot be used, the latter from within exception groups.
+    Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant. `encode_apart`: long
+    texts are encoded in processes of their own, else in threads. Raises CheckpointError for a tokenizer or a chat
+    template that cannot be used, the latter from within exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
@@ -98,7 +101,8 @@ async def open_house(
         max_open_requests=config.max_open_requests,
     )
     renderer = make_renderer(vocabulary.template, config.chat_template_timeout_s)
-    tokenizer = TokenizerActor(config, vocabulary, registry, accounts, renderer)
+    processes = EncodeProcesses(vocabulary.encoder, vocabulary.library.source) if encode_apart else None
+    tokenizer = TokenizerActor(config, vocabulary, registry, accounts, renderer, processes)
     detokenizer = Detokenizer(vocabulary, accounts, registry.abort)
     daybook = Daybook()
 
@@ -140,7 +144,7 @@ def split(config: HouseConfig, info: ServingInfo, journal: Journal | None = None
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     if config.engine.num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # where nobody says it, the backend does
-    return open_house(config, info, ProcessHost(config.engine, environment), journal=journal)
+    return open_house(config, info, ProcessHost(config.engine, environment), journal=journal, encode_apart=True)
 
 
 __all__ = ["AccountantMessage", "House", "open_house", "single_loop", "split"]

@@ -21,7 +21,8 @@ from quipu.actors.chat_template import ChatTemplate
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.messages import ChatPrompt
-from quipu.actors.vocabulary import TooMany, Vocabulary
+from quipu.actors.text_encoder import TooMany
+from quipu.actors.vocabulary import Vocabulary
 from quipu.web.bench.prompts import WORDS
 
 CHATS = ((2, 100), (8, 150), (40, 150), (40, 600))
@@ -50,7 +51,7 @@ def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: 
         return vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode(cache: SegmentCache) -> list[int]:
-        encoded = vocabulary.encode_chat(template.render(after), (), cache, "bench")
+        encoded = vocabulary.encoder.encode_chat(template.render(after), (), cache, "bench")
         if isinstance(encoded, TooMany):
             raise ValueError("a chat without a limit is too long")
         return encoded.token_ids
@@ -59,7 +60,7 @@ def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: 
     ids: dict[str, list[int]] = {}
     for _ in range(rounds):
         seen = SegmentCache(CACHE_BYTES)
-        vocabulary.encode_chat(template.render(before), (), seen, "bench")
+        vocabulary.encoder.encode_chat(template.render(before), (), seen, "bench")
         ways: dict[str, Callable[[], list[int]]] = {
             "whole": whole,
             "first": lambda: encode(SegmentCache(CACHE_BYTES)),

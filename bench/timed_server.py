@@ -21,7 +21,7 @@ from bench.spans import FOLDER, watch
 from quipu.actors import tokenizer
 from quipu.actors.detokenizer import Detokenizer
 from quipu.actors.supervisor import ProcessHost
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.text_encoder import TextEncoder
 from quipu.web import answer, cli
 from quipu.web.openai import serve
 from quipu.web.sse import Sink
@@ -68,8 +68,8 @@ def main() -> int:
     ProcessHost.MODULE = "bench.timed_engine"
     watch(answer, "parse_object", "parse")
     watch(serve, "_read", "parse")
-    watch(Vocabulary, "encode_chat", "tokenise")
-    watch(Vocabulary, "encode_text", "tokenise")
+    watch(TextEncoder, "encode_chat", "tokenise")
+    watch(TextEncoder, "encode_text", "tokenise")
     watch(tokenizer, "chain_keys", "hash")
     watch(Detokenizer, "_decode", "detokenise")
     watch(Sink, "push", "write")

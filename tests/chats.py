@@ -6,7 +6,8 @@ from quipu.actors.chat_template import ChatTemplate, RenderedChat, TemplateError
 from quipu.actors.core.segments import SegmentCache
 from quipu.actors.messages import ChatPrompt
 from quipu.actors.rendering import NO_TEMPLATE
-from quipu.actors.vocabulary import EncodedChat, Vocabulary
+from quipu.actors.text_encoder import EncodedChat
+from quipu.actors.vocabulary import Vocabulary
 
 
 def render_chat(vocabulary: Vocabulary, chat: ChatPrompt) -> RenderedChat:
@@ -18,6 +19,6 @@ def render_chat(vocabulary: Vocabulary, chat: ChatPrompt) -> RenderedChat:
 def encode_chat(
     vocabulary: Vocabulary, chat: ChatPrompt, cache: SegmentCache | None = None, owner: str = ""
 ) -> EncodedChat:
-    encoded = vocabulary.encode_chat(render_chat(vocabulary, chat), chat.marks, cache, owner)
+    encoded = vocabulary.encoder.encode_chat(render_chat(vocabulary, chat), chat.marks, cache, owner)
     assert isinstance(encoded, EncodedChat)
     return encoded

@@ -43,6 +43,10 @@ VALUE_BYTES = 48
 """What any other value takes, a long text's characters left out."""
 
 _SCAN_BYTES = 1 << 18
+_MODEST_BYTES = 1 << 20
+_modest_scans, _large_scans = trio.CapacityLimiter(1), trio.CapacityLimiter(1)
+"""One body at a time, and one of those beyond `_MODEST_BYTES`: each thread that wants the interpreter lock makes the
+loop wait for it whenever it has let go of it, and with 16 of them for 10 ms a round."""
 _QUOTE, _COMMA, _BACKSLASH = b'",\\'
 _OPENING, _CLOSING = b"{}"
 _CASE = 0x20
@@ -92,10 +96,11 @@ async def parse_json(
             return orjson.loads(data)
         except orjson.JSONDecodeError as error:
             raise InvalidJson(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
-    structure = await trio.to_thread.run_sync(find_structure, data, max_values)
+    limiter = _modest_scans if len(data) <= _MODEST_BYTES else _large_scans
+    structure = await trio.to_thread.run_sync(find_structure, data, max_values, limiter=limiter)
     if expect is not None:
         expect(structure.num_bytes)
-    return await _Pieces(data, structure).whole()
+    return await _Pieces(data, structure, limiter).whole()
 
 
 # ---------------------------------------------------------------- finding
@@ -176,7 +181,8 @@ class _Span:
 class _Pieces:
     """One large body."""
 
-    def __init__(self, data: bytes | bytearray, structure: Structure) -> None:
+    def __init__(self, data: bytes | bytearray, structure: Structure, limiter: trio.CapacityLimiter) -> None:
+        self._limiter = limiter
         self._data = data
         self._view = memoryview(data)
         self._at = structure
@@ -199,7 +205,7 @@ class _Pieces:
                 return await self._parse(start, span.end)
 
     async def _container(self, span: _Span, depth: int) -> Any:
-        groups = await trio.to_thread.run_sync(self._groups, span)
+        groups = await trio.to_thread.run_sync(self._groups, span, limiter=self._limiter)
         is_list = self._data[span.start : span.start + 1] == b"["
         values: list[Any] = []
         members: dict[str, Any] = {}

@@ -1,11 +1,13 @@
 """One client that asks for a lot: sends whole requests, reads whole answers, and says with which statuses they ended.
 
-Runs in a process of its own, so that what it does cannot be taken for the server's.
+Runs in a process of its own that steps back behind the server and those who watch it: elsewhere it would be another
+machine, and what it takes of this one's processors must not be taken for the server's.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import select
 import socket
 import time
@@ -14,6 +16,7 @@ from multiprocessing.connection import Connection
 
 import attrs
 
+NICENESS = 10
 PATIENCE_S = 90.0
 """What has not been answered by then ends as status 0."""
 
@@ -56,6 +59,7 @@ class _Open:
 
 
 def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: Connection) -> None:
+    os.nice(NICENESS)
     statuses = [0] * len(requests)
     waiting = list(enumerate(requests))[::-1]
     poll, open_by_fd = select.epoll(), {}

@@ -47,12 +47,12 @@ class Gate:
         self.encoded: list[str] = []
         encode = Library.encode
 
-        def encode_behind(library: Library, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        def encode_behind(library: Library, text: str, **limits: Any) -> object:
             self.encoded.append(text[:20])
             if len(text) >= SHORT_BYTES // 2:
                 self.num_inside += 1
                 assert self.opened.wait(PATIENCE_S)
-            return encode(library, text, add_special_tokens=add_special_tokens)
+            return encode(library, text, **limits)
 
         monkeypatch.setattr(Library, "encode", encode_behind)
 
@@ -239,9 +239,9 @@ async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.Mo
     served: list[str] = []
     encode = Library.encode
 
-    def watched(library: Library, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
+    def watched(library: Library, text: str, **limits: Any) -> object:
         served.append(text[:5])
-        return encode(library, text, add_special_tokens=add_special_tokens)
+        return encode(library, text, **limits)
 
     monkeypatch.setattr(Library, "encode", watched)
     texts = [TextPrompt("many " + "a cord " * 100) for _ in range(512)]

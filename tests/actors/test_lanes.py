@@ -11,9 +11,12 @@ import pytest
 import trio
 import trio.testing
 
+from quipu.actors.checkpoint import DEMO
 from quipu.actors.core.turns import Crowded
 from quipu.actors.lanes import SHORT_BYTES, Lane, Lanes, Turn
+from quipu.actors.vocabulary import Vocabulary
 
+ENCODER = Vocabulary(DEMO).encoder
 PATIENCE_S = 20.0
 
 
@@ -55,7 +58,7 @@ async def begun(gate: Gate, count: int) -> list[str]:
 
 async def test_short_requests_do_not_wait_for_long_ones() -> None:
     """However many long texts wait, a short one is served, of the same tenant too."""
-    lanes = Lanes(100, 1 << 30)
+    lanes = Lanes(100, 1 << 30, ENCODER)
     async with gate() as long, trio.open_nursery() as nursery:
         for at in range(20):
             nursery.start_soon(work, lanes.enter("a", SHORT_BYTES), long, f"long{at}")
@@ -69,7 +72,7 @@ async def test_short_requests_do_not_wait_for_long_ones() -> None:
 
 async def test_no_tenant_holds_more_than_half() -> None:
     """Of the threads for long texts: another tenant's is served beside them, at once."""
-    lane = Lane(4, 2, 100, 1 << 30)
+    lane = Lane(4, 2, 100, 1 << 30, ENCODER)
     async with gate() as it, trio.open_nursery() as nursery:
         for at in range(5):
             nursery.start_soon(work, lane.enter("a", 1), it, f"a{at}")
@@ -82,7 +85,7 @@ async def test_no_tenant_holds_more_than_half() -> None:
 
 async def test_turns_change_between_texts() -> None:
     """A request of many texts lets another tenant's go before its next one, and goes on before its own tenant's."""
-    lane = Lane(1, 1, 100, 1 << 30)
+    lane = Lane(1, 1, 100, 1 << 30, ENCODER)
     served: list[str] = []
 
     async def serve(turn: Turn, name: str, num_texts: int) -> None:
@@ -101,7 +104,7 @@ async def test_turns_change_between_texts() -> None:
 
 async def test_who_leaves_is_not_served() -> None:
     """A request that was cancelled while it waited never runs; one that runs holds its thread until that ends."""
-    lane = Lane(1, 1, 100, 1 << 30)
+    lane = Lane(1, 1, 100, 1 << 30, ENCODER)
     async with gate() as it, trio.open_nursery() as nursery:
         scopes = [trio.CancelScope() for _ in range(3)]
 
@@ -123,7 +126,7 @@ async def test_who_leaves_is_not_served() -> None:
 
 async def test_a_lane_that_is_full() -> None:
     """What waits is bounded, of each lane by itself."""
-    lanes = Lanes(4, 1 << 30)
+    lanes = Lanes(4, 1 << 30, ENCODER)
     turns = [lanes.enter("a", SHORT_BYTES) for _ in range(lanes.long.most_of_one + 2)]
     with pytest.raises(Crowded):
         lanes.enter("a", SHORT_BYTES)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import attrs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -134,7 +135,7 @@ def test_only_the_new_turn_is_tokenised() -> None:
     first = ({"role": "user", "content": words},)
     second = (*first, {"role": "assistant", "content": words[::-1]}, {"role": "user", "content": "Why?"})
     counting = CountingTokenizer(vocabulary.tokenizer)
-    vocabulary.library = Library(counting)
+    vocabulary.encoder = attrs.evolve(vocabulary.encoder, backend=Library(counting))
     encode_chat(vocabulary, ChatPrompt(first), kept, "one")
     assert counting.num_characters > len(words)
     counting.num_characters = 0

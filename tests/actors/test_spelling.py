@@ -11,13 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quipu.actors.checkpoint import DEMO
-from quipu.actors.vocabulary import EncodedText, Vocabulary
+from quipu.actors.text_encoder import EncodedText
+from quipu.actors.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(DEMO)
 
 
 def encode_for_echo(vocabulary: Vocabulary, text: str) -> EncodedText:
-    encoded = vocabulary.encode_text(text, most=1000, with_echo=True)
+    encoded = vocabulary.encoder.encode_text(text, most=1000, with_echo=True)
     assert isinstance(encoded, EncodedText)
     return encoded
 

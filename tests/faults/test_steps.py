@@ -121,16 +121,16 @@ async def test_tokenizer_trouble_is_one_request_s(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
-    from quipu.actors.vocabulary import Vocabulary
+    from quipu.actors.text_encoder import TextEncoder
 
-    encode = Vocabulary.encode_text
+    encode = TextEncoder.encode_text
 
-    def raise_for_marker(self: Vocabulary, text: str, **limits: Any) -> object:
+    def raise_for_marker(self: TextEncoder, text: str, **limits: Any) -> object:
         if "marker" in text:
             raise RuntimeError("text that must not be quoted")
         return encode(self, text, **limits)
 
-    monkeypatch.setattr(Vocabulary, "encode_text", raise_for_marker)
+    monkeypatch.setattr(TextEncoder, "encode_text", raise_for_marker)
     async with small_house() as client:
         bad = await client.ask(TextPrompt("the marker"))
         good = await client.ask(TextPrompt("something else"))

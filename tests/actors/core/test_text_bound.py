@@ -171,7 +171,7 @@ def texts(draw: st.DrawFn) -> str:
 @example("replaces much", "a" * 400, 2)
 def test_what_is_refused_is_refused_by_counting(kind: str, text: str, enough: int) -> None:
     """Of every kind of tokenizer, by length and by bytes, as one text and in slices."""
-    bound, counted = bound_of(kind), len(library_of(kind).encode(text))
+    bound, counted = bound_of(kind), len(library_of(kind).list_ids(text))
     for told in (bound.told_by_length(text, enough), bound.num_tokens(text, enough)):
         assert told == 0 or enough <= told <= counted
     most = bound.most_characters(enough)
@@ -185,7 +185,7 @@ def test_what_is_refused_is_refused_by_counting(kind: str, text: str, enough: in
 @example("single bytes, NFKC", "\u1fbe\u0308\u0301" * 100, 2)
 def test_slices_tell_no_more(kind: str, text: str, length: int) -> None:
     """A text cut anywhere, through characters that belong together too, is not told to be longer than it is."""
-    bound, counted = bound_of(kind), len(library_of(kind).encode(text))
+    bound, counted = bound_of(kind), len(library_of(kind).list_ids(text))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_bound, "SLICE_CHARACTERS", length)
         assert bound.num_tokens(text, 1) <= counted
@@ -237,4 +237,4 @@ def test_training_corpus_is_counted() -> None:
     bound = find_bound(json.loads(tokenizer.to_str()), library.normalize)
     assert bound.longest_token_bytes >= 4
     for text in ("🦙" * 1000, "A quipu " * 200):
-        assert 0 < bound.num_tokens(text, 1) <= len(library.encode(text))
+        assert 0 < bound.num_tokens(text, 1) <= len(library.list_ids(text))
