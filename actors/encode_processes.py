@@ -143,7 +143,7 @@ class EncodeProcesses:
                 idle = self._idle.pop() if self._idle else None
             if idle is None:
                 return self._start()
-            if idle.process.is_alive:
+            if idle.process.is_usable:
                 return idle.process
             self._end(idle.process)
 
@@ -171,7 +171,7 @@ class EncodeProcesses:
 
     def _put_back(self, process: EncodeProcess) -> None:
         with self._lock:
-            is_wanted = not self._is_closed and process.is_alive and process.growth_bytes <= MAX_GROWTH_BYTES
+            is_wanted = not self._is_closed and process.is_usable and process.growth_bytes <= MAX_GROWTH_BYTES
             if is_wanted:
                 self._idle.append(_Idle(process, time.monotonic()))
         if not is_wanted:
@@ -201,6 +201,7 @@ class EncodeProcess:
             raise
         finally:
             theirs.close()
+        self._is_broken = False
         self._base_bytes = 0
         self.growth_bytes = 0
         """Memory that it holds, beyond what it held after its start."""
@@ -210,8 +211,9 @@ class EncodeProcess:
         return self._process.pid
 
     @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def is_usable(self) -> bool:
+        """It lives, and the last exchange was whole."""
+        return not self._is_broken and self._process.poll() is None
 
     def kill(self) -> None:
         """Does not block."""
@@ -256,6 +258,7 @@ class EncodeProcess:
             self._link.sendall(PIECE_LENGTH.pack(0))
             return self._receive_head()
         except OSError as error:
+            self._is_broken = True  # its end of the link closes a moment before it can be waited for
             raise LibraryPanic("the process that encodes has ended") from error
 
     def _receive_head(self) -> tuple[Kind, int]:
@@ -273,6 +276,7 @@ class EncodeProcess:
             for start in range(0, num_bytes, PIECE_BYTES):
                 ids.frombytes(self._receive(min(PIECE_BYTES, num_bytes - start)))
         except OSError as error:
+            self._is_broken = True
             raise LibraryPanic("the process that encodes has ended") from error
         return ids
 

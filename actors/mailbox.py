@@ -40,12 +40,16 @@ class Mailbox:
             if self._task is not None:
                 task, self._task = self._task, None
                 trio.lowlevel.reschedule(task)
-        if closed is not None and self._on_closed is not None:
-            self._on_closed(closed)
+        if closed is not None:
+            if self._on_closed is not None:
+                self._on_closed(closed)
+            # nothing follows: who reads is let go of, which would otherwise be a cycle for the collector
+            self._consume = self._on_closed = None
 
     def attach(self, consume: Callable[[list[OutletEvent]], None]) -> None:
         """From now on hand events to `consume` at once, beginning with those that wait. It must not raise or block."""
-        self._consume = consume
+        if self.closed is None:
+            self._consume = consume
         if self._items:
             items, self._items = self._items, []
             consume(items)

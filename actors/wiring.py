@@ -61,6 +61,8 @@ class House:
     daybook: Daybook
     detokenizer: Detokenizer
     host: EngineHost
+    encode_processes: EncodeProcesses | None
+    """None: long texts are encoded in threads."""
 
 
 @asynccontextmanager
@@ -126,7 +128,7 @@ async def open_house(
         nursery.start_soon(detokenizer.run, texts)
         nursery.start_soon(accountants)
         nursery.start_soon(supervisor.run)
-        yield House(registry, metrics, daybook, detokenizer, host)
+        yield House(registry, metrics, daybook, detokenizer, host, processes)
         nursery.cancel_scope.cancel()
 
 

@@ -178,6 +178,7 @@ async def small_house(
     journal: Journal | None = None,
     hire_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = InlineRenderer,
+    encode_apart: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Client]:
     """A house on the fake executor, in this loop. `dials` belong to every engine that it starts.
@@ -202,6 +203,7 @@ async def small_house(
         journal=journal,
         hire_accountant=hire_accountant,
         make_renderer=make_renderer,
+        encode_apart=encode_apart,
     ) as house:
         while not house.desk.health().is_ready:
             await trio.lowlevel.checkpoint()

@@ -27,7 +27,7 @@ from quipu.web import sse
 from quipu.web import tracing as traces
 from quipu.web.bodies import BodyShare, take_body
 from quipu.web.caller import caller_of
-from quipu.web.errors import error_of, unavailable
+from quipu.web.errors import raise_error_of, unavailable
 from quipu.web.fields import parse_object
 from quipu.web.generation import GenerationRequest, check_priority
 from quipu.web.json_body import MAX_CHAT_VALUES
@@ -99,7 +99,7 @@ async def answer(
     mailbox = visit.mailbox = ticket.mailbox
     mailbox.when_closed(partial(visit.account_closed, traced(visit, reply)))
     if options.request_timeout_s is not None:
-        visit.scope.nursery.start_soon(_expire, ticket, options.request_timeout_s)
+        visit.scope.start_soon(_expire, ticket, options.request_timeout_s)
     await ticket.start()
     if reply.stream:
         return await _answer_streamed(reply, mailbox, visit, options)
@@ -154,9 +154,7 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Respons
     transcript = Transcript(visit.tally)
     mailbox.attach(transcript.consume)
     closed = await transcript.wait_closed()
-    error = error_of(closed)
-    if error is not None:
-        raise error
+    raise_error_of(closed)
     return await whole_response(reply.pieces(transcript, closed.record))
 
 
@@ -191,9 +189,7 @@ async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options
     # Until something has come, the request may still be refused with a status of its own.
     first = await mailbox.peek()
     if isinstance(first, Closed):
-        error = error_of(first)
-        if error is not None:
-            raise error
+        raise_error_of(first)
     sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut, shelf_of_run(options.all_sinks_limit_bytes))
     visit.scope.on_close(sink.close)
     writer = reply.writer(sink, visit.tally, visit.log)

@@ -128,6 +128,12 @@ class Connection:
             # Stock lets it pass into the nursery of the server, and that ends every connection.
             await self.config.log.exception("A connection failed")
 
+    def forget(self) -> None:
+        """Let go of what knows this connection, once `run` has ended: in cycles it would be left to the collector, and
+        to free a thousand connections takes that 70 ms in one go."""
+        self._protocol = None
+        self.state.clear()
+
     def drain(self) -> None:
         """Take no further request. (What is being answered ends first; `terminated` of the context sees to that.)"""
         if self._is_idle or self._is_lingering:

@@ -134,6 +134,16 @@ def error_of(closed: Closed) -> APIError | None:
     return None
 
 
+def raise_error_of(closed: Closed) -> None:
+    """Raise what a client is told about a closed request; nothing where it was served."""
+    error = error_of(closed)
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # it knows this frame, and so all that the request holds: a cycle for the collector
+
+
 def frames_of(error: BaseException) -> list[str]:
     """Where an exception came from, without its message or source lines: those may quote what a client sent."""
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]

@@ -10,6 +10,7 @@ request there is no checkpoint, so no cancellation can fall between them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -39,6 +40,7 @@ if version("hypercorn") != HYPERCORN_VERSION:
     )
 
 
+_HEAD_END = re.compile(rb"\n\r?\n")
 URGENT_PATHS = frozenset({b"/health", b"/ready"})
 """Begun at once: a probe is no part of the crowd that it asks about."""
 
@@ -176,9 +178,9 @@ class Protocol(H11Protocol):
                     h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
                 )
             try:
+                if self.connection.their_state is h11.IDLE:
+                    self._count_headers()
                 event = self.connection.next_event()
-                if isinstance(event, h11.Request) and len(event.headers) > self.max_headers:
-                    raise RefusedRequest(431)
                 if isinstance(event, h11.Request):
                     await self._open_stream(event, origin_form(event))
                 elif event is h11.PAUSED:
@@ -197,6 +199,14 @@ class Protocol(H11Protocol):
                 await self._refuse(error.error_status_hint)
             except RefusedRequest as refused:
                 await self._refuse(refused.status)
+
+    def _count_headers(self) -> None:
+        """Refuse a head of too many lines before h11 parses them, 2 us each. Raises RefusedRequest."""
+        received = self.connection.trailing_data[0]
+        end = _HEAD_END.search(received)
+        num_lines = received.count(b"\n") if end is None else received.count(b"\n", 0, end.start()) + 1
+        if num_lines - 1 > self.max_headers:  # the first is the request's
+            raise RefusedRequest(431)
 
     async def handle(self, event: Event) -> None:
         """The connection has ended (`Closed`): tell the application. Bytes come through `feed` and `advance`."""

@@ -10,9 +10,9 @@ of its registration, however the request ended; no failure hides another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import ParamSpec, cast
+from typing import ParamSpec, TypeVarTuple, Unpack, cast
 
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
@@ -20,6 +20,7 @@ from quart import request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
 P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 SCOPE_KEY = "request_scope"
 
@@ -28,9 +29,24 @@ class RequestScope:
     """Ends when its request ends: answered, failed, left by its client or cut by a shutdown, whichever comes first."""
 
     def __init__(self, nursery: trio.Nursery, releases: Releases) -> None:
-        self.nursery = nursery
-        """Tasks that must not outlive the request. It is cancelled when the response has been sent."""
+        self._nursery: trio.Nursery | None = nursery
         self._releases = releases
+
+    def start_soon(self, task: Callable[[Unpack[Ts]], Awaitable[object]], *args: *Ts) -> None:
+        """Start a task that must not outlive the request: it is cancelled when the response has been sent."""
+        if self._nursery is None:
+            raise RuntimeError("the request has ended")
+        self._nursery.start_soon(task, *args)
+
+    def cancel(self) -> None:
+        """End the request where it stands; nothing happens where it has ended."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    def forget(self) -> None:
+        """Let go of the nursery once it has ended: it knows the task, whose context knows this scope, and a cycle would
+        be left to the collector."""
+        self._nursery = None
 
     def on_close(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `fn` when the request ends. It cannot wait, so it cannot be cancelled."""
@@ -70,8 +86,10 @@ class ScopedHTTP(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         with Releases() as releases:
             async with trio.open_nursery() as nursery:
+                scope = RequestScope(nursery, releases)
+                releases.push(scope.forget)
                 # The ASGI scope is a dict to which servers and applications add; its type lists only the standard keys.
-                cast(dict[str, object], self.scope)[SCOPE_KEY] = RequestScope(nursery, releases)
+                cast(dict[str, object], self.scope)[SCOPE_KEY] = scope
                 await super().__call__(receive, send)  # returns when the response has ended and when the client left
                 nursery.cancel_scope.cancel()
 

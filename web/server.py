@@ -92,6 +92,7 @@ async def serve(
         finally:
             connection.stream.socket.close()  # also of a client that had gone before it was accepted
             table.discard(connection)
+            connection.forget()
 
     def admit(stream: trio.SocketStream, handlers: trio.Nursery) -> None:
         is_reserved = not table.has_room()

@@ -40,6 +40,10 @@ _LOOKS = 4
 """How often, in the time of a heartbeat, a body looks whether anything went out past it."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class SinkOverflow(Exception):
     """The client has not read for so long that its backlog is full. Raised by the body, so that the server cuts it."""
 
@@ -102,16 +106,19 @@ class Sink:
     def cut_off(self) -> None:
         """What waits is too much: drop it, and end the request."""
         self.overflowed = True
+        end_request = self._on_overflow
         self.close()
         self._wake()
         # The generator is most likely stuck in a write, where no flag reaches it: the request itself has to end.
-        self._on_overflow()
+        end_request()
 
     def close(self) -> None:
         """Its request has ended: nothing is delivered any more, nor kept of what may still come."""
         self.finished = True
         self._backlog.clear()
         self._shelf.leave(self)
+        # both know the request, which knows this: a cycle would be left to the collector
+        self._line, self._on_overflow = None, _nothing
 
     def push_slowly(self, chunks: Iterator[bytes]) -> None:
         """Push `chunks`, each of which is made when it is about to be written. They do not count: none waits."""

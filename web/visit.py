@@ -79,7 +79,7 @@ class Visit:
         if self.connection is not None:
             # A write that waits for this client is shielded: only the end of its socket wakes it before its deadline.
             self.connection.abort()
-        self.scope.nursery.cancel_scope.cancel()
+        self.scope.cancel()
 
     def account_closed(self, asked: Asked, closed: Closed) -> None:
         """The books have the last word on a request, perhaps long after its client has left."""

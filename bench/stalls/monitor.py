@@ -1,16 +1,20 @@
 """What the other clients see: streams that must go on, and a `/health` that must answer.
 
-A `Monitor` holds its streams and its probe in one thread, on plain sockets and one epoll: what it costs itself is
-little, and the same in every row. It never sends anything that could hold up the server.
+A `Monitor` is a process of its own, so that what the benchmark does is not taken for the server's. It holds its streams
+and its probe in one thread, on plain sockets and one epoll: what it costs itself is little, and the same in every row.
+It never sends anything that could hold up the server.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import select
 import socket
 import threading
 import time
+from multiprocessing.connection import Connection
 
 import attrs
 
@@ -46,6 +50,53 @@ class _Stream:
 class Monitor:
     """Streams and a probe that run from entering to leaving it."""
 
+    def __init__(self, port: int, num_streams: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._link, theirs = context.Pipe()
+        self._process = context.Process(target=_watch, args=(port, num_streams, self._link, theirs), daemon=True)
+        self._theirs = theirs
+
+    def __enter__(self) -> Monitor:
+        self._process.start()
+        self._theirs.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+        self._process.join()
+
+    def begin(self) -> None:
+        """Forget what was seen until now; what is being waited for counts from now on."""
+        self._link.send("begin")
+        self._link.recv()
+
+    def end(self) -> Waits:
+        """The longest waits since `begin`, those that have not ended included."""
+        self._link.send("end")
+        waits: Waits = self._link.recv()
+        return waits
+
+
+def _watch(port: int, num_streams: int, theirs: Connection, link: Connection) -> None:
+    """What the process does until the other end closes."""
+    theirs.close()
+    gc.disable()
+    with _Watch(port, num_streams) as watch:
+        while True:
+            try:
+                word = link.recv()
+            except EOFError:
+                return
+            if word == "begin":
+                watch.begin()
+                link.send(None)
+            else:
+                link.send(watch.end())
+
+
+class _Watch:
+    """The streams and the probe, in a thread."""
+
     def __init__(self, port: int, num_streams: int, model: str = "demo") -> None:
         self._port = port
         prompt = {"model": model, "prompt": "Say something.", "max_tokens": STREAM_TOKENS, "stream": True}
@@ -60,7 +111,7 @@ class Monitor:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Monitor:
+    def __enter__(self) -> _Watch:
         self._thread.start()
         return self
 
@@ -69,7 +120,6 @@ class Monitor:
         self._thread.join()
 
     def begin(self) -> None:
-        """Forget what was seen until now; what is being waited for counts from now on."""
         with self._lock:
             self._gap_s = self._health_s = 0.0
             now_s = time.perf_counter()
@@ -79,7 +129,6 @@ class Monitor:
                 self._probed_s = now_s
 
     def end(self) -> Waits:
-        """The longest waits since `begin`, those that have not ended included."""
         with self._lock:
             now_s = time.perf_counter()
             gaps = [now_s - stream.last_s for stream in self._streams.values() if stream.has_begun]

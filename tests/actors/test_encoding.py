@@ -28,6 +28,7 @@ from quipu.actors.library import Library
 from quipu.actors.messages import ChatPrompt, Encode, ErrorKind, TextPrompt, TokenPrompt
 from quipu.actors.registry import RequestTicket
 from quipu.actors.rendering import InlineRenderer
+from quipu.actors.vocabulary import Vocabulary
 
 PATIENCE_S = 30.0
 LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
@@ -432,7 +433,7 @@ async def test_short_requests_are_served_in_order() -> None:
 
 def test_what_is_short() -> None:
     """Only what takes a few milliseconds at worst is encoded in the loop."""
-    encoder = encoding.PromptEncoder(None, None, None, None)
+    encoder = encoding.PromptEncoder(Vocabulary(DEMO), None, None, None)
 
     def is_short(*prompts: Any, n: int = 1, bad_words: tuple[str, ...] = (), echo: bool = False) -> bool:
         request = Encode("r", prompts, n, 1, None, (), False, True, "", "", "", bad_words=bad_words, echo=echo)

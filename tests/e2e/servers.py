@@ -186,7 +186,7 @@ def has_ended(pid: int) -> bool:
 def runs(pid: int, module: str) -> bool:
     """Whether a process was started to run `module`."""
     try:
-        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -76,7 +76,7 @@ async def test_releases_run_after_the_tasks_of_the_request() -> None:
         scope.on_close(closed.set)
         scope.on_close(log.append, "first")
         scope.on_close(log.append, "second")
-        scope.nursery.start_soon(task)
+        scope.start_soon(task)
 
         async def body() -> AsyncGenerator[bytes, None]:
             yield b"x"

@@ -276,6 +276,22 @@ async def test_odd_requests(request_bytes: bytes, status: int) -> None:
         assert await server.still_serves()
 
 
+@pytest.mark.parametrize("line_end", [b"\r\n", b"\n"])
+async def test_as_many_headers_as_allowed(line_end: bytes) -> None:
+    """However they come; one more is refused before its line has ended, and a body's lines are none."""
+    head = b"POST /upload HTTP/1.1\nHost: x\nContent-Length: 300\n" + b"a: b\n" * 98
+    head = head.replace(b"\n", line_end)
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        for _ in range(2):
+            await client.send(head)
+            await trio.sleep(0.01)
+            await client.send(line_end + b"\n" * 300)
+            assert (await client.answer()).body == b"300"
+        await client.send(head + b"a: b" + line_end + b"a")
+        assert (await client.answer()).status == 431
+
+
 async def test_garbage_while_a_request_runs() -> None:
     """It waits its turn and is then answered with 400; the request before it is unharmed."""
     probe = Probe()

@@ -1,0 +1,310 @@
+"""Long texts encoded in processes of their own: the same ids, and processes that end when they should.
+
+With real processes and the real clock: what must end, ends within generous deadlines.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from tests.actors.test_library import PANICKING, backtracking_model
+from tests.houses import Client, small_house
+
+from quipu.actors import child, encode_processes
+from quipu.actors.chat_template import RenderedChat
+from quipu.actors.checkpoint import DEMO
+from quipu.actors.encode_processes import CannotStart, EncodeProcess, EncodeProcesses, Loan
+from quipu.actors.lanes import SHORT_BYTES
+from quipu.actors.library import LibraryPanic
+from quipu.actors.messages import CacheTtl, ChatPrompt, ContentMark, ErrorKind, Outcome, TextPrompt
+from quipu.actors.text_encoder import EncodedChat, EncodedText, TextEncoder, TooMany
+from quipu.actors.vocabulary import Vocabulary
+
+PATIENCE_S = 30.0
+VOCABULARY = Vocabulary(DEMO)
+WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
+LONG = WORDS * (2 * SHORT_BYTES // len(WORDS))
+FOREVER = WORDS * 400_000
+"""Takes seconds to encode."""
+MARK = CacheTtl.FIVE_MINUTES
+
+
+def processes_of(vocabulary: Vocabulary) -> EncodeProcesses:
+    return EncodeProcesses(vocabulary.encoder, vocabulary.library.source)
+
+
+@pytest.fixture
+def processes() -> Iterator[EncodeProcesses]:
+    them = processes_of(VOCABULARY)
+    yield them
+    them.close()
+    assert them.process_ids == []
+
+
+def eventually(done: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.005)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_processes.PIECE_CHARACTERS + 1)]
+)
+def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
+    """Of plain texts, with what it takes to give them back, and where only their number is wanted."""
+    here = VOCABULARY.encoder
+
+    def compare(there: TextEncoder) -> None:
+        for with_echo in (False, True):
+            expected = here.encode_text(text, most=10**7, with_echo=with_echo)
+            assert there.encode_text(text, most=10**7, with_echo=with_echo) == expected
+            assert isinstance(expected, EncodedText)
+            too_few = len(expected.token_ids) - 1
+            told = there.encode_text(text, most=too_few, with_echo=with_echo)
+            assert told == TooMany(too_few + 1, is_exact=True)
+        assert there.count(text, most=10**7) == here.count(text, most=10**7) == len(VOCABULARY.encode(text))
+
+    processes.run(compare, Loan())
+
+
+def test_chats_are_the_same(processes: EncodeProcesses) -> None:
+    """Their ids and the places of their marks."""
+    said = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
+    rendered = RenderedChat(said, (len(said) // 3, len(said) // 2, len(said)))
+    marks = tuple(ContentMark(MARK, 0, 0) for _ in rendered.mark_ends)
+    expected = VOCABULARY.encoder.encode_chat(rendered, marks)
+    assert isinstance(expected, EncodedChat)
+    assert processes.run(lambda there: there.encode_chat(rendered, marks), Loan()) == expected
+
+
+def test_a_panic_is_an_error_and_no_more(tmp_path: Path) -> None:
+    """The process goes on, and is used again."""
+    vocabulary = Vocabulary(Path(backtracking_model(tmp_path)))
+    them = processes_of(vocabulary)
+    try:
+        with pytest.raises(LibraryPanic, match="retry-limit"):
+            them.run(lambda there: there.encode_text(PANICKING, most=100), Loan())
+        before = them.process_ids
+        assert them.run(lambda there: there.count("fine", most=100), Loan()) == vocabulary.encoder.count("fine", most=9)
+        assert them.process_ids == before
+    finally:
+        them.close()
+
+
+def test_a_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
+    """A process that is started later encodes with the one that the server was started with."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO, folder)
+    vocabulary = Vocabulary(folder)
+    them = processes_of(vocabulary)
+    (folder / "tokenizer.json").write_text("{}")
+    try:
+        assert them.run(lambda there: there.count(WORDS, most=10**7), Loan()) == len(VOCABULARY.encode(WORDS))
+    finally:
+        them.close()
+
+
+# ---------------------------------------------------------------- how processes end
+
+
+def test_a_stopped_loan_ends(processes: EncodeProcesses) -> None:
+    """While its text is encoded: at once, with the process. One that was stopped before takes none."""
+    loan, raised = Loan(), []
+
+    def work() -> None:
+        try:
+            processes.run(lambda there: there.count(FOREVER, most=10**9), loan)
+        except LibraryPanic as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    eventually(lambda: len(processes.process_ids) == 1, "a process is started")
+    (pid,) = processes.process_ids
+    eventually(lambda: _cpu_ticks(pid) > 20, "it encodes")
+    loan.stop()
+    thread.join(PATIENCE_S)
+    assert raised and has_ended(pid) and processes.process_ids == []
+    with pytest.raises(CannotStart):
+        processes.run(lambda there: pytest.fail("it was served"), loan)
+
+
+def _cpu_ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
+
+
+def test_a_process_that_dies(processes: EncodeProcesses) -> None:
+    """Under a text: that text's error. While nobody uses it: nobody's."""
+
+    def kill_and_count(there: TextEncoder) -> object:
+        assert isinstance(there.backend, EncodeProcess)
+        os.kill(there.backend.pid, signal.SIGKILL)
+        return there.count(LONG, most=10**7)
+
+    with pytest.raises(LibraryPanic, match="has ended"):
+        processes.run(kill_and_count, Loan())
+    expected = VOCABULARY.encoder.count(LONG, most=10**7)
+    assert processes.run(lambda there: there.count(LONG, most=10**7), Loan()) == expected
+    (pid,) = processes.process_ids
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: has_ended(pid), "it is dead")
+    assert processes.run(lambda there: there.count(LONG, most=10**7), Loan()) == expected
+    assert pid not in processes.process_ids
+
+
+def test_memory_is_given_back(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has grown too large is not used again; what a small text took is no growth."""
+    processes.run(lambda there: there.count(WORDS, most=10**7), Loan())
+    (kept,) = processes.process_ids
+    processes.run(lambda there: there.count(WORDS, most=10**7), Loan())
+    assert processes.process_ids == [kept]
+    monkeypatch.setattr(encode_processes, "MAX_GROWTH_BYTES", -(1 << 40))
+    processes.run(lambda there: there.count(WORDS, most=10**7), Loan())
+    assert processes.process_ids == [] and has_ended(kept)
+
+
+def test_spare_ones_end(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were needed at one time only, but for one."""
+    processes.run(lambda _: processes.run(lambda there: there.count("a", most=9), Loan()), Loan())
+    assert len(processes.process_ids) == 2
+    processes.dismiss_spare()
+    assert len(processes.process_ids) == 2, "they have just been used"
+    monkeypatch.setattr(encode_processes, "SPARE_S", -1.0)
+    processes.dismiss_spare()
+    processes.dismiss_spare()
+    assert len(processes.process_ids) == 1
+
+
+def test_close_ends_all() -> None:
+    """Those that encode, too; and no other is started."""
+    them, failed = processes_of(VOCABULARY), []
+
+    def work() -> None:
+        try:
+            them.run(lambda there: there.count(FOREVER, most=10**9), Loan())
+        except LibraryPanic as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    eventually(lambda: len(them.process_ids) == 1, "a process is started")
+    (pid,) = them.process_ids
+    eventually(lambda: _cpu_ticks(pid) > 20, "it encodes")
+    them.close()
+    thread.join(PATIENCE_S)
+    assert failed and has_ended(pid) and them.process_ids == []
+    with pytest.raises(CannotStart):
+        them.run(lambda there: None, Loan())
+
+
+def test_a_parent_that_is_killed() -> None:
+    """Its processes end with it, whatever they are doing."""
+    code = (
+        "from tests.actors.test_encode_processes import *\n"
+        "them = processes_of(VOCABULARY)\nthem.warm_up()\nprint(*them.process_ids, flush=True)\n"
+        "them.run(lambda there: there.count(FOREVER, most=10**9), Loan())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            eventually(lambda: _cpu_ticks(pid) > 20, "it encodes")
+        finally:
+            parent.kill()
+    eventually(lambda: has_ended(pid), "it ends")
+
+
+def test_how_a_child_runs(processes: EncodeProcesses) -> None:
+    """Behind everything else, in a process group of its own, and scheduled with the server: see `child.OWN_GROUP`."""
+    processes.warm_up()
+    (pid,) = processes.process_ids
+    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + child.NICENESS
+    assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0)
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert f"Max address space         {4 << 30}" in limits
+
+
+# ---------------------------------------------------------------- in a server
+
+
+async def processes_in(client: Client) -> EncodeProcesses:
+    """The house's own, once the first is there."""
+    them = client.house.encode_processes
+    assert them is not None
+    with trio.fail_after(PATIENCE_S):
+        while not them.process_ids:
+            await trio.sleep(0.01)
+    return them
+
+
+async def test_a_house_encodes_apart() -> None:
+    """A long text, a long chat and a count: the same numbers as in this process, and nothing left at the end."""
+    async with small_house(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
+        them = await processes_in(client)
+        expected = len(VOCABULARY.encode(LONG))
+        answer = await client.ask(TextPrompt(LONG), max_tokens=1)
+        assert answer.error is None and answer.record.prompt_tokens == expected
+        answer = await client.ask(ChatPrompt(({"role": "user", "content": LONG},)), max_tokens=1)
+        assert answer.error is None and answer.record.prompt_tokens > expected
+        assert await client.house.desk.count_tokens(TextPrompt(LONG), "messages") == expected
+        pids = them.process_ids
+        client.assert_at_rest()
+    assert pids and all(map(has_ended, pids))
+
+
+async def test_a_client_that_leaves_ends_its_process() -> None:
+    """Nothing of its text is encoded a moment later, and the next one is served."""
+    async with small_house(encode_apart=True, num_blocks=80_000, max_model_len=1_200_000) as client:
+        them = await processes_in(client)
+        ticket = client.open(TextPrompt(WORDS * 80_000))
+        await ticket.start()
+        (pid,) = them.process_ids
+        with trio.fail_after(PATIENCE_S):
+            while _cpu_ticks(pid) < 20:
+                await trio.sleep(0.01)
+            ticket.leave()
+            while not has_ended(pid):
+                await trio.sleep(0.01)
+        answer = await client.ask(TextPrompt(LONG), max_tokens=1)
+        assert answer.error is None
+        client.assert_at_rest()
+
+
+async def test_no_process_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Come back later; short texts are served, and long ones as soon as a process can be started."""
+    nobody = "/nowhere/python"
+    async with small_house(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
+        them = await processes_in(client)
+        (pid,) = them.process_ids
+        monkeypatch.setattr(encode_processes, "command_of", lambda module: [nobody])
+        os.kill(pid, signal.SIGKILL)
+        answer = await client.ask(TextPrompt(LONG), max_tokens=1)
+        assert answer.error is not None and answer.error.kind is ErrorKind.OVERLOADED
+        assert answer.record.outcome is Outcome.REJECTED
+        assert (await client.ask(TextPrompt("short"), max_tokens=1)).error is None
+        monkeypatch.undo()
+        assert (await client.ask(TextPrompt(LONG), max_tokens=1)).error is None
+        client.assert_at_rest()
