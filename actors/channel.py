@@ -8,8 +8,11 @@
 
                     length  4 bytes, of what follows
                     incarnation  4 bytes: which engine this concerns
-                    type    2 bytes: a number of WIRE_TYPES
+                    type    2 bytes: a number of WIRE_TYPES, or SUBMIT_AGAIN
                     body    msgpack
+
+                The prompt of a request's choices goes over once: a Submit that shares its lists with the one before it
+                of its request is sent without them, and given the same lists at the other end.
 
 What must always hold: what goes in comes out once, in order; a frame of another incarnation is dropped; the end of
 the file is the peer's death, and says so.
@@ -21,6 +24,7 @@ import struct
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
+import attrs
 import msgspec
 import trio
 
@@ -138,12 +142,40 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     6: EngineRefused,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
+SUBMIT_AGAIN = 7
+"""A Submit whose prompt and keys are those of the Submit before it of its request."""
 _HEADER = struct.Struct("<IIH")
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 << 20
 """A longer frame is a broken peer."""
 MAX_WRITE_BYTES = 1 << 18
 """Frames that are encoded before the loop has a turn: a request may have hundreds of long prompts."""
+
+
+class Prompts:
+    """The last Submit of each request of which others are to come: what both ends of a stream have seen."""
+
+    def __init__(self) -> None:
+        self._by_party: dict[int, Submit] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_party)
+
+    def last_of(self, message: Submit) -> Submit | None:
+        return self._by_party.get(message.party_id)
+
+    def note(self, message: Submit | Abort) -> Submit | None:
+        """What `message` leaves to be shared. Returns the Submit before it of the same request."""
+        if isinstance(message, Abort):
+            return self._by_party.pop(message.sequence_id, None) if message.ends_party else None
+        before = self._by_party.pop(message.party_id, None)
+        if message.num_to_come:
+            self._by_party[message.party_id] = message
+        return before
+
+
+def _shares_prompt(one: Submit, other: Submit) -> bool:
+    return one.prompt_token_ids is other.prompt_token_ids and one.block_keys is other.block_keys
 
 
 class PeerGone(Exception):
@@ -157,11 +189,16 @@ class FrameWriter:
         self._stream = stream
         self._incarnation = incarnation
         self._encoder = msgspec.msgpack.Encoder()
+        self._prompts = Prompts()
 
     def encode(self, message: WireMessage) -> bytes:
+        number = _NUMBERS[type(message)]
+        if isinstance(message, Submit | Abort):
+            before = self._prompts.note(message)
+            if before is not None and isinstance(message, Submit) and _shares_prompt(message, before):
+                message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[]), SUBMIT_AGAIN
         body = self._encoder.encode(message)
-        head = _HEADER.pack(_HEADER.size - _LENGTH_BYTES + len(body), self._incarnation, _NUMBERS[type(message)])
-        return head + body
+        return _HEADER.pack(_HEADER.size - _LENGTH_BYTES + len(body), self._incarnation, number) + body
 
     async def send_all(self, messages: Iterable[WireMessage]) -> None:
         """Write them in order, `MAX_WRITE_BYTES` and a message at a time. Raises PeerGone."""
@@ -189,6 +226,9 @@ class FrameReader:
         self._incarnation = incarnation
         self._buffer = bytearray()
         self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
+        self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
+        self._prompts = Prompts()
+        """As the writer has them."""
 
     async def receive_all(self) -> list[WireMessage]:
         """Wait for a whole frame and take every whole one that is there. Raises PeerGone at the end of the file."""
@@ -204,6 +244,18 @@ class FrameReader:
             messages = self._cut_frames()
         return messages
 
+    def _decode(self, number: int, body: memoryview) -> WireMessage:
+        message: WireMessage = self._decoders[number].decode(body)
+        if number == SUBMIT_AGAIN and isinstance(message, Submit):
+            before = self._prompts.last_of(message)
+            if before is None:
+                raise PeerGone("a prompt is said to have come before, and has not")
+            ids, keys = before.prompt_token_ids, before.block_keys
+            message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys)
+        if isinstance(message, Submit | Abort):
+            self._prompts.note(message)
+        return message
+
     def _cut_frames(self) -> list[WireMessage]:
         messages: list[WireMessage] = []
         buffer = memoryview(self._buffer)
@@ -217,7 +269,7 @@ class FrameReader:
             if end > len(buffer):
                 break
             if incarnation == self._incarnation:
-                messages.append(self._decoders[number].decode(buffer[at + _HEADER.size : end]))
+                messages.append(self._decode(number, buffer[at + _HEADER.size : end]))
             at = end
         buffer.release()
         del self._buffer[:at]

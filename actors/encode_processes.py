@@ -48,6 +48,10 @@ class CannotStart(Exception):
     """No process is to be had: no memory, no descriptors, no time."""
 
 
+class ProcessEnded(LibraryPanic):
+    """The process died under a text: killed, or out of memory."""
+
+
 class Loan:
     """One call's hold on a process."""
 
@@ -74,6 +78,10 @@ class Loan:
         with self._lock:
             self._process = None
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
 
 @attrs.define
 class _Idle:
@@ -98,15 +106,36 @@ class EncodeProcesses:
         with self._lock:
             return [process.pid for process in self._all]
 
+    @property
+    def num_idle(self) -> int:
+        """Processes that wait for a text."""
+        with self._lock:
+            return len(self._idle)
+
     def run(self, call: Callable[[TextEncoder], T], loan: Loan) -> T:
         """Have `call` use an encoder whose backend is a process of its own. Raises CannotStart, and what `call` does;
-        once the loan is stopped, anything."""
+        once the loan is stopped, anything.
+
+        Where a process ends that was idle before, `call` runs once more, with a new one: perhaps it had been killed.
+        """
         process = self._take()
+        try:
+            return self._run_in(process, call, loan)
+        except ProcessEnded:
+            if not process.was_idle or loan.is_stopped:
+                raise
+        return self._run_in(self._start(), call, loan)
+
+    def _run_in(self, process: EncodeProcess, call: Callable[[TextEncoder], T], loan: Loan) -> T:
         if not loan.take(process):
             self._put_back(process)
             raise CannotStart
         try:
             return call(attrs.evolve(self._encoder, backend=process))
+        except ProcessEnded:
+            if not loan.is_stopped:
+                log.warning("encode_worker.died", pid=process.pid)
+            raise
         finally:
             loan.give_back()
             self._put_back(process)
@@ -144,6 +173,7 @@ class EncodeProcesses:
             if idle is None:
                 return self._start()
             if idle.process.is_usable:
+                idle.process.was_idle = True
                 return idle.process
             self._end(idle.process)
 
@@ -201,6 +231,8 @@ class EncodeProcess:
             raise
         finally:
             theirs.close()
+        self.was_idle = False
+        """It has served before."""
         self._is_broken = False
         self._base_bytes = 0
         self.growth_bytes = 0
@@ -259,7 +291,7 @@ class EncodeProcess:
             return self._receive_head()
         except OSError as error:
             self._is_broken = True  # its end of the link closes a moment before it can be waited for
-            raise LibraryPanic("the process that encodes has ended") from error
+            raise ProcessEnded("the process that encodes has ended") from error
 
     def _receive_head(self) -> tuple[Kind, int]:
         """Raises OSError and LibraryPanic."""
@@ -277,7 +309,7 @@ class EncodeProcess:
                 ids.frombytes(self._receive(min(PIECE_BYTES, num_bytes - start)))
         except OSError as error:
             self._is_broken = True
-            raise LibraryPanic("the process that encodes has ended") from error
+            raise ProcessEnded("the process that encodes has ended") from error
         return ids
 
     def _receive(self, num_bytes: int) -> bytearray:

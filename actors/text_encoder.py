@@ -24,6 +24,8 @@ from quipu.actors.messages import Breakpoint, Mark, PromptText
 
 NO_LIMIT = 1 << 62
 """Tokens: any number of them will do."""
+COUNTED_FIRST_CHARACTERS = 1 << 19
+"""A longer text is counted before it is encoded with offsets, which take twice the memory: it may not fit anyway."""
 LISTED_AT_ONCE = 1 << 16
 """Ids that become numbers of Python without letting go of the interpreter lock: about 1 ms."""
 
@@ -79,6 +81,10 @@ class TextEncoder:
         """Encode a plain prompt of at most `most` tokens; `with_echo`: with what it takes to give it back."""
         if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
             return TooMany(num_tokens, is_exact=False)
+        if with_echo and len(text) > COUNTED_FIRST_CHARACTERS:
+            counted = self.count(text, most=most)
+            if isinstance(counted, TooMany):
+                return counted
         if with_echo:
             found = self.backend.encode_with_starts(text, most=most)
             if isinstance(found, int):

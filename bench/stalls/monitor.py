@@ -65,14 +65,17 @@ class Monitor:
         self._link.close()
         self._process.join()
 
-    def begin(self) -> None:
-        """Forget what was seen until now; what is being waited for counts from now on."""
-        self._link.send("begin")
+    def begin(self, probe: bytes | None = None) -> None:
+        """Forget what was seen until now; what is being waited for counts from now on.
+
+        `probe`: a request that is sent in place of the one for `/health`, answered in one piece.
+        """
+        self._link.send(_PROBE if probe is None else probe)
         self._link.recv()
 
     def end(self) -> Waits:
         """The longest waits since `begin`, those that have not ended included."""
-        self._link.send("end")
+        self._link.send(None)
         waits: Waits = self._link.recv()
         return waits
 
@@ -84,11 +87,11 @@ def _watch(port: int, num_streams: int, theirs: Connection, link: Connection) ->
     with _Watch(port, num_streams) as watch:
         while True:
             try:
-                word = link.recv()
+                probe = link.recv()
             except EOFError:
                 return
-            if word == "begin":
-                watch.begin()
+            if probe is not None:
+                watch.begin(probe)
                 link.send(None)
             else:
                 link.send(watch.end())
@@ -104,6 +107,7 @@ class _Watch:
         self._num_streams = num_streams
         self._poll = select.epoll()
         self._streams: dict[int, _Stream] = {}
+        self._probe_request = _PROBE
         self._probe: socket.socket | None = None
         self._probed_s: float | None = None
         self._gap_s = self._health_s = 0.0
@@ -119,8 +123,9 @@ class _Watch:
         self._ending.set()
         self._thread.join()
 
-    def begin(self) -> None:
+    def begin(self, probe: bytes) -> None:
         with self._lock:
+            self._probe_request = probe
             self._gap_s = self._health_s = 0.0
             now_s = time.perf_counter()
             for stream in self._streams.values():
@@ -188,11 +193,11 @@ class _Watch:
 
     def _send_probe(self, now_s: float) -> None:
         if self._probe is None:
-            self._probe = self._connect(_PROBE)
+            self._probe = self._connect(self._probe_request)
             self._probed_s = now_s
             return
         try:
-            self._probe.sendall(_PROBE)
+            self._probe.sendall(self._probe_request)
             self._probed_s = now_s
         except OSError:
             self._drop_probe()

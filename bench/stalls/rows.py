@@ -15,6 +15,7 @@ from bench.http_load import request_of
 from bench.stalls.attack import Raw
 
 MEBIBYTE = 1 << 20
+ALLOWED_MS = 50.0
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 LARGEST_BODY = 8 * MEBIBYTE
@@ -32,6 +33,10 @@ class Row:
     """Which of `servers.KINDS` it is sent to."""
     refused: bool = False
     """Overload is the right answer: a 503 with Retry-After is none of a fault."""
+    probe: Callable[[int], bytes] | None = None
+    """A small request that is sent in place of `/health`; its answers are what `health_ms` is about."""
+    allowed_ms: float = ALLOWED_MS
+    """How much longer than with nothing `/health`, or the probe, may wait."""
 
 
 def text_of(num_bytes: int, words: str = WORDS) -> str:
@@ -163,6 +168,13 @@ ROWS: Sequence[Row] = (
     Row("echo of 1 MB", _one(COMPLETIONS, lambda: completion(text_of(MEBIBYTE), echo=True))),
     Row("512 prompts of 4,000 characters", _one(COMPLETIONS, lambda: completion([text_of(4000)] * 512))),
     Row("16 texts of 4 MB", _one(COMPLETIONS, lambda: completion(text_of(4 * MEBIBYTE)), 16), concurrency=16),
+    Row(
+        "100 tokens beside 16 texts of 8 MB",
+        _one(COMPLETIONS, lambda: completion(text_of(LARGEST_BODY - 200)), 16),
+        concurrency=16,
+        probe=lambda port: request_of(port, completion(text_of(400)), COMPLETIONS),
+        allowed_ms=100,
+    ),
     Row("chat of 4 MB", _one(CHAT, lambda: chat([said(text_of(4 * MEBIBYTE))]))),
     Row("messages of 4 MB", _one(MESSAGES, lambda: chat([said(text_of(4 * MEBIBYTE))]))),
     Row("response of 4 MB", _one(RESPONSES, lambda: response(text_of(4 * MEBIBYTE)))),

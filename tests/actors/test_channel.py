@@ -142,6 +142,49 @@ async def test_frames_survive_any_cut() -> None:
         assert received == messages()
 
 
+def frames_of(*messages: WireMessage) -> tuple[FrameWriter, bytes]:
+    ours, _ = trio.testing.memory_stream_one_way_pair()
+    writer = FrameWriter(ours, 1)
+    return writer, b"".join(map(writer.encode, messages))
+
+
+async def test_a_prompt_of_many_choices_goes_over_once() -> None:
+    """Between those of other requests, too. What is equal and not the same is sent in full."""
+    one, other, equal = list(range(9000)), list(range(5, 9000)), list(range(9000))
+    keys: list[bytes] = [b"k" * 32]
+    sampling = SamplingParams(max_tokens=5)
+
+    def submit(number: int, prompt: list[int], party: int, to_come: int) -> Submit:
+        return Submit(number, prompt, b"r", keys, sampling, party_id=party, num_to_come=to_come)
+
+    sent = [
+        *(submit(1, one, 1, 3), submit(5, other, 5, 2), submit(2, one, 1, 2), submit(6, other, 5, 1)),
+        *(submit(3, equal, 1, 1), submit(4, equal, 1, 0), submit(7, other, 5, 0), submit(8, one, 0, 0)),
+    ]
+    writer, data = frames_of(*sent)
+    whole = [len(frames_of(each)[1]) for each in sent]
+    assert len(data) < sum(whole) - 4 * min(whole) + 4 * 400, "four of eight go over without their prompt"
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    await ours.send_all(data)
+    reader = FrameReader(theirs, 1)
+    received = [each for each in await reader.receive_all() if isinstance(each, Submit)]
+    assert received == sent
+    assert received[0].prompt_token_ids is received[2].prompt_token_ids
+    assert received[4].prompt_token_ids is received[5].prompt_token_ids is not received[0].prompt_token_ids
+    assert len(writer._prompts) == len(reader._prompts) == 0, "nothing is kept once the last has come"
+
+
+async def test_a_request_that_ends_before_its_last_choice() -> None:
+    """Its prompt is forgotten at both ends."""
+    first = Submit(1, [1, 2, 3], b"r", [], SamplingParams(max_tokens=5), party_id=1, num_to_come=9)
+    writer, data = frames_of(first, Abort(1), Abort(1, ends_party=True))
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    await ours.send_all(data)
+    reader = FrameReader(theirs, 1)
+    assert await reader.receive_all() == [first, Abort(1), Abort(1, ends_party=True)]
+    assert len(writer._prompts) == len(reader._prompts) == 0
+
+
 async def test_frames_of_another_incarnation_are_dropped() -> None:
     """An engine never gets, and nobody ever hears, what belongs to another one."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()

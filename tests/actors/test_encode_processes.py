@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 VOCABULARY = Vocabulary(DEMO)
 WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
 LONG = WORDS * (2 * SHORT_BYTES // len(WORDS))
-FOREVER = WORDS * 400_000
+FOREVER = WORDS * 80_000
 """Takes seconds to encode."""
 MARK = CacheTtl.FIVE_MINUTES
 
@@ -142,7 +142,7 @@ def test_a_stopped_loan_ends(processes: EncodeProcesses) -> None:
     thread.start()
     eventually(lambda: len(processes.process_ids) == 1, "a process is started")
     (pid,) = processes.process_ids
-    eventually(lambda: _cpu_ticks(pid) > 20, "it encodes")
+    eventually(lambda: _cpu_ticks(pid) > 30, "it encodes")
     loan.stop()
     thread.join(PATIENCE_S)
     assert raised and has_ended(pid) and processes.process_ids == []
@@ -155,20 +155,21 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def test_a_process_that_dies(processes: EncodeProcesses) -> None:
-    """Under a text: that text's error. While nobody uses it: nobody's."""
+    """Under a text: that text's error. While nobody uses it: nobody's, however soon the next text comes."""
 
     def kill_and_count(there: TextEncoder) -> object:
         assert isinstance(there.backend, EncodeProcess)
         os.kill(there.backend.pid, signal.SIGKILL)
         return there.count(LONG, most=10**7)
 
-    with pytest.raises(LibraryPanic, match="has ended"):
-        processes.run(kill_and_count, Loan())
+    for _ in range(2):  # the second time it is a process that was idle, and another one is tried
+        with pytest.raises(LibraryPanic, match="has ended"):
+            processes.run(kill_and_count, Loan())
+        processes.warm_up()
     expected = VOCABULARY.encoder.count(LONG, most=10**7)
     assert processes.run(lambda there: there.count(LONG, most=10**7), Loan()) == expected
     (pid,) = processes.process_ids
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: has_ended(pid), "it is dead")
     assert processes.run(lambda there: there.count(LONG, most=10**7), Loan()) == expected
     assert pid not in processes.process_ids
 
@@ -210,7 +211,7 @@ def test_close_ends_all() -> None:
     thread.start()
     eventually(lambda: len(them.process_ids) == 1, "a process is started")
     (pid,) = them.process_ids
-    eventually(lambda: _cpu_ticks(pid) > 20, "it encodes")
+    eventually(lambda: _cpu_ticks(pid) > 30, "it encodes")
     them.close()
     thread.join(PATIENCE_S)
     assert failed and has_ended(pid) and them.process_ids == []
@@ -231,7 +232,7 @@ def test_a_parent_that_is_killed() -> None:
         try:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
-            eventually(lambda: _cpu_ticks(pid) > 20, "it encodes")
+            eventually(lambda: _cpu_ticks(pid) > 30, "it encodes")
         finally:
             parent.kill()
     eventually(lambda: has_ended(pid), "it ends")
@@ -251,11 +252,11 @@ def test_how_a_child_runs(processes: EncodeProcesses) -> None:
 
 
 async def processes_in(client: Client) -> EncodeProcesses:
-    """The house's own, once the first is there."""
+    """The house's own, once the first is ready."""
     them = client.house.encode_processes
     assert them is not None
     with trio.fail_after(PATIENCE_S):
-        while not them.process_ids:
+        while not them.num_idle:
             await trio.sleep(0.01)
     return them
 
@@ -279,11 +280,12 @@ async def test_a_client_that_leaves_ends_its_process() -> None:
     """Nothing of its text is encoded a moment later, and the next one is served."""
     async with small_house(encode_apart=True, num_blocks=80_000, max_model_len=1_200_000) as client:
         them = await processes_in(client)
-        ticket = client.open(TextPrompt(WORDS * 80_000))
+        ticket = client.open(TextPrompt(FOREVER))
         await ticket.start()
         (pid,) = them.process_ids
+        before = _cpu_ticks(pid)
         with trio.fail_after(PATIENCE_S):
-            while _cpu_ticks(pid) < 20:
+            while _cpu_ticks(pid) < before + 10:
                 await trio.sleep(0.01)
             ticket.leave()
             while not has_ended(pid):

@@ -32,6 +32,8 @@ def test_quick_run_prints_rows() -> None:
         (Seen("row", gap_ms=69.9, health_ms=54.9, status=400), None),
         (Seen("row", gap_ms=70.1), "streams waited"),
         (Seen("row", health_ms=55.1), "/health waited"),
+        (Seen("small", health_ms=104.9), None),
+        (Seen("small", health_ms=105.1), "a small request waited"),
         (Seen("row", alive=False), "died"),
         (Seen("row", status=500), "status 500"),
         (Seen("row", status=503), "status 503"),
@@ -40,8 +42,9 @@ def test_quick_run_prints_rows() -> None:
     ],
 )
 def test_faults(seen: Seen, fault: str | None) -> None:
-    """Over `nothing` by more than 50 ms, dead, or a 5xx that the row is not about."""
+    """Over `nothing` by more than the row allows, dead, or a 5xx that the row is not about."""
     rows = [Row("row", lambda port: []), Row("full", lambda port: [], refused=True)]
+    rows.append(Row("small", lambda port: [], probe=lambda port: b"", allowed_ms=100))
     found = faults_of([NOTHING, seen], rows)
     assert (fault is None and not found) or (fault is not None and fault in found[0])
 

@@ -104,7 +104,7 @@ async def test_task_that_fails_ends_its_request_and_no_other() -> None:
 
     @app.route("/task")
     async def handler() -> str:
-        request_scope().nursery.start_soon(fail)
+        request_scope().start_soon(fail)
         await probe.wait_forever()
         return "never"
 

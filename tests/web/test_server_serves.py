@@ -143,7 +143,7 @@ async def test_stream_that_never_waits_can_be_cancelled() -> None:
 
     @app.before_request
     async def start() -> None:
-        request_scope().nursery.start_soon(fail)
+        request_scope().start_soon(fail)
 
     async with running_ours(app) as server:
         client = await server.connect()
