@@ -7,6 +7,7 @@ file descriptor FD and the config as JSON. Only this module imports the executor
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
@@ -31,6 +32,7 @@ from quipu.actors.core.limits import Limits
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.core.waiting import Policy
 from quipu.actors.executor import Executor, load_executor, run_executor
+from quipu.actors.log_writer import LogLines, LogWriter, Relay, standard_error
 from quipu.actors.messages import EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
 from quipu.actors.supervisor import Death, EngineLink
@@ -191,14 +193,14 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, incarnation, config_json = argv
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
-    _configure_log(config.log_level)
+    log_writer = _configure_log(config.log_level)
     connection = socket.socket(fileno=int(descriptor))
     try:
         engine = Engine(config, load_executor(config))
     except (ValueError, OSError) as error:
-        return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}")
+        return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
     except KvEventsError as error:
-        return refuse(connection, int(incarnation), f"KV events: {error}")
+        return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
@@ -214,10 +216,11 @@ def main(argv: list[str]) -> int:
         pass
     finally:
         engine.close_events()
+        log_writer.drain()
     return 0
 
 
-def refuse(connection: socket.socket, incarnation: int, reason: str) -> int:
+def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:
     """Tell the supervisor why there will be no engine; gives the exit code (EX_CONFIG). It is the one who says it."""
 
     async def send() -> None:
@@ -227,12 +230,14 @@ def refuse(connection: socket.socket, incarnation: int, reason: str) -> int:
     try:
         trio.run(send)
     except* PeerGone:
-        print(f"quipu: {reason}", file=sys.stderr)  # nobody else can say it any more
+        log_writer.say(reason)  # nobody else can say it any more
+    log_writer.drain()
     return os.EX_CONFIG
 
 
-def _configure_log(level: str) -> None:
+def _configure_log(level: str) -> LogWriter:
     """One JSON object a line on stderr, as the web process writes where that is no terminal."""
+    writer = LogWriter(standard_error())
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -241,24 +246,19 @@ def _configure_log(level: str) -> None:
             structlog.processors.JSONRenderer(orjson.dumps),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        logger_factory=LogLines(writer),
         cache_logger_on_first_use=True,
     )
     # the kernels know no structlog: what they say at load goes the same way
     kernels = logging.getLogger("quipu.kernels")
     kernels.setLevel(level.upper())
-    kernels.addHandler(_Relay())
-
-
-class _Relay(logging.Handler):
-    """Hands records of the standard library's logging to structlog."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name)
+    kernels.addHandler(Relay())
+    return writer
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # a pass may be running in its thread; nobody waits for it any more

@@ -12,7 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import structlog
+
 from quipu.actors.messages import UsageRecord
+
+log = structlog.get_logger()
+
+
+def run_release(release: Callable[[], None]) -> None:
+    """Call a release. Where it raises, that is the trouble of its own request, and not of those behind it."""
+    try:
+        release()
+    except Exception:
+        log.exception("release.failed")
 
 
 class Journal(Protocol):
@@ -52,7 +64,7 @@ class NoJournal:
         return True
 
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
-        release()
+        run_release(release)
 
     def flush(self) -> None:
         pass

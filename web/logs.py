@@ -1,7 +1,7 @@
 """The log of the whole process, configured once by the command line.
 
 One JSON object a line on stderr, or coloured text where stderr is a terminal. What is logged is decided where it
-happens; here is only its form.
+happens; here is only its form. Lines are written by a thread (`actors/log_writer.py`).
 
 What must always hold: values of local variables never reach a log, since they may be what a client sent.
 """
@@ -10,14 +10,37 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quipu.actors.log_writer import LogLines, LogWriter, Relay, standard_error
 
 
-def configure(level: str) -> None:
-    """Log from `level` ("debug", "info", ...) upwards. Raises ValueError for a level that does not exist."""
+def count_in(registry: CollectorRegistry, writer: LogWriter) -> None:
+    """Show in `/metrics` how many lines were dropped."""
+    registry.register(_Dropped(writer))
+
+
+class _Dropped(Collector):
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Lines of the web process's log that could not be written."
+        yield CounterMetricFamily("quipu:log_lines_dropped", text, value=float(self._writer.num_dropped))
+
+
+def configure(level: str) -> LogWriter:
+    """Log from `level` ("debug", "info", ...) upwards. Raises ValueError for a level that does not exist.
+
+    Returns what writes the lines, to be drained before the process ends.
+    """
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:
         raise ValueError(f"no such log level: {level}")
@@ -26,19 +49,22 @@ def configure(level: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    logger_factory: Any
-    if sys.stderr.isatty():
+    writer = LogWriter(standard_error())
+    if sys.stderr is not None and sys.stderr.isatty():
         # The default renderer of exceptions shows local variables.
         plain = structlog.dev.plain_traceback
         processors.append(structlog.dev.ConsoleRenderer(exception_formatter=plain))
-        logger_factory = structlog.PrintLoggerFactory(sys.stderr)
     else:
         processors.append(structlog.processors.format_exc_info)
         processors.append(structlog.processors.JSONRenderer(orjson.dumps, option=orjson.OPT_NON_STR_KEYS))
-        logger_factory = structlog.BytesLoggerFactory(sys.stderr.buffer)
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(levels[level.upper()]),
-        logger_factory=logger_factory,
+        logger_factory=LogLines(writer),
         cache_logger_on_first_use=True,
     )
+    # What libraries say goes the same way: by itself it would be written from the event loop, whoever reads or not.
+    root = logging.getLogger()
+    root.setLevel(max(logging.WARNING, levels[level.upper()]))
+    root.addHandler(Relay())
+    return writer

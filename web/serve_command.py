@@ -24,6 +24,7 @@ from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
+from quipu.actors.log_writer import LogWriter
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.wiring import House, split
@@ -49,15 +50,24 @@ GC_THRESHOLDS = (2_000, 10, 50)
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that runs Python may keep the interpreter lock from the event loop. The loop gives it up at every
 write to a socket, and would wait for it each time for Python's usual five milliseconds."""
+LAST_WORDS_S = 0.2
+"""How long the second signal waits for the log."""
 CLOSING_S = 2.0
 """After the drain: how long connections may take to end, all generation having ended."""
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
     """Serve as the flags say; returns the exit code."""
-    logs.configure(arguments.log_level)
+    log_writer = logs.configure(arguments.log_level)
+    try:
+        return _serve(arguments, log_writer)
+    finally:
+        log_writer.drain()
+
+
+def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
     if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
-        print("quipu: --kv-events-config needs prefix caching: without it nothing can be found", file=sys.stderr)
+        log_writer.say("--kv-events-config needs prefix caching: without it nothing can be found")
         return EXIT_USAGE
     try:
         keys = key_store(arguments, os.environ)
@@ -69,7 +79,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         resolved = ledger_settings(ledger) | {"max_connections": max_connections}
         info = attrs.evolve(info, settings=info.settings | resolved)
     except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
-        print(f"quipu: {error}", file=sys.stderr)
+        log_writer.say(str(error))
         return EXIT_USAGE
     options = AppOptions(
         allow_client_priority=arguments.allow_client_priority,
@@ -93,6 +103,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
                 keys,
                 ledger,
                 tracing,
+                log_writer,
                 host=arguments.host,
                 port=arguments.port,
                 grace_s=arguments.shutdown_timeout,
@@ -109,7 +120,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     except* OSError as group:
         failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
     if failure is not None:
-        print(f"quipu: {failure}", file=sys.stderr)
+        log_writer.say(failure)
         return EXIT_FAILED
     return 0
 
@@ -122,6 +133,7 @@ async def run_server(
     keys: KeyStore,
     ledger_config: LedgerConfig,
     tracing: TracingConfig | None,
+    log_writer: LogWriter,
     *,
     host: str,
     port: int,
@@ -140,9 +152,10 @@ async def run_server(
         ):
             install_gauges(ledger, house.metrics.registry)
             tracer.count_in(house.metrics.registry)
+            logs.count_in(house.metrics.registry, log_writer)
             ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
             stopping = trio.Event()
-            watching.start_soon(_wait_signal, stopping)
+            watching.start_soon(_wait_signal, stopping, log_writer)
             async with trio.open_nursery() as serving:
                 addresses: list[Address] = await serving.start(
                     partial(
@@ -167,11 +180,12 @@ async def run_server(
         watching.cancel_scope.cancel()  # it would wait for another signal for ever
 
 
-async def _wait_signal(stopping: trio.Event) -> None:
+async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             if stopping.is_set():
                 log.warning("server.killed", signal=signal.Signals(number).name)
+                log_writer.drain(LAST_WORDS_S)
                 os._exit(128 + number)  # asked twice
             log.info("server.stopping", signal=signal.Signals(number).name)
             stopping.set()

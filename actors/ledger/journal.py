@@ -23,6 +23,7 @@ import attrs
 import structlog
 import trio
 
+from quipu.actors.journal import run_release
 from quipu.actors.ledger.entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
 from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
@@ -136,11 +137,11 @@ class LedgerJournal:
         entry = self._open.pop(record.request_id, None)
         if entry is None:
             if record.outcome is Outcome.REJECTED and not self._refusals.take(record.tenant, self._unix_time()):
-                release()  # there is nothing to wait for
+                run_release(release)  # there is nothing to wait for
                 return
             if self._held_back or not self._has_room(MAX_LINE_BYTES):
                 self._hold_back(record)
-                release()  # it was refused; its client must hear why
+                run_release(release)  # it was refused; its client must hear why
                 return
         else:
             self._reserved -= entry.reserved
@@ -295,7 +296,7 @@ class LedgerJournal:
                 if line.closes is not None:
                     self._closings.discard(line.closes)
                 if line.release is not None:
-                    line.release()
+                    run_release(line.release)
         self._close_full()
         self._progress.set()
         self._progress = trio.Event()

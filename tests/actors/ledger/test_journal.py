@@ -304,3 +304,20 @@ def test_first_admitted_request_wins(tmp_path: Path) -> None:
     assert desk.journal.retry_of(late) is None
     assert desk.journal.admit(late)
     assert desk.journal.retry_of(so_far_of("later", received_at=T0 + 3800, **same)) == "late"
+
+
+async def test_a_release_that_raises_strands_nobody(tmp_path: Path) -> None:
+    """Those behind it hear of their end, the next flush is as ever, and the journal has no trouble of its own."""
+    for fsync in (False, True):
+        desk = open_desk(tmp_path / str(fsync), fsync=fsync)
+        async with running(desk):
+            for name in ("first", "bad", "last"):
+                assert desk.admit(name)
+            desk.close("first")
+            desk.journal.close(record_of("bad"), lambda: 1 // 0)
+            desk.close("last")
+            desk.journal.flush()
+            await until(lambda: desk.heard == ["first", "last"])  # noqa: B023 -- called at once
+            assert desk.journal.trouble is None
+            assert desk.written == ["first", "bad", "last"]
+            desk.journal.close(record_of("refused", outcome=Outcome.REJECTED), lambda: 1 // 0)

@@ -1,0 +1,143 @@
+"""Writes log lines in a thread, so that nothing that logs ever waits for who reads the log, or fails with it.
+
+Set up by `web/logs.py` and, in its process, by the engine. Lines wait in a queue that is bounded; what does not fit is
+dropped and counted. Where a line cannot be written (its reader has gone, its partition is full), it is dropped, too:
+a log is no reason to stop serving.
+
+What must always hold: handing a line over neither blocks nor raises; lines are written in the order in which they were
+handed over, each whole or, where writing fails, not at all or cut; lines about errors find room when all others do not.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import structlog
+
+MAX_BYTES = 4 << 20
+"""Of lines that wait."""
+ERROR_BYTES = 1 << 20
+"""Beyond that, for lines about errors."""
+LINGER_S = 1.0
+"""How long the end of a process waits for its last lines to be written."""
+RETRY_S = 0.05
+"""Before a descriptor that does not block, and takes nothing, is tried again, at most."""
+
+
+def standard_error() -> int:
+    """Its descriptor; none at all where this process was started without one, whose number may be a client's by now."""
+    return -1 if sys.stderr is None else sys.stderr.fileno()
+
+
+class LogWriter:
+    """A queue of lines for one file descriptor, and the thread that writes them."""
+
+    def __init__(self, fileno: int) -> None:
+        self._fileno = fileno
+        self._lines: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self._has_lines = threading.Condition(self._lock)
+        self._is_empty = threading.Condition(self._lock)
+        self._is_writing = False
+        self.num_dropped = 0
+        """Lines that were not written, or not as a whole."""
+        self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes, *, is_error: bool = False) -> None:
+        """Have a line written; `line` ends with a line break."""
+        with self._lock:
+            if self._num_bytes + len(line) > MAX_BYTES + (ERROR_BYTES if is_error else 0):
+                self.num_dropped += 1
+                return
+            self._lines.append(line)
+            self._num_bytes += len(line)
+            self._has_lines.notify()
+
+    def say(self, message: str) -> None:
+        """Have the command's own last words written, in plain text."""
+        self.put(f"quipu: {message}\n".encode("utf-8", "replace"), is_error=True)
+
+    def drain(self, timeout_s: float = LINGER_S) -> None:
+        """Wait until everything is written, but not for longer than that."""
+        with self._lock:
+            self._is_empty.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._is_writing = False
+                if not self._lines:
+                    self._is_empty.notify_all()
+                self._has_lines.wait_for(lambda: self._lines)
+                lines = list(self._lines)
+                self._lines.clear()
+                self._is_writing = True
+            for line in lines:
+                is_written = self._write(line)
+                with self._lock:
+                    self._num_bytes -= len(line)
+                    self.num_dropped += not is_written
+
+    def _write(self, line: bytes) -> bool:
+        """Whether all of it was written; waits for a reader that does not read."""
+        rest = memoryview(line)
+        while rest:
+            try:
+                rest = rest[os.write(self._fileno, rest) :]
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EINTR):
+                    return False  # the next line is tried all the same: a partition may have room again
+                self._wait_writable()
+        return True
+
+    def _wait_writable(self) -> None:
+        try:
+            select.select((), (self._fileno,), (), RETRY_S)
+        except (OSError, ValueError):  # closed, or a number too large for it
+            time.sleep(RETRY_S)
+
+
+class LogLines:
+    """What structlog calls with a rendered line: `LoggerFactory` of one writer, and the logger that it makes."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    def __call__(self, *args: Any) -> LogLines:
+        return self
+
+    def msg(self, message: bytes | str) -> None:
+        self._writer.put(_line(message))
+
+    def err(self, message: bytes | str) -> None:
+        self._writer.put(_line(message), is_error=True)
+
+    log = debug = info = warning = warn = msg
+    error = exception = critical = fatal = failure = err
+
+
+def _line(message: bytes | str) -> bytes:
+    return (message if isinstance(message, bytes) else message.encode("utf-8", "replace")) + b"\n"
+
+
+class Relay(logging.Handler):
+    """Hands records of the standard library's logging to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            exc_info = record.exc_info or None
+            structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=exc_info)
+        except Exception:  # a record that cannot be rendered is no reason to fail for who made it
+            self.handleError(record)

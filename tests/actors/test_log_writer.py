@@ -1,0 +1,150 @@
+"""Log lines go out through a thread: whoever logs neither waits nor fails, whatever becomes of the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+import pytest
+import structlog
+
+from quipu.actors import log_writer
+from quipu.actors.log_writer import ERROR_BYTES, MAX_BYTES, LogLines, LogWriter, Relay
+
+PATIENCE_S = 20.0
+LINE = b"x" * 999 + b"\n"
+
+
+@attrs.define
+class Pipe:
+    """A log's reader."""
+
+    reader: int
+    writer: int
+
+    def read_all(self, until: bytes) -> bytes:
+        """Everything up to and with `until`."""
+        data = b""
+        while until not in data:
+            data += os.read(self.reader, 1 << 16)
+        return data
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    it = Pipe(*os.pipe())
+    yield it
+    for fileno in (it.reader, it.writer):
+        try:
+            os.close(fileno)
+        except OSError:
+            continue
+
+
+def eventually(done: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_lines_in_order(pipe: Pipe) -> None:
+    """Each whole, also where they are many times what the pipe holds."""
+    writer = LogWriter(pipe.writer)
+    lines = [f"{number}\n".encode() for number in range(20_000)]
+    for line in lines:
+        writer.put(line)
+    assert pipe.read_all(lines[-1]) == b"".join(lines)
+    writer.drain(PATIENCE_S)
+    assert writer.num_dropped == 0
+
+
+def test_a_pipe_that_does_not_block(pipe: Pipe) -> None:
+    """Its reader's pace is waited for."""
+    os.set_blocking(pipe.writer, False)
+    writer = LogWriter(pipe.writer)
+    for _ in range(500):
+        writer.put(LINE)
+    writer.put(b"end\n")
+    assert pipe.read_all(b"end\n") == LINE * 500 + b"end\n"
+    assert writer.num_dropped == 0
+
+
+def test_a_reader_that_has_gone(pipe: Pipe) -> None:
+    """Every line is dropped and counted, and nobody hears of it."""
+    os.close(pipe.reader)
+    writer = LogWriter(pipe.writer)
+    for number in range(10):
+        writer.put(LINE, is_error=number == 9)
+    writer.drain(PATIENCE_S)
+    assert writer.num_dropped == 10
+
+
+def test_a_partition_that_is_full() -> None:
+    """Lines are dropped while it is."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        writer = LogWriter(full)
+        writer.put(LINE)
+        writer.drain(PATIENCE_S)
+        assert writer.num_dropped == 1
+    finally:
+        os.close(full)
+
+
+def test_a_reader_that_does_not_read(pipe: Pipe) -> None:
+    """What waits is bounded; lines about errors find room when others do not, and come out once it reads again."""
+    writer = LogWriter(pipe.writer)
+    began_s = time.monotonic()
+    num_lines = 3 * MAX_BYTES // len(LINE)
+    for _ in range(num_lines):
+        writer.put(LINE)
+    dropped = writer.num_dropped
+    assert 0 < dropped < num_lines
+    writer.put(b"an error\n", is_error=True)
+    assert writer.num_dropped == dropped
+    for _ in range(2 * ERROR_BYTES // len(LINE)):
+        writer.put(LINE, is_error=True)
+    assert writer.num_dropped > dropped, "the reserve is bounded, too"
+    writer.drain(0.05)
+    assert time.monotonic() - began_s < PATIENCE_S / 2, "nobody has waited for the reader"
+    received = pipe.read_all(b"an error\n")
+    assert received.partition(b"an error\n")[0] == LINE * (num_lines - dropped)
+    os.close(pipe.reader)
+
+
+def test_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without one writes nowhere: its number may be a client's."""
+    monkeypatch.setattr(sys, "stderr", None)
+    writer = LogWriter(log_writer.standard_error())
+    writer.put(LINE)
+    writer.drain(PATIENCE_S)
+    assert writer.num_dropped == 1
+
+
+def test_levels_and_libraries(pipe: Pipe) -> None:
+    """What structlog calls: errors by their names. Records of libraries go the same way."""
+    writer = LogWriter(pipe.writer)
+    lines = LogLines(writer)
+    puts: list[tuple[bytes, bool]] = []
+    writer.put = lambda line, *, is_error=False: puts.append((line, is_error))  # type: ignore[method-assign]
+    structlog.configure(processors=[lambda _, name, event: f"{name} {event['event']}"], logger_factory=lines)
+    try:
+        log = structlog.get_logger()
+        log.debug("a")
+        log.warning("b")
+        log.error("c")
+        log.exception("d")
+        library = logging.getLogger("some.library")
+        handler = Relay()
+        library.addHandler(handler)
+        library.error("%s of %s", "one", "two")
+        library.removeHandler(handler)
+    finally:
+        structlog.reset_defaults()
+    expected = [(b"debug a\n", False), (b"warning b\n", False), (b"error c\n", True)]
+    assert puts[:3] == expected and puts[3][1] and puts[4] == (b"error one of two\n", True)

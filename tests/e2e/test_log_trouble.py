@@ -1,0 +1,81 @@
+"""A log that cannot be written is no reason to stop serving, to wait, or to lose a record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually
+
+KINDS = ("reader gone", "reader that does not read", "partition full", "none")
+
+
+@contextmanager
+def logging_to(kind: str, folder: Path) -> Iterator[Server]:
+    """A server whose standard error is in trouble."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    reader = writer = None
+    if kind == "partition full":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    elif kind != "none":
+        reader, writer = os.pipe()
+    if kind == "reader gone" and reader is not None:
+        os.close(reader)
+    folder.mkdir()
+    command = [str(QUIPU), "serve", "demo", "--executor", "fake", "--port", str(port), "--log-level", "debug"]
+    process = subprocess.Popen(
+        command if kind != "none" else ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=writer,
+    )
+    if writer is not None:
+        os.close(writer)
+    server = Server(process, folder / "none.log", f"http://127.0.0.1:{port}")
+    try:
+        eventually(lambda: is_ready(server), "it serves")
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        if kind == "reader that does not read" and reader is not None:
+            os.close(reader)
+
+
+def is_ready(server: Server) -> bool:
+    assert server.process.poll() is None, "the server has ended"
+    try:
+        return server.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_in_trouble(tmp_path: Path, kind: str) -> None:
+    """Answers, streams, records and the end of the server are as ever; what was not logged is counted."""
+    with logging_to(kind, tmp_path / "server") as server:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+            body = {"model": "demo", "prompt": "Hi.", "max_tokens": 4, "metadata": {"why": "x" * 400}}
+            for at in range(60):
+                answer = client.post("/v1/completions", json=body, headers={"X-Request-Id": "y" * 250})
+                assert answer.status_code == 200, at
+            streamed = client.post("/v1/completions", json=body | {"stream": True})
+            assert streamed.text.endswith("data: [DONE]\n\n")
+        metrics = server.wait_at_rest()
+        assert metrics["prompt_tokens_total"] > 0 and metrics['requests_total{outcome="finished"}'] == 61
+        dropped = metrics["log_lines_dropped_total"]
+        assert dropped == 0 if kind == "reader that does not read" else dropped > 60
+        os.kill(server.engine_pid(), signal.SIGKILL)  # that is logged as an error, and takes nobody along
+        eventually(lambda: is_ready(server) and server.complete("Hi.").status_code == 200, "it serves again")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
