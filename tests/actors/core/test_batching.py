@@ -8,6 +8,7 @@ import attrs
 import pytest
 from engine_bench import EngineBench
 
+from quipu.actors.core import running
 from quipu.actors.core.limits import Limits
 from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepReport
 from quipu.kernels.fake import Dials
@@ -336,3 +337,17 @@ def test_what_just_fits_runs_alone() -> None:
     bench.finish()
     bench.check_at_rest()
     assert len(life.tokens) == 70
+
+
+@pytest.mark.parametrize(("most", "together"), [(100, 3), (4, 2), (3, 1), (1, 1)])
+def test_long_prompts_are_looked_up_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, most: int, together: int) -> None:
+    """What the block manager looks up in one step is bounded; the first that waits is always among it, and all come."""
+    monkeypatch.setattr(running, "MAX_CANDIDATE_KEYS", most)
+    bench = bench_of(max_steps_in_flight=1)
+    bench.submit([1], 1)
+    waiting = [bench.submit(PROMPT[:9], 1)[0] for _ in range(3)]  # two full blocks each
+    bench.step()
+    assert list(bench.plans[-1].row_ids) == [each.id for each in waiting[:together]]
+    bench.finish()
+    bench.check_at_rest()
+    assert all(len(each.tokens) == 1 for each in waiting)
