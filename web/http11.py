@@ -40,7 +40,10 @@ if version("hypercorn") != HYPERCORN_VERSION:
     )
 
 
-_HEAD_END = re.compile(rb"\n\r?\n")
+_HEAD_END = b"\r\n\r\n"
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
+_BAD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
+"""A line feed alone, or a folded line. h11 takes both; a proxy in front may see other headers there than we do."""
 URGENT_PATHS = frozenset({b"/health", b"/ready"})
 """Begun at once: a probe is no part of the crowd that it asks about."""
 
@@ -73,6 +76,14 @@ def origin_form(request: h11.Request) -> bytes:
     if parts.scheme not in (b"http", b"https") or not parts.netloc:
         raise RefusedRequest(400)
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
+
+
+def check_framing(request: h11.Request) -> None:
+    """Refuse a request that says in two ways how long its body is: whoever is in front of us may have believed the
+    other one, and would take the rest for the next request (RFC 9112, 6.1). Raises RefusedRequest."""
+    names = {name for name, _ in request.headers}
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise RefusedRequest(400)
 
 
 class AppTasks(TaskGroup):
@@ -148,6 +159,8 @@ class Protocol(H11Protocol):
         self._num_body_bytes_left: int | None = None
         """Of the response's declared length; None where none was declared."""
         self._last_bytes = b""
+        self._half_line_end = b""
+        """Of an empty line before a request: its CR, while the LF has not come."""
 
     @property
     def num_buffered(self) -> int:
@@ -166,7 +179,12 @@ class Protocol(H11Protocol):
             # when expected EOF" ends the response that is being sent. RFC 9112, 9.6: read and ignore.
             return
         if self.connection.their_state is h11.IDLE and not self.num_buffered:
-            data = data.lstrip(b"\r\n")  # RFC 9112, 2.2: empty lines before a request are ignored; h11 answers 400
+            # RFC 9112, 2.2: empty lines before a request are ignored; h11 answers 400
+            data = self._half_line_end + data
+            empty_lines = _EMPTY_LINES.match(data)
+            data = data if empty_lines is None else data[empty_lines.end() :]
+            self._half_line_end = data if data == b"\r" else b""
+            data = data[len(self._half_line_end) :]
         if data:
             self.connection.receive_data(data)
 
@@ -179,9 +197,10 @@ class Protocol(H11Protocol):
                 )
             try:
                 if self.connection.their_state is h11.IDLE:
-                    self._count_headers()
+                    self._check_head()
                 event = self.connection.next_event()
                 if isinstance(event, h11.Request):
+                    check_framing(event)
                     await self._open_stream(event, origin_form(event))
                 elif event is h11.PAUSED:
                     # Stock parks its reader here until the response has ended: any byte behind a request makes it
@@ -200,11 +219,16 @@ class Protocol(H11Protocol):
             except RefusedRequest as refused:
                 await self._refuse(refused.status)
 
-    def _count_headers(self) -> None:
-        """Refuse a head of too many lines before h11 parses them, 2 us each. Raises RefusedRequest."""
+    def _check_head(self) -> None:
+        """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.
+
+        Raises RefusedRequest.
+        """
         received = self.connection.trailing_data[0]
-        end = _HEAD_END.search(received)
-        num_lines = received.count(b"\n") if end is None else received.count(b"\n", 0, end.start()) + 1
+        head, end, _ = received.partition(_HEAD_END)
+        if _BAD_LINE_END.search(head):
+            raise RefusedRequest(400)
+        num_lines = head.count(b"\n") + bool(end)
         if num_lines - 1 > self.max_headers:  # the first is the request's
             raise RefusedRequest(431)
 
