@@ -191,10 +191,6 @@ class Protocol(H11Protocol):
     async def advance(self) -> None:
         """Act upon all that has been fed; return where more is needed or a response is under way."""
         while not self.closed and self.connection.their_state is not h11.MUST_CLOSE:
-            if self.connection.they_are_waiting_for_100_continue:
-                await self._send_h11_event(
-                    h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
-                )
             try:
                 if self.connection.their_state is h11.IDLE:
                     self._check_head()
@@ -218,6 +214,16 @@ class Protocol(H11Protocol):
                 await self._refuse(error.error_status_hint)
             except RefusedRequest as refused:
                 await self._refuse(refused.status)
+
+    async def ask_for_body(self) -> None:
+        """Send `100 Continue` to a client that waits for it with its body.
+
+        Stock does so as soon as it has the head, and so invites bodies of which nobody will read a byte.
+        """
+        if not self.closed and self.connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(
+                h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
+            )
 
     def _check_head(self) -> None:
         """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.

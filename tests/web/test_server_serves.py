@@ -218,14 +218,20 @@ async def test_handler_that_fails() -> None:
 
 
 async def test_expect_100_continue() -> None:
-    """The client is told to go on."""
+    """The client is told to go on when its body is wanted, once; not where nobody reads it, nor where it has come."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         request = post("/upload", b"abc", "Expect: 100-continue")
-        await client.send(request[:-3])
-        assert (await client.answer()).status == 100
-        await client.send(request[-3:])
+        for _ in range(2):
+            await client.send(request[:-3])
+            assert (await client.answer()).status == 100
+            await client.send(request[-3:])
+            assert (await client.answer()).body == b"3"
+        await client.send(request)
         assert (await client.answer()).body == b"3"
+        await client.send(post("/hello", b"abc", "Expect: 100-continue")[:-3])
+        assert (await client.answer()).status == 200
+        assert await client.read_all() == b""
 
 
 async def test_head() -> None:
