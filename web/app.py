@@ -28,6 +28,7 @@ from quipu.web.openai.models import install_models
 from quipu.web.openai.responses_serve import install_responses
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
+from quipu.web.paths import SentPathMap
 from quipu.web.tracing import NoTracer, Tracer
 from quipu.web.visit import current_visit, install_visits
 
@@ -39,6 +40,7 @@ class QuipuApp(QuartTrio):
     """Quart with requests that own a scope, and a log without the contents of requests."""
 
     asgi_http_class = MeteredHTTP
+    url_map_class = SentPathMap
 
     def __init__(self, bodies: BodyBudget) -> None:
         super().__init__("quipu", static_folder=None)
@@ -74,8 +76,6 @@ def make_app(
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
-    # A path is taken as it was sent; no redirects.
-    app.url_map.merge_slashes = False
     install_visits(app, desk, tracer or NoTracer())
     install_reserved_places(app)
     install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks

@@ -57,3 +57,43 @@ async def test_body_that_is_wanted() -> None:
         assert (await client.answer()).status == 200
         await client.send(request)
         assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/metrics", 200),
+        ("/metrics?a=%6d", 200),
+        ("//metrics", 404),
+        ("///metrics", 404),
+        ("/%6detrics", 404),
+        ("/metrics/", 404),
+        ("/%2Fmetrics", 404),
+        ("/v1/models", 200),
+        ("/v1//models", 404),
+        ("//v1/models", 404),
+        ("/v1%2Fmodels", 404),
+        ("/v1/models/tiny", 200),
+        ("/v1/models/t%69ny", 200),
+        ("/v1/models/org/tiny", 200),
+        ("/v1/models/org%2Ftiny", 200),
+        ("/v1/models//tiny", 404),
+        ("/v1/%6dodels/tiny", 404),
+        ("http://x/v1/models", 200),
+        ("http://x//v1/models", 404),
+    ],
+)
+async def test_paths_are_matched_as_sent(path: str, status: int) -> None:
+    """Only what a rule leaves open may be encoded."""
+    async with serving() as server:
+        client = await server.connect()
+        await client.send(get(path))
+        assert (await client.answer()).status == status
+
+
+async def test_no_method_is_allowed_where_nothing_is() -> None:
+    """404, not 405: a path that was not sent as it is written has no methods."""
+    async with serving() as server:
+        client = await server.connect()
+        await client.send(post("//metrics"))
+        assert (await client.answer()).status == 404
