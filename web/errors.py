@@ -2,7 +2,7 @@
 
 Every way a request can fail before its status line ends here: a field that cannot be served, an error that an actor
 put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's,
-`{"error": {"message", "type", "param", "code"}}`, or Anthropic's where `speaks_anthropic`:
+`{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API (`speaks_anthropic`):
 `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
 What must always hold: nothing that a client sent is ever written to a log, so exceptions are logged by their type and
@@ -75,6 +75,8 @@ _ANTHROPIC_TYPES: dict[int, str] = {
 
 
 _ANTHROPIC_TREES = ("/v1/messages/", "/v1/organizations/")
+_SHARED_PATH = "/v1/models"
+"""And all below it."""
 
 
 def anthropic_type(status: int) -> str:
@@ -84,9 +86,14 @@ def anthropic_type(status: int) -> str:
 
 
 def speaks_anthropic() -> bool:
-    """Whether the client of the current request expects answers in Anthropic's shape: by its path or by its header."""
+    """Whether the current request is answered in Anthropic's shape: its path says so, whatever its headers.
+
+    Where both APIs have the same path, the header that only one of them knows decides.
+    """
     path = request.path
-    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES) or "anthropic-version" in request.headers
+    if path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/"):
+        return "anthropic-version" in request.headers
+    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES)
 
 
 def _request_id() -> str | None:
