@@ -11,6 +11,7 @@ the frames they passed, never by their message.
 
 from __future__ import annotations
 
+import json
 import traceback
 from http import HTTPStatus
 
@@ -25,6 +26,9 @@ from quipu.web.visit import current_visit, note_error
 
 RETRY_AFTER_S = 1
 """What a client is told to wait before it tries again; a restart of the engine takes about as long."""
+
+MAX_QUOTED = 200
+"""Characters of what a client wrote, in a message to it."""
 
 _log = structlog.get_logger("quipu.web")
 
@@ -107,6 +111,21 @@ def invalid(message: str, param: str | None = None, code: str | None = "invalid_
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
     return APIError(HTTPStatus.NOT_FOUND, message, "invalid_request_error", param=param, code=code)
+
+
+def no_model(name: str) -> APIError:
+    """No model is served under this name, which the client wrote."""
+    return not_found(f"The model {quoted(name)} does not exist on this server.", "model", "model_not_found")
+
+
+def quoted(text: str) -> str:
+    """A client's own words as a message may show them: what is not printable is escaped, what is long is cut."""
+    shown = "".join(char if char.isprintable() and char not in '"\\' else _escaped(char) for char in text[:MAX_QUOTED])
+    return f'"{shown}"' if len(text) <= MAX_QUOTED else f'"{shown}…"'
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 def unavailable(message: str, code: str | None = None) -> APIError:

@@ -8,9 +8,19 @@ import pytest
 from tests.web.fakes import Client, FakeDesk
 
 from quipu.web.app import make_app
+from quipu.web.errors import MAX_QUOTED, quoted
 from quipu.web.options import AppOptions
 
 VERSION = {"anthropic-version": "2023-06-01"}
+MESSAGES = [{"role": "user", "content": "x"}]
+ENDPOINTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/responses", {"input": "x"}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+]
+
 
 def is_anthropics(answer: dict[str, Any]) -> bool:
     assert set(answer) in ({"error"}, {"type", "error", "request_id"})
@@ -58,3 +68,25 @@ async def test_header_decides_on_a_shared_path(method: str, path: str, status: i
         async with Client(make_app(FakeDesk())).open(method, path, headers=headers) as exchange:
             assert is_anthropics(await exchange.json()) == bool(headers)
         assert exchange.status == status
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+async def test_unknown_model_is_named(path: str, body: dict[str, Any]) -> None:
+    """On every endpoint."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(path, body | {"model": 'gpt-5\n"\u202e'})
+    assert exchange.status == 404
+    assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist on this server.'
+
+
+async def test_unknown_model_of_a_path_is_named() -> None:
+    """As it is called, not as it was encoded; in both shapes."""
+    for headers in ({}, VERSION):
+        _, answer = await Client(make_app(FakeDesk())).get("/v1/models/org/gr%C3%B6%C3%9Fer", headers)
+        assert answer["error"]["message"] == 'The model "org/größer" does not exist on this server.'
+
+
+def test_what_is_quoted_is_bounded() -> None:
+    """What is longer is cut, and one can see that it is."""
+    assert quoted("x" * MAX_QUOTED) == '"' + "x" * 200 + '"'
+    assert quoted("x" * 100_000) == '"' + "x" * 200 + '…"'
+    assert quoted("\\\x00\x7f é") == r'"\\\u0000\u007f é"'
