@@ -78,7 +78,8 @@ def make_app(
     )
     install_visits(app, desk, tracer or NoTracer())
     install_reserved_places(app)
-    install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks
+    # Before any hook that reads or opens something comes who asks.
+    install_auth(app, keys, options.domain, open_admin=options.open_admin)
     install_error_handlers(app)
     install_openai(app, desk, options)
     install_responses(app, desk, options)

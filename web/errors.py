@@ -202,6 +202,15 @@ def respond(error: APIError) -> Response:
     return error.response()
 
 
+def turn_away(error: APIError) -> Response:
+    """The answer to the current request where nobody will read its body."""
+    response = respond(error)
+    if request.content_length or "Transfer-Encoding" in request.headers:
+        # Its bytes are still to come, so the connection cannot carry another request.
+        response.headers["Connection"] = "close"
+    return response
+
+
 def install_error_handlers(app: QuartTrio) -> None:
     """Give every error of `app` the shape of this module."""
 

@@ -11,6 +11,8 @@ class AppOptions:
 
     domain: str = "default"
     """The one tenant, where no keys were asked for; otherwise each key has its own."""
+    open_admin: bool = False
+    """Without keys, admin routes answer everybody. Otherwise only this machine."""
     always_include_usage: bool = False
     """Streams carry usage without being asked, for operators who meter at a gateway."""
     allow_client_priority: bool = False

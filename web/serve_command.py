@@ -37,6 +37,7 @@ from quipu.web.keys import KeyStore
 from quipu.web.ledger_flags import ledger_config, ledger_settings
 from quipu.web.loop_watch import watch_loop
 from quipu.web.options import AppOptions
+from quipu.web.peers import is_loopback
 from quipu.web.server import Address, ServerConfig, serve
 from quipu.web.settings import resolve_config
 from quipu.web.tracing import TracingConfig, TracingError, open_tracer, tracing_config
@@ -66,12 +67,17 @@ def run_serve(arguments: argparse.Namespace) -> int:
         config, info = resolve_config(arguments)
         raise_file_limit()
         max_connections = arguments.max_connections or default_max_connections()
-        resolved = ledger_settings(ledger) | {"max_connections": max_connections}
+        resolved = ledger_settings(ledger) | {
+            "max_connections": max_connections,
+            "open_admin": arguments.open_admin,
+        }
         info = attrs.evolve(info, settings=info.settings | resolved)
     except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
+    warn_where_open(arguments.host, keys)
     options = AppOptions(
+        open_admin=arguments.open_admin,
         allow_client_priority=arguments.allow_client_priority,
         always_include_usage=arguments.always_include_usage,
         keep_billing_header=arguments.keep_billing_header,
@@ -112,6 +118,13 @@ def run_serve(arguments: argparse.Namespace) -> int:
         print(f"quipu: {failure}", file=sys.stderr)
         return EXIT_FAILED
     return 0
+
+
+def warn_where_open(host: str, keys: KeyStore) -> None:
+    """Tell an operator that others can reach a server without keys."""
+    if keys.is_open and not is_loopback(host):
+        message = "whoever reaches this address may use the server: it has no API keys (docs/keys.md)"
+        log.warning("server.open", host=host, detail=message)
 
 
 async def run_server(

@@ -137,6 +137,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
     )
     add_key_flags(command)
+    add("--open-admin", action="store_true", help="without keys: answer admin routes to other machines, too")
     add(
         "--request-timeout",
         type=_positive_seconds,
