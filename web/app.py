@@ -22,6 +22,7 @@ from quipu.web.admin.usage_source import UsageSource
 from quipu.web.anthropic.serve import install_anthropic
 from quipu.web.auth import install_auth
 from quipu.web.bodies import BodyBudget, MeteredHTTP
+from quipu.web.browsers import install_browser_rules
 from quipu.web.errors import frames_of, install_error_handlers, respond, unavailable
 from quipu.web.keys import KeyStore
 from quipu.web.openai.models import install_models
@@ -78,6 +79,7 @@ def make_app(
     )
     install_visits(app, desk, tracer or NoTracer())
     install_reserved_places(app)
+    install_browser_rules(app, options.browsers)
     # Before any hook that reads or opens something comes who asks.
     install_auth(app, keys, options.domain, open_admin=options.open_admin)
     install_error_handlers(app)

@@ -30,6 +30,7 @@ from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.admin.usage_source import LedgerUsage
 from quipu.web.app import make_app
+from quipu.web.browser_rules import BrowserRules
 from quipu.web.connection_table import default_max_connections, raise_file_limit
 from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
@@ -70,6 +71,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         resolved = ledger_settings(ledger) | {
             "max_connections": max_connections,
             "open_admin": arguments.open_admin,
+            "allowed_hosts": sorted(arguments.allowed_hosts),
+            "allowed_origins": sorted(arguments.allowed_origins),
         }
         info = attrs.evolve(info, settings=info.settings | resolved)
     except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
@@ -78,6 +81,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     warn_where_open(arguments.host, keys)
     options = AppOptions(
         open_admin=arguments.open_admin,
+        browsers=browser_rules(arguments, has_keys=not keys.is_open),
         allow_client_priority=arguments.allow_client_priority,
         always_include_usage=arguments.always_include_usage,
         keep_billing_header=arguments.keep_billing_header,
@@ -125,6 +129,16 @@ def warn_where_open(host: str, keys: KeyStore) -> None:
     if keys.is_open and not is_loopback(host):
         message = "whoever reaches this address may use the server: it has no API keys (docs/keys.md)"
         log.warning("server.open", host=host, detail=message)
+
+
+def browser_rules(arguments: argparse.Namespace, *, has_keys: bool) -> BrowserRules:
+    """What is asked of hosts and origins: with keys, nothing that was not told; without, that no page can get in."""
+    checks_hosts = bool(arguments.allowed_hosts) or (not has_keys and is_loopback(arguments.host))
+    return BrowserRules(
+        allowed_hosts=frozenset(arguments.allowed_hosts) if checks_hosts else None,
+        allowed_origins=arguments.allowed_origins,
+        refuse_cross_site=not has_keys,
+    )
 
 
 async def run_server(
