@@ -14,6 +14,8 @@ from quart.routing import QuartMap
 from quart.wrappers.base import BaseRequestWebsocket
 from werkzeug.routing import MapAdapter, PathConverter, UnicodeConverter
 
+_HOST = "localhost"
+
 
 class _EncodedText(UnicodeConverter):
     """One segment, decoded once it has matched."""
@@ -40,9 +42,11 @@ class SentPathMap(QuartMap):
     def bind_to_request(
         self, request: BaseRequestWebsocket, subdomain: str | None, server_name: str | None
     ) -> MapAdapter:
-        adapter = super().bind_to_request(request, subdomain, server_name)
         sent = cast(bytes | None, request.scope.get("raw_path"))  # a server need not give it
         path = quote(request.path) if sent is None else sent.decode("utf-8", "replace")
-        # Werkzeug drops the slashes with which a path begins, however many.
-        adapter.path_info = f"/%2F{path[2:]}" if path.startswith("//") else path
-        return adapter
+        if path.startswith("//"):
+            path = f"/%2F{path[2:]}"  # werkzeug drops the slashes with which a path begins, however many
+        # No route depends on the name that a client calls us by, and Quart fails on one that is no domain name.
+        return self.bind(
+            _HOST, request.root_path, None, request.scheme, request.method, path, request.query_string.decode()
+        )

@@ -91,6 +91,15 @@ async def test_paths_are_matched_as_sent(path: str, status: int) -> None:
         assert (await client.answer()).status == status
 
 
+@pytest.mark.parametrize("host", ["", "a b", "a..b", "x" * 70, "[::1", "a/b", "\xe9", "localhost:99999"])
+async def test_odd_hosts(host: str) -> None:
+    """What stands in `Host` decides no route, so none of them is an error of the server."""
+    async with serving() as server:
+        client = await server.connect()
+        await client.send(get("/v1/models").replace(b"Host: x", b"Host: " + host.encode("latin1")))
+        assert (await client.answer()).status == 200
+
+
 async def test_no_method_is_allowed_where_nothing_is() -> None:
     """404, not 405: a path that was not sent as it is written has no methods."""
     async with serving() as server:
