@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import chain
-from urllib.parse import urlsplit
 
 import h11
 import trio
@@ -28,6 +27,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
 
+from quipu.web.heads import RefusedRequest, check_framing, check_lines, origin_form
 from quipu.web.turns import start_turn
 
 HYPERCORN_VERSION = "0.18.0"
@@ -40,50 +40,9 @@ if version("hypercorn") != HYPERCORN_VERSION:
     )
 
 
-_HEAD_END = b"\r\n\r\n"
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*")
-_BAD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
-"""A line feed alone, or a folded line. h11 takes both; a proxy in front may see other headers there than we do."""
 URGENT_PATHS = frozenset({b"/health", b"/ready"})
 """Begun at once: a probe is no part of the crowd that it asks about."""
-
-
-class RefusedRequest(Exception):
-    """A well-formed request that this server does not serve. It is answered with `status`; the connection closes."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-def origin_form(request: h11.Request) -> bytes:
-    """The request's target as `/path?query`, or `*`.
-
-    Stock Hypercorn switches to HTTP/2 upon `PRI * HTTP/2.0` (whose implementation can be killed, hung and made to
-    buffer without bound), and passes a target such as `http://[::1` on to die in the application.
-
-    Raises RefusedRequest.
-    """
-    if request.http_version not in (b"1.0", b"1.1"):
-        raise RefusedRequest(505)
-    target = request.target
-    if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
-        return target
-    try:
-        parts = urlsplit(target)
-    except ValueError:
-        raise RefusedRequest(400) from None
-    if parts.scheme not in (b"http", b"https") or not parts.netloc:
-        raise RefusedRequest(400)
-    return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
-
-
-def check_framing(request: h11.Request) -> None:
-    """Refuse a request that says in two ways how long its body is: whoever is in front of us may have believed the
-    other one, and would take the rest for the next request (RFC 9112, 6.1). Raises RefusedRequest."""
-    names = {name for name, _ in request.headers}
-    if b"content-length" in names and b"transfer-encoding" in names:
-        raise RefusedRequest(400)
 
 
 class AppTasks(TaskGroup):
@@ -193,7 +152,7 @@ class Protocol(H11Protocol):
         while not self.closed and self.connection.their_state is not h11.MUST_CLOSE:
             try:
                 if self.connection.their_state is h11.IDLE:
-                    self._check_head()
+                    check_lines(self.connection.trailing_data[0], self.max_headers)
                 event = self.connection.next_event()
                 if isinstance(event, h11.Request):
                     check_framing(event)
@@ -224,19 +183,6 @@ class Protocol(H11Protocol):
             await self._send_h11_event(
                 h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
             )
-
-    def _check_head(self) -> None:
-        """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.
-
-        Raises RefusedRequest.
-        """
-        received = self.connection.trailing_data[0]
-        head, end, _ = received.partition(_HEAD_END)
-        if _BAD_LINE_END.search(head):
-            raise RefusedRequest(400)
-        num_lines = head.count(b"\n") + bool(end)
-        if num_lines - 1 > self.max_headers:  # the first is the request's
-            raise RefusedRequest(431)
 
     async def handle(self, event: Event) -> None:
         """The connection has ended (`Closed`): tell the application. Bytes come through `feed` and `advance`."""
