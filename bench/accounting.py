@@ -84,7 +84,8 @@ def serve_all(port: int, work: list[Work], num_streams: int) -> int:
         body = waiting.pop().body
         sock = socket.create_connection(("127.0.0.1", port))
         head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nConnection: close\r\n"
         )
         sock.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         sock.setblocking(False)

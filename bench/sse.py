@@ -64,7 +64,7 @@ class Streams:
         self._tails: dict[int, bytes] = {}
         self._socks: dict[int, socket.socket] = {}
         body = json.dumps({"model": "demo", "prompt": "x", "stream": True, "max_tokens": 10**8}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         for _ in range(count):
             sock = socket.create_connection(("127.0.0.1", port))
             sock.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))

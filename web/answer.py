@@ -30,6 +30,7 @@ from quipu.web.caller import caller_of
 from quipu.web.errors import raise_error_of, unavailable
 from quipu.web.fields import parse_object
 from quipu.web.generation import GenerationRequest, check_priority
+from quipu.web.ignored import Shape, ignored_fields
 from quipu.web.json_body import MAX_CHAT_VALUES
 from quipu.web.options import AppOptions
 from quipu.web.shelf import shelf_of_run
@@ -82,12 +83,15 @@ Reader = Callable[[Asked], Awaitable[Reply]]
 
 
 async def answer(
-    endpoint: str, read: Reader, desk: FrontDesk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
+    endpoint: str, read: Reader, shape: Shape, desk: FrontDesk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
 ) -> Response:
-    """Serve the request that is being handled; its body has at most `max_values` values. Raises APIError."""
+    """Serve the request that is being handled; its body has at most `max_values` values. Raises APIError.
+
+    `shape`: what `read` knows of a body; the client is told of all else.
+    """
     visit = current_visit()
     visit.is_generation = True
-    prepared = await _prepare(read, desk, visit, options, max_values)
+    prepared = await _prepare(read, shape, desk, visit, options, max_values)
     reply, caller = prepared.reply, prepared.caller
     try:
         ticket = desk.open(prepared.encode, endpoint, caller)
@@ -117,11 +121,14 @@ class _Prepared:
     """Of the memory for bodies: given back when the prompts are encoded."""
 
 
-async def _prepare(read: Reader, desk: FrontDesk, visit: Visit, options: AppOptions, max_values: int) -> _Prepared:
+async def _prepare(
+    read: Reader, shape: Shape, desk: FrontDesk, visit: Visit, options: AppOptions, max_values: int
+) -> _Prepared:
     """Read the body of the request that is being handled. Nothing of it is kept but its prompts, and those once."""
     data, share = await take_body()
     body = await parse_object(data, share.grow, max_values)
     reply = await read(Asked(body, visit.request_id, desk.info, options))
+    visit.ignored_fields = await ignored_fields(body, shape)
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or visit.principal.may_prioritize)
     caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
     encode = reply.wanted.encode(visit.request_id, caller.tenant)

@@ -22,12 +22,14 @@ from quipu.web.admin.usage_source import UsageSource
 from quipu.web.anthropic.serve import install_anthropic
 from quipu.web.auth import install_auth
 from quipu.web.bodies import BodyBudget, MeteredHTTP
+from quipu.web.browsers import install_browser_rules
 from quipu.web.errors import frames_of, install_error_handlers, respond, unavailable
 from quipu.web.keys import KeyStore
 from quipu.web.openai.models import install_models
 from quipu.web.openai.responses_serve import install_responses
 from quipu.web.openai.serve import install_openai
 from quipu.web.options import AppOptions
+from quipu.web.paths import SentPathMap
 from quipu.web.tracing import NoTracer, Tracer
 from quipu.web.visit import current_visit, install_visits
 
@@ -39,6 +41,7 @@ class QuipuApp(QuartTrio):
     """Quart with requests that own a scope, and a log without the contents of requests."""
 
     asgi_http_class = MeteredHTTP
+    url_map_class = SentPathMap
 
     def __init__(self, bodies: BodyBudget) -> None:
         super().__init__("quipu", static_folder=None)
@@ -74,11 +77,11 @@ def make_app(
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
-    # A path is taken as it was sent; no redirects.
-    app.url_map.merge_slashes = False
     install_visits(app, desk, tracer or NoTracer())
     install_reserved_places(app)
-    install_auth(app, keys, options.domain)  # the first hook that sees a visit: nothing comes before who asks
+    install_browser_rules(app, options.browsers)
+    # Before any hook that reads or opens something comes who asks.
+    install_auth(app, keys, options.domain, open_admin=options.open_admin)
     install_error_handlers(app)
     install_openai(app, desk, options)
     install_responses(app, desk, options)

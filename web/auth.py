@@ -14,8 +14,9 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.web.errors import APIError, respond
+from quipu.web.errors import APIError, turn_away
 from quipu.web.keys import KeyStore, house_principal
+from quipu.web.peers import is_from_this_machine
 from quipu.web.visit import current_visit
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
@@ -25,23 +26,37 @@ ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
 ADMIN_TREES = ("/v1/organization", "/v1/organizations")
 """Everything below them, likewise."""
 
+RECORD_ROUTES = frozenset({"/v1/usage/<request_id>"})
+"""Where there are keys each shows a tenant its own records."""
+
 
 def needs_admin(route: str) -> bool:
     """Whether an admin key is needed. A route is a rule of the URL map, or the path where no rule fits."""
     return route in ADMIN_ROUTES or any(route == tree or route.startswith(f"{tree}/") for tree in ADMIN_TREES)
 
 
-def install_auth(app: QuartTrio, keys: KeyStore, tenant: str) -> None:
-    """Close the routes of `app`, present and future; `tenant` is everybody's where there are no keys."""
+def is_local(route: str) -> bool:
+    """Whether a server without keys answers it to its own machine alone: it is an operator's, or tells of others."""
+    return needs_admin(route) or route in RECORD_ROUTES
+
+
+def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: bool) -> None:
+    """Close the routes of `app`, present and future; `tenant` is everybody's where there are no keys.
+
+    `open_admin`: where there are no keys, admin routes are everybody's, too.
+    """
     everybody = house_principal(tenant)
 
     @app.before_request
     async def authenticate() -> Response | None:
         visit = current_visit()
+        rule = request.url_rule
+        route = request.path if rule is None else rule.rule
         if keys.is_open:
             visit.principal = everybody
+            if is_local(route) and not open_admin and not is_from_this_machine():
+                return turn_away(not_from_here())
             return None
-        rule = request.url_rule
         if rule is not None and rule.rule in OPEN_ROUTES:
             return None
         try:
@@ -50,10 +65,13 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str) -> None:
                 raise unauthorized("This API key is not valid.")
             visit.principal = principal
             visit.log = visit.log.bind(tenant=principal.tenant, key_id=principal.key_id)
-            if needs_admin(request.path if rule is None else rule.rule) and not principal.is_admin:
+            if needs_admin(route) and not principal.is_admin:
                 raise forbidden()
         except APIError as error:
-            return _turn_away(error)
+            response = turn_away(error)
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                response.headers["WWW-Authenticate"] = "Bearer"
+            return response
         return None
 
 
@@ -64,6 +82,14 @@ def unauthorized(message: str) -> APIError:
 def forbidden() -> APIError:
     message = "This needs an admin key."
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
+
+
+def not_from_here() -> APIError:
+    message = (
+        "This server has no API keys, so it answers this only to requests from its own machine that no proxy has "
+        "forwarded. Start it with an admin key, or with --open-admin to answer everybody."
+    )
+    return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="local_only")
 
 
 def _presented_key() -> str:
@@ -80,13 +106,3 @@ def _presented_key() -> str:
         # Which of them a proxy in front has looked at cannot be told from here.
         raise unauthorized("Different API keys were given: send one.")
     return presented.pop()
-
-
-def _turn_away(error: APIError) -> Response:
-    response = respond(error)
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if request.content_length or "Transfer-Encoding" in request.headers:
-        # The body is never read, so the connection cannot carry another request.
-        response.headers["Connection"] = "close"
-    return response

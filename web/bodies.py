@@ -18,6 +18,7 @@ from quart.wrappers.request import Request
 from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import RequestTimeout
 
+from quipu.web.connection import Connection
 from quipu.web.errors import APIError, unavailable
 from quipu.web.scope import SCOPE_KEY, RequestScope, ScopedHTTP
 from quipu.web.visit import current_visit
@@ -110,9 +111,11 @@ class MeteredBody(TrioBody):
         """All of it has come, or it is refused."""
         return self._complete.is_set()
 
-    async def take(self) -> bytearray:
+    async def take(self, connection: Connection | None = None) -> bytearray:
         """Wait for all of it; nothing is kept here. Raises RequestEntityTooLarge and APIError."""
         if self._must_raise is None:
+            if connection is not None and not self.is_complete:
+                await connection.ask_for_body()
             await self._complete.wait()
         if self._must_raise is not None:
             raise self._must_raise
@@ -138,11 +141,12 @@ async def take_body() -> tuple[bytearray, BodyShare]:
 
     Raises RequestEntityTooLarge, RequestTimeout, and APIError (503) where there is no memory for it.
     """
-    body, principal = cast(MeteredBody, request.body), current_visit().principal
+    visit = current_visit()
+    body, principal = cast(MeteredBody, request.body), visit.principal
     if principal.key_id is not None:
         body.share.assign(principal.tenant)
     with trio.move_on_after(request.body_timeout or float("inf")):
-        return await body.take(), body.share
+        return await body.take(visit.connection), body.share
     raise RequestTimeout()
 
 

@@ -145,6 +145,12 @@ class Connection:
             return None
         return ChunkLine(self, self._protocol, self.stream.socket.fileno)
 
+    async def ask_for_body(self) -> None:
+        """Called before a body is read: only then a client that expects `100 Continue` is told to send it. What is
+        refused by its head alone (no key, too large) is refused without its body."""
+        if self._protocol is not None:
+            await self._protocol.ask_for_body()
+
     def abort(self) -> None:
         """Reset the connection at once; its request is cancelled as if the client had left."""
         with suppress(OSError):

@@ -2,7 +2,7 @@
 
 Every way a request can fail before its status line ends here: a field that cannot be served, an error that an actor
 put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's,
-`{"error": {"message", "type", "param", "code"}}`, or Anthropic's where `speaks_anthropic`:
+`{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API (`speaks_anthropic`):
 `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
 What must always hold: nothing that a client sent is ever written to a log, so exceptions are logged by their type and
@@ -11,6 +11,7 @@ the frames they passed, never by their message.
 
 from __future__ import annotations
 
+import json
 import traceback
 from http import HTTPStatus
 
@@ -25,6 +26,9 @@ from quipu.web.visit import current_visit, note_error
 
 RETRY_AFTER_S = 1
 """What a client is told to wait before it tries again; a restart of the engine takes about as long."""
+
+MAX_QUOTED = 200
+"""Characters of what a client wrote, in a message to it."""
 
 _log = structlog.get_logger("quipu.web")
 
@@ -75,6 +79,8 @@ _ANTHROPIC_TYPES: dict[int, str] = {
 
 
 _ANTHROPIC_TREES = ("/v1/messages/", "/v1/organizations/")
+_SHARED_PATH = "/v1/models"
+"""And all below it."""
 
 
 def anthropic_type(status: int) -> str:
@@ -84,9 +90,14 @@ def anthropic_type(status: int) -> str:
 
 
 def speaks_anthropic() -> bool:
-    """Whether the client of the current request expects answers in Anthropic's shape: by its path or by its header."""
+    """Whether the current request is answered in Anthropic's shape: its path says so, whatever its headers.
+
+    Where both APIs have the same path, the header that only one of them knows decides.
+    """
     path = request.path
-    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES) or "anthropic-version" in request.headers
+    if path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/"):
+        return "anthropic-version" in request.headers
+    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES)
 
 
 def _request_id() -> str | None:
@@ -100,6 +111,21 @@ def invalid(message: str, param: str | None = None, code: str | None = "invalid_
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
     return APIError(HTTPStatus.NOT_FOUND, message, "invalid_request_error", param=param, code=code)
+
+
+def no_model(name: str) -> APIError:
+    """No model is served under this name, which the client wrote."""
+    return not_found(f"The model {quoted(name)} does not exist on this server.", "model", "model_not_found")
+
+
+def quoted(text: str) -> str:
+    """A client's own words as a message may show them: what is not printable is escaped, what is long is cut."""
+    shown = "".join(char if char.isprintable() and char not in '"\\' else _escaped(char) for char in text[:MAX_QUOTED])
+    return f'"{shown}"' if len(text) <= MAX_QUOTED else f'"{shown}…"'
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 def unavailable(message: str, code: str | None = None) -> APIError:
@@ -174,6 +200,15 @@ def respond(error: APIError) -> Response:
     """The answer to the current request, noted for its closing line."""
     note_error(error.code, error.param)
     return error.response()
+
+
+def turn_away(error: APIError) -> Response:
+    """The answer to the current request where nobody will read its body."""
+    response = respond(error)
+    if request.content_length or "Transfer-Encoding" in request.headers:
+        # Its bytes are still to come, so the connection cannot carry another request.
+        response.headers["Connection"] = "close"
+    return response
 
 
 def install_error_handlers(app: QuartTrio) -> None:

@@ -1,6 +1,7 @@
 """Reading a JSON object field by field, with errors that name the field.
 
-Used by the parsers of every API. Null means absent, unknown fields are left alone, and a bool is never a number.
+Used by the parsers of every API. Null means absent, unknown fields are left alone (`ignored.py` names them), and a bool
+is never a number.
 
 What must always hold: messages name fields and limits, never quote what the client wrote there.
 """

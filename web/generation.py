@@ -12,7 +12,7 @@ import attrs
 
 from quipu.actors.front import ServingInfo
 from quipu.actors.messages import Encode, Prompt, SamplingParams
-from quipu.web.errors import invalid, not_found
+from quipu.web.errors import invalid, no_model
 from quipu.web.fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16
@@ -101,7 +101,7 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
     """The model asked for. Raises APIError: 404 where it is not served here."""
     model = fields.text("model")
     if model not in info.model_names:
-        raise not_found("The model does not exist on this server.", "model", "model_not_found")
+        raise no_model(model)
     return model
 
 

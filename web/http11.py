@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import chain
-from urllib.parse import urlsplit
 
 import h11
 import trio
@@ -28,6 +27,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
 
+from quipu.web.heads import RefusedRequest, check_framing, check_lines, origin_form
 from quipu.web.turns import start_turn
 
 HYPERCORN_VERSION = "0.18.0"
@@ -40,39 +40,9 @@ if version("hypercorn") != HYPERCORN_VERSION:
     )
 
 
-_HEAD_END = re.compile(rb"\n\r?\n")
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 URGENT_PATHS = frozenset({b"/health", b"/ready"})
 """Begun at once: a probe is no part of the crowd that it asks about."""
-
-
-class RefusedRequest(Exception):
-    """A well-formed request that this server does not serve. It is answered with `status`; the connection closes."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-def origin_form(request: h11.Request) -> bytes:
-    """The request's target as `/path?query`, or `*`.
-
-    Stock Hypercorn switches to HTTP/2 upon `PRI * HTTP/2.0` (whose implementation can be killed, hung and made to
-    buffer without bound), and passes a target such as `http://[::1` on to die in the application.
-
-    Raises RefusedRequest.
-    """
-    if request.http_version not in (b"1.0", b"1.1"):
-        raise RefusedRequest(505)
-    target = request.target
-    if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
-        return target
-    try:
-        parts = urlsplit(target)
-    except ValueError:
-        raise RefusedRequest(400) from None
-    if parts.scheme not in (b"http", b"https") or not parts.netloc:
-        raise RefusedRequest(400)
-    return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
 class AppTasks(TaskGroup):
@@ -148,6 +118,8 @@ class Protocol(H11Protocol):
         self._num_body_bytes_left: int | None = None
         """Of the response's declared length; None where none was declared."""
         self._last_bytes = b""
+        self._half_line_end = b""
+        """Of an empty line before a request: its CR, while the LF has not come."""
 
     @property
     def num_buffered(self) -> int:
@@ -166,22 +138,24 @@ class Protocol(H11Protocol):
             # when expected EOF" ends the response that is being sent. RFC 9112, 9.6: read and ignore.
             return
         if self.connection.their_state is h11.IDLE and not self.num_buffered:
-            data = data.lstrip(b"\r\n")  # RFC 9112, 2.2: empty lines before a request are ignored; h11 answers 400
+            # RFC 9112, 2.2: empty lines before a request are ignored; h11 answers 400
+            data = self._half_line_end + data
+            empty_lines = _EMPTY_LINES.match(data)
+            data = data if empty_lines is None else data[empty_lines.end() :]
+            self._half_line_end = data if data == b"\r" else b""
+            data = data[len(self._half_line_end) :]
         if data:
             self.connection.receive_data(data)
 
     async def advance(self) -> None:
         """Act upon all that has been fed; return where more is needed or a response is under way."""
         while not self.closed and self.connection.their_state is not h11.MUST_CLOSE:
-            if self.connection.they_are_waiting_for_100_continue:
-                await self._send_h11_event(
-                    h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
-                )
             try:
                 if self.connection.their_state is h11.IDLE:
-                    self._count_headers()
+                    check_lines(self.connection.trailing_data[0], self.max_headers)
                 event = self.connection.next_event()
                 if isinstance(event, h11.Request):
+                    check_framing(event)
                     await self._open_stream(event, origin_form(event))
                 elif event is h11.PAUSED:
                     # Stock parks its reader here until the response has ended: any byte behind a request makes it
@@ -200,13 +174,15 @@ class Protocol(H11Protocol):
             except RefusedRequest as refused:
                 await self._refuse(refused.status)
 
-    def _count_headers(self) -> None:
-        """Refuse a head of too many lines before h11 parses them, 2 us each. Raises RefusedRequest."""
-        received = self.connection.trailing_data[0]
-        end = _HEAD_END.search(received)
-        num_lines = received.count(b"\n") if end is None else received.count(b"\n", 0, end.start()) + 1
-        if num_lines - 1 > self.max_headers:  # the first is the request's
-            raise RefusedRequest(431)
+    async def ask_for_body(self) -> None:
+        """Send `100 Continue` to a client that waits for it with its body.
+
+        Stock does so as soon as it has the head, and so invites bodies of which nobody will read a byte.
+        """
+        if not self.closed and self.connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(
+                h11.InformationalResponse(status_code=100, headers=self.config.response_headers("h11"))
+            )
 
     async def handle(self, event: Event) -> None:
         """The connection has ended (`Closed`): tell the application. Bytes come through `feed` and `advance`."""

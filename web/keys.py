@@ -38,7 +38,7 @@ class Principal:
 
 
 def house_principal(tenant: str = DEFAULT_TENANT) -> Principal:
-    """Everybody, where the server was started without keys: it is private, and all of it open."""
+    """Everybody, where the server was started without keys. What they may not ask from elsewhere is in `auth.py`."""
     return Principal(tenant=tenant, key_id=None, key_name=None, is_admin=True)
 
 

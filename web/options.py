@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from quipu.web.browser_rules import BrowserRules
+
 
 @attrs.frozen(kw_only=True)
 class AppOptions:
@@ -11,6 +13,10 @@ class AppOptions:
 
     domain: str = "default"
     """The one tenant, where no keys were asked for; otherwise each key has its own."""
+    open_admin: bool = False
+    """Without keys, admin routes answer everybody. Otherwise only this machine."""
+    browsers: BrowserRules = attrs.field(factory=BrowserRules)
+    """Which hosts and origins are served. `quipu serve` decides it from its flags; by default all of them."""
     always_include_usage: bool = False
     """Streams carry usage without being asked, for operators who meter at a gateway."""
     allow_client_priority: bool = False

@@ -31,6 +31,7 @@ from quipu.actors.wiring import House, split
 from quipu.web import logs
 from quipu.web.admin.usage_source import LedgerUsage
 from quipu.web.app import make_app
+from quipu.web.browser_rules import BrowserRules
 from quipu.web.connection_table import default_max_connections, raise_file_limit
 from quipu.web.key_command import key_store, reloading_on_hangup
 from quipu.web.key_file import KeyFileError
@@ -38,6 +39,7 @@ from quipu.web.keys import KeyStore
 from quipu.web.ledger_flags import ledger_config, ledger_settings
 from quipu.web.loop_watch import watch_loop
 from quipu.web.options import AppOptions
+from quipu.web.peers import is_loopback
 from quipu.web.server import Address, ServerConfig, serve
 from quipu.web.settings import resolve_config
 from quipu.web.tracing import TracingConfig, TracingError, open_tracer, tracing_config
@@ -76,12 +78,20 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         config, info = resolve_config(arguments)
         raise_file_limit()
         max_connections = arguments.max_connections or default_max_connections()
-        resolved = ledger_settings(ledger) | {"max_connections": max_connections}
+        resolved = ledger_settings(ledger) | {
+            "max_connections": max_connections,
+            "open_admin": arguments.open_admin,
+            "allowed_hosts": sorted(arguments.allowed_hosts),
+            "allowed_origins": sorted(arguments.allowed_origins),
+        }
         info = attrs.evolve(info, settings=info.settings | resolved)
     except (CheckpointError, KeyFileError, LedgerError, TracingError) as error:
         log_writer.say(str(error))
         return EXIT_USAGE
+    warn_where_open(arguments.host, keys)
     options = AppOptions(
+        open_admin=arguments.open_admin,
+        browsers=browser_rules(arguments, has_keys=not keys.is_open),
         allow_client_priority=arguments.allow_client_priority,
         always_include_usage=arguments.always_include_usage,
         keep_billing_header=arguments.keep_billing_header,
@@ -123,6 +133,23 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         log_writer.say(failure)
         return EXIT_FAILED
     return 0
+
+
+def warn_where_open(host: str, keys: KeyStore) -> None:
+    """Tell an operator that others can reach a server without keys."""
+    if keys.is_open and not is_loopback(host):
+        message = "whoever reaches this address may use the server: it has no API keys (docs/keys.md)"
+        log.warning("server.open", host=host, detail=message)
+
+
+def browser_rules(arguments: argparse.Namespace, *, has_keys: bool) -> BrowserRules:
+    """What is asked of hosts and origins: with keys, nothing that was not told; without, that no page can get in."""
+    checks_hosts = bool(arguments.allowed_hosts) or (not has_keys and is_loopback(arguments.host))
+    return BrowserRules(
+        allowed_hosts=frozenset(arguments.allowed_hosts) if checks_hosts else None,
+        allowed_origins=arguments.allowed_origins,
+        refuse_cross_site=not has_keys,
+    )
 
 
 async def run_server(

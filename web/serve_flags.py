@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from quipu.web.browser_rules import parse_hosts, parse_origins
 from quipu.web.key_command import add_key_flags
 from quipu.web.kv_events import parse_kv_events
 from quipu.web.ledger_flags import add_ledger_flags
@@ -137,6 +138,11 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
     )
     add_key_flags(command)
+    add("--open-admin", action="store_true", help="without keys: answer admin routes to other machines, too")
+    hosts_help = "that `Host` may name beside loopback's, or `*` (default: none on loopback without keys, else any)"
+    add("--allowed-hosts", type=parse_hosts, action="extend", default=[], metavar="HOST,...", help=hosts_help)
+    origins_help = "list of sites whose pages may ask, such as '[\"https://site.example\"]' (default: none)"
+    add("--allowed-origins", type=parse_origins, default=frozenset(), metavar="JSON", help=origins_help)
     add(
         "--request-timeout",
         type=_positive_seconds,

@@ -31,6 +31,8 @@ from quipu.web.tracing import Asked, Refusal, Tracer
 from quipu.web.usage import Tally
 
 MAX_CLIENT_REQUEST_ID_CHARS = 256
+IGNORED_FIELDS_HEADER = "X-Quipu-Ignored-Fields"
+"""What `ignored.py` found in its body."""
 
 _log = structlog.get_logger("quipu.web")
 
@@ -57,6 +59,8 @@ class Visit:
     """Of the response, once it is known."""
     error_code: str | None = None
     error_param: str | None = None
+    ignored_fields: str | None = None
+    """Of its body, as its response names them."""
     tally: Tally = attrs.field(factory=Tally)
     mailbox: Mailbox | None = None
     sink: Sink | None = None
@@ -182,6 +186,8 @@ def install_visits(app: QuartTrio, desk: FrontDesk, tracer: Tracer) -> None:
         visit.status = response.status_code
         response.headers["X-Request-Id"] = visit.client_request_id or visit.request_id
         response.headers["X-Quipu-Request-Id"] = visit.request_id
+        if visit.ignored_fields is not None:
+            response.headers[IGNORED_FIELDS_HEADER] = visit.ignored_fields
         return response
 
 

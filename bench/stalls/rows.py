@@ -121,7 +121,7 @@ def _headed(times: int) -> Callable[[int], Sequence[Raw]]:
 
 
 def _connecting(times: int) -> Callable[[int], Sequence[Raw]]:
-    return lambda port: [Raw(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")] * times
+    return lambda port: [Raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
 
 
 def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[Raw]]:

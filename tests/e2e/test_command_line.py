@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch
 
@@ -84,3 +85,16 @@ def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     """A context that the KV cache cannot hold is refused at once, by the flags' names."""
     ended = run_quipu(tmp_path, "serve", "--max-model-len", "4096", "--num-blocks", "10")
     assert ended.returncode == 2 and "--max-model-len 4096" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_open_server_is_not_for_web_pages(fake: Server) -> None:
+    """As it is started by default it answers to the names of loopback, and to no page of another site."""
+    cases: tuple[tuple[dict[str, str], int], ...] = (
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "rebound.example"}, 403),
+        ({"Origin": "https://site.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    )
+    for headers, status in cases:
+        assert httpx.get(f"{fake.url}/v1/models", headers=headers, timeout=PATIENCE_S).status_code == status, headers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.e2e.servers import eventually, num_files, serving
 
-SLOW_POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+SLOW_POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
 NUM_SLOW = 400
 
 

@@ -26,7 +26,13 @@ NUM_SEATS = 16
 """Sequences in a step: most clients have to queue."""
 EVENTS_A_SEED = 400
 """How long the clients' arrivals are spread, in events of the steady client."""
-TRAILERS = (b"\r\n", b"\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n", b"\x00\xff garbage", b"POST /v1/compl")
+TRAILERS = (
+    b"\r\n",
+    b"\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x00\xff garbage",
+    b"POST /v1/compl",
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,7 @@ def draw_manners(seed: int) -> list[Manner]:
 def request_bytes(prompt: list[int], *, stream: bool, max_tokens: int) -> bytes:
     body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
     data = json.dumps(body | {"ignore_eos": True}).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
+    return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
 
 
 async def be_steady(server: Server, clock: EventClock) -> None:

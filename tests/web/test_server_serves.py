@@ -218,14 +218,20 @@ async def test_handler_that_fails() -> None:
 
 
 async def test_expect_100_continue() -> None:
-    """The client is told to go on."""
+    """The client is told to go on when its body is wanted, once; not where nobody reads it, nor where it has come."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         request = post("/upload", b"abc", "Expect: 100-continue")
-        await client.send(request[:-3])
-        assert (await client.answer()).status == 100
-        await client.send(request[-3:])
+        for _ in range(2):
+            await client.send(request[:-3])
+            assert (await client.answer()).status == 100
+            await client.send(request[-3:])
+            assert (await client.answer()).body == b"3"
+        await client.send(request)
         assert (await client.answer()).body == b"3"
+        await client.send(post("/hello", b"abc", "Expect: 100-continue")[:-3])
+        assert (await client.answer()).status == 200
+        assert await client.read_all() == b""
 
 
 async def test_head() -> None:
@@ -258,6 +264,13 @@ async def test_head() -> None:
         (b"GET /hello HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 100 + b"\r\n", 431),
         (post("/upload", b"", "Content-Length: 1"), 400),
         (b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (post("/upload", b"0\r\n\r\n", "Transfer-Encoding: chunked"), 400),
+        (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\nHost: x\n\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\nX: y\r\n\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\nX: y\r\n z\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\nX: y\r\n\t\r\n\r\n", 400),
         (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
         (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400),
     ],
@@ -276,20 +289,33 @@ async def test_odd_requests(request_bytes: bytes, status: int) -> None:
         assert await server.still_serves()
 
 
-@pytest.mark.parametrize("line_end", [b"\r\n", b"\n"])
-async def test_as_many_headers_as_allowed(line_end: bytes) -> None:
+async def test_as_many_headers_as_allowed() -> None:
     """However they come; one more is refused before its line has ended, and a body's lines are none."""
-    head = b"POST /upload HTTP/1.1\nHost: x\nContent-Length: 300\n" + b"a: b\n" * 98
-    head = head.replace(b"\n", line_end)
+    head = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 300\r\n" + b"a: b\r\n" * 98
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         for _ in range(2):
             await client.send(head)
             await trio.sleep(0.01)
-            await client.send(line_end + b"\n" * 300)
+            await client.send(b"\r\n" + b"\n" * 300)
             assert (await client.answer()).body == b"300"
-        await client.send(head + b"a: b" + line_end + b"a")
+        await client.send(head + b"a: b\r\na")
         assert (await client.answer()).status == 431
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+async def test_empty_lines_before_a_request(cut: int) -> None:
+    """They are ignored as far as they end with CRLF, wherever they are cut and whichever request they precede."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        for _ in range(2):
+            await client.send((b"\r\n\r\n" + get("/hello"))[:cut])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await client.send((b"\r\n\r\n" + get("/hello"))[cut:])
+            assert (await client.answer()).body == b"done"
+        await client.send(b"\n" + get("/hello"))
+        assert (await client.answer()).status == 400
+        assert await client.read_all() == b""
 
 
 async def test_garbage_while_a_request_runs() -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
+import trio.testing
 from tests.web.fakes import STARTED, FakeDesk, hello, says
 from tests.web.wires import Way, both_ways
 
@@ -74,3 +75,20 @@ def test_torch_stays_out() -> None:
         "sys.exit(any(name.partition('.')[0] == 'torch' or name.startswith('quipu.kernels') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@both_ways
+async def test_half_close_is_a_client_that_leaves(way: Way) -> None:
+    """A client that shuts down its sending side is not answered: its request is cancelled, begun or not."""
+    for events in ((), (STARTED, Delta(0, "a", 1, None))):
+        desk = FakeDesk(says(*events))
+        async with stream_of(desk, way.options()) as stream:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await stream.send_eof()
+            received = b""
+            while data := await stream.receive_some():
+                received += data
+            assert received.startswith(b"HTTP/1.1 200") == bool(events)
+            assert not received.endswith(b"0\r\n\r\n")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert desk.ticket.num_leaves == 1

@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds; those that would change the
-answer and cannot be honoured yet are refused by name.
+Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds, and named to the client
+(`web/ignored.py`); those that would change the answer and cannot be honoured yet are refused by name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from quipu.web.generation import (
 )
 from quipu.web.options import AppOptions
 
-_UNSUPPORTED = ("container", "mcp_servers", "output_format")
-_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
+UNSUPPORTED = ("container", "mcp_servers", "output_format")
+"""Refused where they ask for something."""
+ELSEWHERE: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "echo": (False,),
@@ -93,7 +94,7 @@ async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOption
 
 
 async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
-    for name in _UNSUPPORTED:
+    for name in UNSUPPORTED:
         if fields.get(name):
             raise invalid(f"`{name}` is not supported by this server yet.", name, "unsupported_parameter")
     if fields.fields("output_config").get("format"):
@@ -103,7 +104,7 @@ async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
 
 
 def _refuse_elsewhere(fields: Fields) -> None:
-    for name, neutral in _ELSEWHERE.items():
+    for name, neutral in ELSEWHERE.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise invalid(f"`{name}` is not a field of this endpoint.", name, "unknown_parameter")

@@ -14,9 +14,11 @@ from quipu.actors.messages import UsageRecord
 from quipu.web.answer import Asked, Reply, answer
 from quipu.web.anthropic.body import MessagesRequest, read_count, read_messages_request
 from quipu.web.anthropic.render import PING, MessageWriter, whole_message
+from quipu.web.anthropic.shapes import MESSAGES_SHAPE
 from quipu.web.bodies import take_body
 from quipu.web.errors import from_request_error, speaks_anthropic, unavailable
 from quipu.web.fields import parse_object
+from quipu.web.ignored import ignored_fields
 from quipu.web.options import AppOptions
 from quipu.web.sse import Sink
 from quipu.web.stream import Transcript
@@ -54,15 +56,17 @@ def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
 
     @app.post(ENDPOINT)
     async def create_message() -> Response:
-        return await answer(ENDPOINT, read_message, desk, options)
+        return await answer(ENDPOINT, read_message, MESSAGES_SHAPE, desk, options)
 
     @app.post(COUNT_ENDPOINT)
     async def count_tokens() -> dict[str, int]:
         data, share = await take_body()
-        prompt = await read_count(await parse_object(data, share.grow), desk.info, options)
-        del data
+        visit, parsed = current_visit(), await parse_object(data, share.grow)
+        prompt = await read_count(parsed, desk.info, options)
+        visit.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE)
+        del data, parsed
         try:
-            num_tokens = await desk.count_tokens(prompt, "messages", current_visit().principal.tenant)
+            num_tokens = await desk.count_tokens(prompt, "messages", visit.principal.tenant)
         except PromptRefused as refused:
             raise from_request_error(refused.error) from None
         except DeskClosed as closed:

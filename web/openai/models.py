@@ -11,7 +11,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.front import FrontDesk, ServingInfo
 from quipu.web.anthropic import models as anthropic_models
-from quipu.web.errors import not_found, speaks_anthropic
+from quipu.web.errors import no_model, speaks_anthropic
 
 OWNER = "quipu"
 
@@ -45,5 +45,5 @@ def install_models(app: QuartTrio, desk: FrontDesk) -> None:
     async def show_model(name: str) -> dict[str, Any]:
         info = desk.info
         if name not in info.model_names:
-            raise not_found("The model does not exist on this server.", "model", "model_not_found")
+            raise no_model(name)
         return anthropic_models.describe_model(name, info) if speaks_anthropic() else describe_model(name, info)

@@ -20,6 +20,7 @@ from quipu.web.errors import not_found
 from quipu.web.openai.responses import ENDPOINT, ResponseRequest, read_response
 from quipu.web.openai.responses_body import Draft
 from quipu.web.openai.responses_stream import ResponseWriter
+from quipu.web.openai.shapes import RESPONSES_SHAPE
 from quipu.web.options import AppOptions
 from quipu.web.sse import Sink
 from quipu.web.stream import Transcript
@@ -55,7 +56,7 @@ def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
 
     @app.post(ENDPOINT)
     async def create_response() -> Response:
-        return await answer(ENDPOINT, read, desk, options)
+        return await answer(ENDPOINT, read, RESPONSES_SHAPE, desk, options)
 
     @app.route(f"{ENDPOINT}/<response_id>", methods=["GET", "DELETE"])
     @app.get(f"{ENDPOINT}/<response_id>/input_items")

@@ -21,6 +21,7 @@ from quipu.web.json_body import MAX_VALUES
 from quipu.web.openai import chat, completions
 from quipu.web.openai.generation import Delivery, read_delivery
 from quipu.web.openai.render import ChunkWriter, Envelope
+from quipu.web.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 from quipu.web.options import AppOptions
 from quipu.web.sse import Sink
 from quipu.web.stream import Transcript
@@ -87,11 +88,11 @@ def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None
 
     @app.post(COMPLETIONS.endpoint)
     async def create_completion() -> Response:
-        return await answer(COMPLETIONS.endpoint, read_completion, desk, options, MAX_VALUES)
+        return await answer(COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES)
 
     @app.post(CHAT.endpoint)
     async def create_chat_completion() -> Response:
-        return await answer(CHAT.endpoint, read_chat, desk, options)
+        return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options)
 
 
 async def read_completion(asked: Asked) -> Reply:

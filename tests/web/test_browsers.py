@@ -1,0 +1,204 @@
+"""Requests that a web page has somebody's browser send: by a name of its own, or across sites."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.web.fakes import Client, Exchange, FakeDesk
+
+from quipu.web.app import make_app
+from quipu.web.browser_rules import BrowserRules, is_same_origin, parse_hosts, parse_origins
+from quipu.web.cli import make_parser
+from quipu.web.key_file import KeyEntry, hash_key
+from quipu.web.keys import KeyStore
+from quipu.web.options import AppOptions
+from quipu.web.serve_command import browser_rules
+
+SITE = "https://site.example"
+PATH = "/v1/completions"
+BODY = {"model": "tiny", "prompt": "x"}
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+def flags(*given: str) -> argparse.Namespace:
+    return make_parser().parse_args(["serve", "demo", *given])
+
+
+def rules(*given: str, has_keys: bool = False) -> BrowserRules:
+    """Those of a server that was started with these flags."""
+    return browser_rules(flags(*given), has_keys=has_keys)
+
+
+async def ask(
+    rules: BrowserRules, method: str, path: str, host: str, headers: Mapping[str, str] | None = None, *keys: KeyEntry
+) -> tuple[Exchange, bytes]:
+    app = make_app(FakeDesk(), AppOptions(browsers=rules), KeyStore(keys))
+
+    async def under_its_name(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        fields = [(name, host.encode() if name == b"host" else value) for name, value in scope["headers"]]
+        await app(scope | {"headers": fields}, receive, send)
+
+    async with Client(under_its_name).open(method, path, BODY, headers) as exchange:
+        await exchange.wait_started()
+        return exchange, await exchange.read()
+
+
+LOOPBACK = [
+    "localhost",
+    "LOCALHOST:8000",
+    "a.b.localhost",
+    "127.0.0.1",
+    "127.0.0.1:1",
+    "127.9.8.7",
+    "[::1]:80",
+    "[::1]",
+]
+OTHERS = [
+    "",
+    "rebound.example",
+    "localhost.rebound.example",
+    "localhost:80:80",
+    "localhost@rebound.example",
+    "notlocalhost",
+    "128.0.0.1",
+    "0.0.0.0",
+    "[::2]",
+    "::1",
+    "127.0.0.1.rebound.example",
+]
+
+
+@pytest.mark.parametrize("host", [*LOOPBACK, *OTHERS])
+@pytest.mark.parametrize(("method", "path"), [("POST", PATH), ("GET", "/health"), ("GET", "/nothing")])
+async def test_hosts_of_loopback(host: str, method: str, path: str) -> None:
+    """An open server on loopback answers to the names of loopback alone; the error names the flag."""
+    exchange, body = await ask(rules(), method, path, host)
+    assert (exchange.status == 403) == (host in OTHERS)
+    assert (b"--allowed-hosts" in body) == (host in OTHERS)
+
+
+async def test_named_hosts() -> None:
+    """Beside those of loopback; with a port only on that port; `*` is every host."""
+    named = rules("--allowed-hosts", "quipu.example,Other.Example:8000", "--allowed-hosts", "third.example")
+    for host, status in {
+        "quipu.example": 200,
+        "QUIPU.example:81": 200,
+        "other.example:8000": 200,
+        "other.example": 403,
+        "third.example": 200,
+        "localhost:8000": 200,
+        "x.quipu.example": 403,
+    }.items():
+        assert (await ask(named, "POST", PATH, host))[0].status == status, host
+    assert (await ask(rules("--allowed-hosts", "*"), "POST", PATH, "rebound.example"))[0].status == 200
+
+
+async def test_hosts_are_checked_where_they_say_something() -> None:
+    """Not beyond loopback, nor where keys keep strangers out; but wherever an operator has named some."""
+    for unchecked in (rules("--host", "0.0.0.0"), rules("--host", "192.0.2.1"), rules(has_keys=True), BrowserRules()):
+        assert (await ask(unchecked, "POST", PATH, "quipu.example"))[0].status in (200, 401)
+    for address in ("localhost", "127.0.0.2", "::1"):
+        assert (await ask(rules("--host", address), "POST", PATH, "quipu.example"))[0].status == 403
+    named = rules("--host", "0.0.0.0", "--allowed-hosts", "quipu.example")
+    assert (await ask(named, "POST", PATH, "other.example"))[0].status == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost:8000"}, 200),
+        ({"Origin": "http://localhost:8000", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "http://localhost"}, 403),
+        ({"Origin": SITE}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[::1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "Cross-Site", "Origin": "http://localhost:8000"}, 403),
+        ({"Origin": SITE, "Access-Control-Request-Method": "POST"}, 403),
+    ],
+)
+async def test_other_sites(headers: dict[str, str], status: int) -> None:
+    """An open server serves no page but its own, wherever it listens; the error names the flag."""
+    for served in (rules(), rules("--host", "0.0.0.0")):
+        for method in ("POST", "OPTIONS"):
+            exchange, body = await ask(served, method, PATH, "localhost:8000", headers)
+            assert exchange.status == status
+            assert (b"--allowed-origins" in body) == (status == 403)
+            assert not any(name.startswith("access-control") for name in exchange.headers)
+
+
+@pytest.mark.parametrize(
+    "allowed", ['["https://SITE.example/"]', '["*"]', '["https://else.example", "https://site.example"]']
+)
+async def test_named_origins(allowed: str) -> None:
+    """Their pages are served and may read what they are told, errors as well."""
+    named = rules("--allowed-origins", allowed)
+    headers = {"Origin": SITE, "Sec-Fetch-Site": "cross-site"}
+    for method, path, status in (("POST", PATH, 200), ("GET", "/nothing", 404)):
+        exchange, _ = await ask(named, method, path, "localhost:8000", headers)
+        assert exchange.status == status
+        assert exchange.headers["access-control-allow-origin"] == SITE
+        assert exchange.headers["vary"] == "Origin"
+        assert "X-Quipu-Request-Id" in exchange.headers["access-control-expose-headers"]
+    exchange, body = await ask(named, "OPTIONS", PATH, "localhost:8000", headers | PREFLIGHT)
+    assert (exchange.status, body) == (204, b"")
+    assert exchange.headers["access-control-allow-origin"] == SITE
+    assert "POST" in exchange.headers["access-control-allow-methods"]
+    assert exchange.headers["access-control-allow-headers"] == "authorization,content-type"
+    other, _ = await ask(named, "POST", PATH, "localhost:8000", {"Origin": "https://third.example"})
+    assert other.status == (200 if "*" in allowed else 403)
+
+
+async def test_preflight_where_there_are_keys() -> None:
+    """A preflight brings no key; what follows it must. Origins that were not named learn nothing from either."""
+    named = rules("--allowed-origins", f'["{SITE}"]', has_keys=True)
+    key = KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))
+    exchange, _ = await ask(named, "OPTIONS", PATH, "quipu.example", {"Origin": SITE, **PREFLIGHT}, key)
+    assert exchange.status == 204
+    exchange, _ = await ask(named, "POST", PATH, "quipu.example", {"Origin": SITE}, key)
+    assert exchange.status == 401 and exchange.headers["access-control-allow-origin"] == SITE
+    other = {"Origin": "https://third.example"}
+    exchange, _ = await ask(named, "OPTIONS", PATH, "quipu.example", other | PREFLIGHT, key)
+    assert exchange.status == 401
+    exchange, _ = await ask(named, "POST", PATH, "quipu.example", other | {"x-api-key": "sk-1"}, key)
+    assert exchange.status == 200 and "access-control-allow-origin" not in exchange.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "expected"),
+    [
+        ("http://a.example", "a.example", True),
+        ("http://a.example:80", "a.example", True),
+        ("https://a.example", "a.example:443", True),
+        ("https://A.example", "a.example", True),
+        ("https://a.example", "a.example:80", False),
+        ("http://[::1]:8000", "[::1]:8000", True),
+        ("http://a.example@b.example", "b.example", False),
+        ("ftp://a.example", "a.example", False),
+        ("a.example", "a.example", False),
+        ("", "", False),
+    ],
+)
+def test_same_origin(origin: str, host: str, expected: bool) -> None:
+    """Name and port, ports by default included."""
+    assert is_same_origin(origin, host) == expected
+
+
+@pytest.mark.parametrize("text", ["https://site.example", "{}", "[1]", '[""]', "[", '"*"'])
+def test_what_is_no_list_of_origins(text: str) -> None:
+    """It is refused at start."""
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_origins(text)
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "http://a.example", "a b"])
+def test_what_is_no_list_of_hosts(text: str) -> None:
+    """Likewise."""
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_hosts(text)

@@ -1,0 +1,199 @@
+"""Fields that nobody reads: each is named in a header of the response, whole or streamed, and none that is read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import trio
+from tests.web.fakes import Client, FakeDesk
+
+from quipu.web.anthropic.shapes import MESSAGES_SHAPE
+from quipu.web.app import make_app
+from quipu.web.fields import Fields
+from quipu.web.ignored import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, Shape, ignored_fields
+from quipu.web.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
+from quipu.web.visit import IGNORED_FIELDS_HEADER
+
+NAME = IGNORED_FIELDS_HEADER.lower()
+MARK = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {"anything": 1}, **MARK}
+ENDPOINTS: dict[str, tuple[Shape, dict[str, Any]]] = {
+    "/v1/completions": (COMPLETIONS_SHAPE, {"prompt": "x"}),
+    "/v1/chat/completions": (
+        CHAT_SHAPE,
+        {
+            "messages": [
+                {"role": "user", "content": "x", "name": "n"},
+                {"role": "assistant", "content": [{"type": "text", "text": "y"}]},
+                {"role": "tool", "content": "z", "tool_call_id": "t"},
+            ],
+            "chat_template_kwargs": {"anything": 1},
+            "logit_bias": {"3": 1},
+        },
+    ),
+    "/v1/responses": (
+        RESPONSES_SHAPE,
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+                {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "y"}], "summary": []},
+                {
+                    "type": "function_call",
+                    "id": "i",
+                    "status": "completed",
+                    "call_id": "c",
+                    "name": "f",
+                    "arguments": "{}",
+                },
+                {"type": "function_call_output", "call_id": "c", "output": "z"},
+            ],
+            "metadata": {"anything": "x"},
+            "text": {"format": {"type": "text"}},
+        },
+    ),
+    "/v1/messages": (
+        MESSAGES_SHAPE,
+        {
+            "max_tokens": 4,
+            "system": [{"type": "text", "text": "s", **MARK}],
+            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object", "anything": 1}}],
+            "tool_choice": {"type": "auto"},
+            "thinking": {"type": "enabled"},
+            "metadata": {"user_id": "u"},
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, CALL]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "r"}]},
+                        {"type": "text", "text": "x"},
+                    ],
+                },
+            ],
+        },
+    ),
+}
+PATHS = sorted(ENDPOINTS)
+
+
+def body_of(path: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", **ENDPOINTS[path][1], **fields}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_field_is_read_that_is_not_known(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every field for which a reader looks is in its endpoint's shape; and a body of such fields names none."""
+    read: set[str] = set()
+    get = Fields.get
+
+    def watched(self: Fields, name: str) -> Any:
+        read.add(self.param(name))
+        return get(self, name)
+
+    monkeypatch.setattr(Fields, "get", watched)
+    exchange, _ = await Client(make_app(FakeDesk())).post(path, body_of(path))
+    assert exchange.status == 200
+    assert NAME not in exchange.headers
+    assert {"model", "stream", "temperature"} <= read
+    for param in read:
+        shape: Shape | None = ENDPOINTS[path][0]
+        for name in re.sub(r"\[\d+\]|\.\d+(?=\.|$)", "", param).split("."):
+            assert shape is not None and name in shape.known, param
+            shape = shape.objects.get(name) or shape.lists.get(name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_unknown_fields_are_named(path: str, stream: bool) -> None:
+    """At the top of a body, in a stream's answer as in a whole one. Null is absent."""
+    body = body_of(path, stream=stream, temprature=0.5, **{"größe, \n": 1, "nothing": None})
+    async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
+        assert await exchange.wait_started() == 200
+        assert exchange.headers[NAME] == "temprature,gr%C3%B6%C3%9Fe%2C%20%0A"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/completions", {"stream": True, "stream_options": {"foo": 1}}, ["stream_options.foo"]),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "user", "content": "x", "foo": 1},
+                    {"role": "user", "content": [{"type": "text", "text": "x", "bar": 1}]},
+                ]
+            },
+            ["messages[0].foo", "messages[1].content[0].bar"],
+        ),
+        (
+            "/v1/responses",
+            {"text": {"foo": 1}, "input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "a": 1}]}]},
+            ["text.foo", "input[0].content[0].a"],
+        ),
+        (
+            "/v1/messages",
+            {
+                "metadata": {"user": "x"},
+                "tools": [{"name": "f", "input_schema": {}, "strict": True}],
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "citations": []}], "foo": 1}],
+            },
+            ["metadata.user", "messages.0.foo", "messages.0.content.0.citations", "tools.0.strict"],
+        ),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x", "foo": 1}]}, ["messages.0.foo"]),
+    ],
+)
+async def test_unknown_fields_within(path: str, fields: dict[str, Any], named: list[str]) -> None:
+    """By the path that an error would name."""
+    body = body_of(path.removesuffix("/count_tokens"), **fields)
+    async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
+        assert await exchange.wait_started() == 200
+        assert sorted(unquote(exchange.headers[NAME]).split(",")) == sorted(named)
+
+
+async def test_what_would_change_the_answer_is_still_refused() -> None:
+    """400, not a header."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(
+        "/v1/completions", body_of("/v1/completions", suffix="x")
+    )
+    assert exchange.status == 400 and answer["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {f"field-{number}": 1 for number in range(100_000)},
+        {"é" * 1000: 1},
+        {"é" * 100_000: 1, "b": 1},
+        {"messages": [{"x" * 100: 1}] * 20_000},
+        {"messages": [{f"{number}": None for number in range(1000)}] * 100},
+    ],
+)
+async def test_header_is_bounded(body: dict[str, Any]) -> None:
+    """Whatever a body holds, and the client is told that there is more."""
+    header = await ignored_fields(body, CHAT_SHAPE)
+    assert header is not None and header.isascii() and header.isprintable()
+    assert len(header) <= MAX_HEADER_BYTES and header.count(",") <= MAX_NAMES
+    assert header.rpartition(",")[2] == AND_MORE == "%E2%80%A6"
+
+
+async def test_others_run_meanwhile() -> None:
+    """The comparison of a long body lets other tasks run."""
+    num_rounds = 0
+
+    async def count() -> None:
+        nonlocal num_rounds
+        while True:
+            await trio.lowlevel.checkpoint()
+            num_rounds += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+        assert await ignored_fields({"messages": [message] * 10_000}, CHAT_SHAPE) is None
+        assert num_rounds > 50
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,108 @@
+"""A server without keys: what it tells its own machine alone, and how an operator opens that, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
+from tests.web.fakes import Client, FakeDesk
+
+from quipu.web import serve_command
+from quipu.web.app import make_app
+from quipu.web.cli import make_parser
+from quipu.web.key_file import KeyEntry, hash_key
+from quipu.web.keys import KeyStore
+from quipu.web.options import AppOptions
+
+ADMIN = [
+    ("POST", "/reset_prefix_cache"),
+    ("GET", "/metrics"),
+    ("GET", "/server_info"),
+    ("GET", "/v1/organization/usage/completions"),
+    ("GET", "/v1/organizations/usage_report/messages"),
+    ("GET", "/v1/usage/r1"),
+]
+
+
+class NoUsage:
+    """A source that knows of nothing."""
+
+    async def record(self, query: Any) -> None:
+        return None
+
+    async def sums(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+
+async def ask(
+    method: str,
+    path: str,
+    *,
+    peer: tuple[str, int] | None = ("127.0.0.1", 1),
+    headers: dict[str, str] | None = None,
+    open_admin: bool = False,
+    keys: KeyStore | None = None,
+) -> tuple[int, bytes]:
+    app = make_app(FakeDesk(), AppOptions(open_admin=open_admin), keys, usage=NoUsage())  # type: ignore[arg-type]
+
+    async def from_there(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await app(scope | {"client": peer}, receive, send)
+
+    async with Client(from_there).open(method, path, headers=headers) as exchange:
+        return await exchange.wait_started(), await exchange.read()
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_admin_routes_answer_their_own_machine(method: str, path: str) -> None:
+    """And no other, nor what a proxy on this machine has forwarded; the error names the flag that opens them."""
+    for address in ("127.0.0.1", "127.0.0.9", "::1", "::ffff:127.0.0.1"):
+        assert (await ask(method, path, peer=(address, 1)))[0] != 403, address
+    for peer in (("192.0.2.1", 1), ("::2", 1), ("::ffff:192.0.2.1", 1), ("unix", 0), None):
+        status, body = await ask(method, path, peer=peer)
+        assert status == 403 and b"--open-admin" in body, peer
+    for header in ("Forwarded", "X-Forwarded-For", "x-forwarded-host"):
+        assert (await ask(method, path, headers={header: "127.0.0.1"}))[0] == 403, header
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_open_admin(method: str, path: str) -> None:
+    """With the flag they answer everybody. It opens nothing where there are keys."""
+    assert (await ask(method, path, peer=("192.0.2.1", 1), open_admin=True))[0] != 403
+    keys = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))])
+    assert (await ask(method, path, open_admin=True, keys=keys))[0] == 401
+
+
+async def test_all_else_is_open() -> None:
+    """To whoever reaches it; and keys settle it where there are some, whatever way a request came."""
+    for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/tiny"):
+        assert (await ask("GET", path, peer=("192.0.2.1", 1)))[0] == 200
+    admin = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"), admin=True)])
+    headers = {"x-api-key": "sk-1", "X-Forwarded-For": "192.0.2.7"}
+    assert (await ask("GET", "/server_info", peer=("192.0.2.1", 1), headers=headers, keys=admin))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_warned"),
+    [
+        (["--host", "0.0.0.0"], True),
+        (["--host", "::"], True),
+        (["--host", "quipu.example"], True),
+        (["--host", "0.0.0.0", "--api-key", "sk-1"], False),
+        ([], False),
+        (["--host", "localhost"], False),
+        (["--host", "::1"], False),
+    ],
+)
+def test_open_beyond_loopback_is_warned_of(flags: list[str], is_warned: bool) -> None:
+    """Once, at start, by the log."""
+    arguments = make_parser().parse_args(["serve", "demo", *flags])
+    capture = LogCapture()
+    before = structlog.get_config()
+    structlog.configure(processors=[capture])
+    try:
+        serve_command.warn_where_open(arguments.host, serve_command.key_store(arguments, {}))
+    finally:
+        structlog.configure(**before)
+    assert [entry["event"] for entry in capture.entries] == ["server.open"] * is_warned

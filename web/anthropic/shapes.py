@@ -1,0 +1,77 @@
+"""The fields that the readers of this folder know, so that others can be named as ignored (`web/ignored.py`).
+
+A field stands here if it is read, refused, or only carried around by the API's own clients, as the `signature` of a
+thought is. `tests/web/test_ignored.py` sees that no field is read that is not here.
+"""
+
+from __future__ import annotations
+
+from quipu.web.anthropic.body import ELSEWHERE, UNSUPPORTED
+from quipu.web.anthropic.cache_control import NAME
+from quipu.web.ignored import Shape
+
+_INDEX = ".{}"
+_CACHE_CONTROL = Shape(known=frozenset({"type", "ttl"}))
+_TEXT = Shape(known=frozenset({NAME, "text", "type"}), objects={NAME: _CACHE_CONTROL})
+_BLOCK = Shape(
+    known=frozenset(
+        {
+            NAME,
+            "content",
+            "data",
+            "id",
+            "input",
+            "is_error",
+            "name",
+            "signature",
+            "text",
+            "thinking",
+            "tool_use_id",
+            "type",
+        }
+    ),
+    objects={NAME: _CACHE_CONTROL},
+    lists={"content": _TEXT},
+    index=_INDEX,
+)
+_TOOL = Shape(known=frozenset({NAME, "description", "input_schema", "name", "type"}), objects={NAME: _CACHE_CONTROL})
+MESSAGES_SHAPE = Shape(
+    known=frozenset(
+        {
+            NAME,
+            "cache_salt",
+            "ignore_eos",
+            "max_tokens",
+            "messages",
+            "metadata",
+            "model",
+            "output_config",
+            "priority",
+            "seed",
+            "stop_sequences",
+            "stream",
+            "system",
+            "temperature",
+            "thinking",
+            "tool_choice",
+            "tools",
+            "top_k",
+            "top_p",
+            *UNSUPPORTED,
+            *ELSEWHERE,
+        }
+    ),
+    objects={
+        NAME: _CACHE_CONTROL,
+        "metadata": Shape(known=frozenset({"user_id"})),
+        "output_config": Shape(known=frozenset({"format"})),
+        "thinking": Shape(known=frozenset({"type"})),
+        "tool_choice": Shape(known=frozenset({"type"})),
+    },
+    lists={
+        "messages": Shape(known=frozenset({"content", "role"}), lists={"content": _BLOCK}, index=_INDEX),
+        "system": _TEXT,
+        "tools": _TOOL,
+    },
+    index=_INDEX,
+)

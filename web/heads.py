@@ -1,0 +1,66 @@
+"""What is asked of a request's head beyond h11: nothing that a proxy in front of us may have read in another way.
+
+Called by `http11.py` with what has been received and what h11 has made of it.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import h11
+
+_HEAD_END = b"\r\n\r\n"
+_BAD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
+"""A line feed alone, or a folded line. h11 takes both; a proxy in front may see other headers there than we do."""
+
+
+class RefusedRequest(Exception):
+    """A well-formed request that this server does not serve. It is answered with `status`; the connection closes."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def origin_form(request: h11.Request) -> bytes:
+    """The request's target as `/path?query`, or `*`.
+
+    Stock Hypercorn switches to HTTP/2 upon `PRI * HTTP/2.0` (whose implementation can be killed, hung and made to
+    buffer without bound), and passes a target such as `http://[::1` on to die in the application.
+
+    Raises RefusedRequest.
+    """
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise RefusedRequest(505)
+    target = request.target
+    if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
+        return target
+    try:
+        parts = urlsplit(target)
+    except ValueError:
+        raise RefusedRequest(400) from None
+    if parts.scheme not in (b"http", b"https") or not parts.netloc:
+        raise RefusedRequest(400)
+    return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
+
+
+def check_framing(request: h11.Request) -> None:
+    """Refuse a request that says in two ways how long its body is: whoever is in front of us may have believed the
+    other one, and would take the rest for the next request (RFC 9112, 6.1). Raises RefusedRequest."""
+    names = {name for name, _ in request.headers}
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise RefusedRequest(400)
+
+
+def check_lines(received: bytes, max_headers: int) -> None:
+    """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.
+
+    `received`: from the beginning of a request, as far as it has come. Raises RefusedRequest.
+    """
+    head, end, _ = received.partition(_HEAD_END)
+    if _BAD_LINE_END.search(head):
+        raise RefusedRequest(400)
+    num_lines = head.count(b"\n") + bool(end)
+    if num_lines - 1 > max_headers:  # the first is the request's
+        raise RefusedRequest(431)

@@ -1,0 +1,115 @@
+"""The fields that the readers of this folder know, so that others can be named as ignored (`web/ignored.py`).
+
+A field stands here if it is read, refused unless it asks for nothing (`unsupported.py`), or only carried around by the
+API's own clients, as the `id` of an item is. `tests/web/test_ignored.py` sees that no field is read that is not here.
+"""
+
+from __future__ import annotations
+
+from quipu.web.ignored import Shape
+from quipu.web.openai import unsupported
+
+_GENERATION = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "cache_salt",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "max_completion_tokens",
+        "max_tokens",
+        "min_p",
+        "min_tokens",
+        "model",
+        "n",
+        "presence_penalty",
+        "priority",
+        "repetition_penalty",
+        "return_cached_tokens_details",
+        "seed",
+        "skip_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+)
+_STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
+"""Nothing is ever added to deltas to hide their length: to ask for that or not is the same."""
+
+COMPLETIONS_SHAPE = Shape(
+    known=_GENERATION | unsupported.COMPLETIONS.keys() | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs"},
+    objects={"stream_options": _STREAM_OPTIONS},
+)
+
+_CHAT_PART = Shape(known=frozenset({"type", "text"}))
+_CHAT_MESSAGE = Shape(
+    known=frozenset({"audio", "content", "function_call", "name", "refusal", "role", "tool_call_id", "tool_calls"}),
+    lists={"content": _CHAT_PART},
+)
+CHAT_SHAPE = Shape(
+    known=_GENERATION
+    | unsupported.CHAT.keys()
+    | {
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "logprobs",
+        "messages",
+        "prompt_logprobs",
+        "top_logprobs",
+    },
+    objects={"stream_options": _STREAM_OPTIONS},
+    lists={"messages": _CHAT_MESSAGE},
+)
+
+_RESPONSE_PART = Shape(known=frozenset({"annotations", "logprobs", "text", "type"}))
+_RESPONSE_ITEM = Shape(
+    known=frozenset(
+        {
+            "arguments",
+            "call_id",
+            "content",
+            "encrypted_content",
+            "id",
+            "name",
+            "output",
+            "role",
+            "status",
+            "summary",
+            "type",
+        }
+    ),
+    lists={"content": _RESPONSE_PART, "output": _RESPONSE_PART},
+)
+RESPONSES_SHAPE = Shape(
+    known=_GENERATION
+    | unsupported.RESPONSES.keys()
+    | {
+        "chat_template_kwargs",
+        "include",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "text",
+        "user",
+    },
+    objects={
+        "prompt_cache_options": Shape(known=frozenset(unsupported.RESPONSES_CACHE)),
+        "stream_options": _STREAM_OPTIONS,
+        "text": Shape(known=frozenset(unsupported.RESPONSES_TEXT)),
+    },
+    lists={"input": _RESPONSE_ITEM},
+)
