@@ -28,6 +28,8 @@ ADMIN_TREES = ("/v1/organization", "/v1/organizations")
 
 RECORD_ROUTES = frozenset({"/v1/usage/<request_id>"})
 """Where there are keys each shows a tenant its own records."""
+SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
+"""They change nothing and tell of nobody's requests: without keys everybody may see them, Prometheus elsewhere too."""
 
 
 def needs_admin(route: str) -> bool:
@@ -36,8 +38,8 @@ def needs_admin(route: str) -> bool:
 
 
 def is_local(route: str) -> bool:
-    """Whether a server without keys answers it to its own machine alone: it is an operator's, or tells of others."""
-    return needs_admin(route) or route in RECORD_ROUTES
+    """Whether a server without keys answers it to its own machine alone: it changes what all share, or tells of all."""
+    return (needs_admin(route) and route not in SHOWN_ROUTES) or route in RECORD_ROUTES
 
 
 def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: bool) -> None:

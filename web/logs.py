@@ -8,6 +8,7 @@ What must always hold: values of local variables never reach a log, since they m
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 from collections.abc import Iterator
@@ -66,5 +67,7 @@ def configure(level: str) -> LogWriter:
     # What libraries say goes the same way: by itself it would be written from the event loop, whoever reads or not.
     root = logging.getLogger()
     root.setLevel(max(logging.WARNING, levels[level.upper()]))
-    root.addHandler(Relay())
+    if not any(isinstance(handler, Relay) for handler in root.handlers):
+        root.addHandler(Relay())
+    atexit.register(writer.drain)
     return writer

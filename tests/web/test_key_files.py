@@ -174,7 +174,7 @@ def test_nothing_keeps_the_plain_key() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "two words", "schlüssel", "tab\t"])
-def test_bad_given_key(bad: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_given_key(bad: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that no header can carry is refused at the start and not shown; an empty variable opens no server."""
     monkeypatch.setenv("QUIPU_API_KEY", bad)
     assert main(["serve", "--executor", "fake"]) == 2
@@ -182,7 +182,7 @@ def test_bad_given_key(bad: str, capsys: pytest.CaptureFixture[str], monkeypatch
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--executor", "fake", "--admin-key", bad])
     assert ended.value.code == 2
-    complaint = capsys.readouterr().err
+    complaint = capfd.readouterr().err
     assert "QUIPU_API_KEY: " in complaint and "argument --admin-key: " in complaint
     assert not bad or bad not in complaint
 

@@ -100,7 +100,7 @@ def test_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "argument --kv-events-config: " in capsys.readouterr().err
 
 
-def test_without_a_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_cache(capfd: pytest.CaptureFixture[str]) -> None:
     """Events of a cache that is turned off are a mistake, and said to be one."""
     assert main(["serve", "--no-enable-prefix-caching", "--kv-events-config", '{"enable_kv_cache_events": true}']) == 2
-    assert "--kv-events-config needs prefix caching" in capsys.readouterr().err
+    assert "--kv-events-config needs prefix caching" in capfd.readouterr().err

@@ -18,8 +18,6 @@ from quipu.web.options import AppOptions
 
 ADMIN = [
     ("POST", "/reset_prefix_cache"),
-    ("GET", "/metrics"),
-    ("GET", "/server_info"),
     ("GET", "/v1/organization/usage/completions"),
     ("GET", "/v1/organizations/usage_report/messages"),
     ("GET", "/v1/usage/r1"),
@@ -52,6 +50,12 @@ async def ask(
 
     async with Client(from_there).open(method, path, headers=headers) as exchange:
         return await exchange.wait_started(), await exchange.read()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/server_info"])
+async def test_what_is_shown_to_everybody(path: str) -> None:
+    """Prometheus on another machine needs no key where there are none."""
+    assert (await ask("GET", path, peer=("192.0.2.1", 1), headers={"X-Forwarded-For": "192.0.2.2"}))[0] == 200
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
