@@ -112,8 +112,9 @@ def _longest(config: dict[str, Any]) -> int:
 def _as_ids(file: str, value: object) -> list[int]:
     if value is None:
         return []
-    ids = value if isinstance(value, list) else [value]
-    if not all(map(_is_whole, ids)):
+    values = value if isinstance(value, list) else [value]
+    ids = [one for one in values if _is_whole(one)]
+    if len(ids) < len(values):
         raise CheckpointError(f"{file}: eos_token_id is {_shown(value)}, where token ids are needed")
     return ids
 
