@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 
@@ -15,6 +15,11 @@ DEMO = Path(__file__).resolve().parent.parent / "kernels" / "demo"
 """The checkpoint that ships with the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
+_MOST = 2**31 - 1
+"""Of any size, and of any token id."""
+_MAX_DEPTH = 100
+"""Of what is nested, where three is usual."""
+_SHOWN_CHARACTERS = 80
 
 
 class CheckpointError(ValueError):
@@ -58,22 +63,17 @@ def resolve(model: str) -> Path:
 
 def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> CheckpointInfo:
     """Read config.json and generation_config.json of the checkpoint in `path`. Raises CheckpointError."""
-    config = _read_json(path / "config.json")
-    try:
-        max_model_len = _longest(config)
-        vocab_size = _positive(config, "vocab_size")
-    except CheckpointError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path / 'config.json'}: {type(error).__name__} at {error}") from error
+    config = read_json(path / "config.json")
+    max_model_len = _longest(config)
+    vocab_size = _positive(config, "vocab_size")
     if dtype == "auto":
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is not supported: choose {', '.join(_DTYPES)}")
+        raise CheckpointError(f"dtype {_shown(dtype)} is not supported: choose {', '.join(_DTYPES)}")
     generation = path / "generation_config.json"
-    eos = _as_ids(config.get("eos_token_id"))
+    eos = _as_ids("config.json", config.get("eos_token_id"))
     if generation.exists():
-        eos += _as_ids(_read_json(generation).get("eos_token_id"))
+        eos += _as_ids(generation.name, read_json(generation).get("eos_token_id"))
     return CheckpointInfo(
         path=path,
         name=name or path.name,
@@ -85,34 +85,77 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
 
 
 def _positive(config: dict[str, Any], key: str) -> int:
-    value = config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json: {key} is {value!r}, where a positive integer is needed")
-    return value
+    value = config.get(key)
+    if not _is_whole(value) or value <= 0:
+        raise CheckpointError(f"config.json: {key} is {_shown(value)}, where a positive integer is needed")
+    return int(value)
 
 
 def _longest(config: dict[str, Any]) -> int:
     """Tokens of a context. YaRN multiplies what was trained, which configs often leave as `max_position_embeddings`."""
     longest = _positive(config, "max_position_embeddings")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(name) or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"config.json: {name} is {_shown(rope)}, where an object is needed")
     if (rope.get("rope_type") or rope.get("type")) == "yarn" and "original_max_position_embeddings" in rope:
-        longest = max(longest, int(rope["factor"] * rope["original_max_position_embeddings"]))
+        factor, original = rope.get("factor"), rope["original_max_position_embeddings"]
+        for key, value in (("factor", factor), ("original_max_position_embeddings", original)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
+                raise CheckpointError(f"config.json: {name}.{key} is {_shown(value)}, where a number is needed")
+        longest = max(longest, int(factor * original))
+        if longest > _MOST:
+            raise CheckpointError(f"config.json: {name} asks for a context of {longest} tokens, more than {_MOST}")
     return longest
 
 
-def _as_ids(value: object) -> list[int]:
+def _as_ids(file: str, value: object) -> list[int]:
     if value is None:
         return []
-    return [int(v) for v in value] if isinstance(value, list) else [int(str(value))]
+    values = value if isinstance(value, list) else [value]
+    ids = [one for one in values if _is_whole(one)]
+    if len(ids) < len(values):
+        raise CheckpointError(f"{file}: eos_token_id is {_shown(value)}, where token ids are needed")
+    return ids
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and -_MOST <= value <= _MOST
+
+
+def _shown(value: object) -> str:
+    """For a message: what may be as long as a file is cut."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a checkpoint that holds an object. Raises CheckpointError."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist: not a checkpoint in the Hugging Face layout") from error
+    except RecursionError:
+        raise CheckpointError(f"{path} is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} does not hold an object")
+    if _is_deep(data):
+        raise CheckpointError(f"{path} is nested too deeply")
     return data
+
+
+def _is_deep(value: object) -> bool:
+    """Whether more is nested in it than anything needs: what goes through it would run out of stack."""
+    level: list[object] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True

@@ -16,17 +16,21 @@ from typing import Any
 import tokenizers
 
 from quipu.actors.chat_template import TemplateSource
-from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.checkpoint import CheckpointError, read_json
 from quipu.actors.core.scribe import Spelling
 from quipu.actors.core.text import ByteDecoder, TokenDecoder
 from quipu.actors.core.text_bound import byte_alphabet, find_bound
-from quipu.actors.library import Library
+from quipu.actors.library import Library, LibraryPanic
 from quipu.actors.messages import PromptText
 from quipu.actors.seams import seams_of
 from quipu.actors.text_encoder import TextEncoder
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """How vocabularies that are not byte-level name a single byte."""
+
+
+_MOST_IDS = 1 << 24
+"""There is a table with a place for each id, whether the vocabulary has it or not."""
 
 
 class Vocabulary:
@@ -39,13 +43,17 @@ class Vocabulary:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
         config_path = path / "tokenizer_config.json"
-        self._config: dict[str, Any] = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
-        self.template = _template_source(path, self._config)
+        self.template = _template_source(path, read_json(config_path) if config_path.exists() else {})
         """None: it has no chat template."""
+        vocabulary = self.library.tokenizer.get_vocab(with_added_tokens=True)
+        if not 0 <= max(vocabulary.values(), default=-1) < _MOST_IDS:
+            raise CheckpointError(f"{path / 'tokenizer.json'}: the ids of its vocabulary go up to {_MOST_IDS - 1}")
         parts: dict[str, Any] = json.loads(self.library.tokenizer.to_str())
-        self.encoder = TextEncoder(
-            self.library, find_bound(parts, self.library.normalize), seams_of(self.library, parts)
-        )
+        try:
+            bound, seams = find_bound(parts, self.library.normalize), seams_of(self.library, parts)
+        except LibraryPanic as error:
+            raise CheckpointError(f"{path / 'tokenizer.json'} cannot be used: {error}") from error
+        self.encoder = TextEncoder(self.library, bound, seams)
         """For short texts: it encodes in this process."""
         added = self.library.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -155,17 +163,28 @@ def _byte_table(
 
 
 def _template_source(path: Path, config: Mapping[str, Any]) -> TemplateSource | None:
+    """Raises CheckpointError naming the entry that is no template, or no token."""
     file = path / "chat_template.jinja"
-    source = file.read_text("utf-8") if file.exists() else config.get("chat_template")
+    try:
+        source = file.read_text("utf-8") if file.exists() else config.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
     if isinstance(source, list):  # several, by name
-        source = next((t["template"] for t in source if t.get("name") == "default"), None)
+        if not all(isinstance(one, dict) for one in source):
+            raise CheckpointError("tokenizer_config.json: chat_template is a list of something other than objects")
+        source = next((one.get("template") for one in source if one.get("name") == "default"), None)
     if source is None:
         return None
-    special = {
-        name: value["content"] if isinstance(value, dict) else value
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        if (value := config.get(name)) is not None
-    }
+    if not isinstance(source, str):
+        raise CheckpointError("tokenizer_config.json: chat_template is neither a text nor a list of named ones")
+    special = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            special[name] = text
+        elif value is not None:
+            raise CheckpointError(f"tokenizer_config.json: {name} is neither a text nor an object with its `content`")
     return TemplateSource(str(path), source, special)
 
 

@@ -1,6 +1,6 @@
 """What the accounts cost: `quipu serve` beside the same server with an accountant that keeps none.
 
-    python -m bench.accounting [--json] [--pairs 10] [--streams 64] [--requests 512]
+    python -m bench.accounting [--json] [--quick] [--pairs 10] [--streams 64] [--requests 512]
 
 A fake executor takes 5 ms a step and computes nothing; 64 streams are open at any time until all requests are served.
 Measured is the processor time of both processes, web and engine, for each token, its requests' beginnings and ends and
@@ -62,13 +62,13 @@ class Work(NamedTuple):
     num_tokens: int
 
 
-def make_work(num_requests: int, seed: int) -> list[Work]:
-    """Greedy streams: two cached blocks, one of their own, and outputs of 64 to 192 tokens."""
+def make_work(num_requests: int, seed: int, lengths: tuple[int, int] = (64, 192)) -> list[Work]:
+    """Greedy streams: two cached blocks, one of their own, and outputs of so many tokens, the last included."""
     rng = random.Random(seed)
     shared = rng.choices(range(300, 4000), k=SHARED_TOKENS)
     work = []
     for _ in range(num_requests):
-        num_tokens = rng.randint(64, 192)
+        num_tokens = rng.randint(*lengths)
         prompt = shared + rng.choices(range(300, 4000), k=PROMPT_TOKENS - SHARED_TOKENS)
         fields = {"model": "demo", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
         work.append(Work(json.dumps(fields | {"stream": True}).encode(), num_tokens))
@@ -155,7 +155,7 @@ class Server:
 
 
 def measure_pair(
-    servers: dict[str, Server], *, first: str, num_streams: int, num_requests: int, seed: int
+    servers: dict[str, Server], *, first: str, num_streams: int, num_requests: int, lengths: tuple[int, int], seed: int
 ) -> dict[str, Cost]:
     """Turns of both; each turn's work is the other's, too."""
     second = next(kind for kind in servers if kind != first)
@@ -164,7 +164,7 @@ def measure_pair(
     num_turns = dict.fromkeys(servers, 0)
     for kind in order:
         server, totals = servers[kind], spent[kind]
-        work = make_work(2 * num_requests // len(order), seed=100 * seed + num_turns[kind])
+        work = make_work(max(1, 2 * num_requests // len(order)), 100 * seed + num_turns[kind], lengths)
         num_turns[kind] += 1
         before, began = [processor_s(pid) for pid in server.pids], time.perf_counter()
         totals[3] += serve_all(server.port, work, num_streams)
@@ -189,11 +189,15 @@ def median_interval(values: list[float]) -> Interval:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.accounting", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: one pair, a few short streams")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=512, help="of each server in each pair (default: %(default)s)")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for both servers")
     arguments = parser.parse_args()
+    lengths = (64, 192)
+    if arguments.quick:
+        arguments.pairs, arguments.streams, arguments.requests, lengths = 1, 4, 8, (4, 8)
     pairs: list[dict[str, Cost]] = []
     with ExitStack() as stack:
         servers = {}
@@ -201,13 +205,14 @@ def main() -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             servers[kind] = Server(kind, folder, arguments.flags)
             stack.callback(servers[kind].stop)
-            serve_all(servers[kind].port, make_work(2 * arguments.streams, seed=-1), arguments.streams)  # warm
+            serve_all(servers[kind].port, make_work(2 * arguments.streams, -1, lengths), arguments.streams)  # warm
         for number in range(arguments.pairs):
             pair = measure_pair(
                 servers,
                 first=KINDS[number % 2],
                 num_streams=arguments.streams,
                 num_requests=arguments.requests,
+                lengths=lengths,
                 seed=number,
             )
             pairs.append(pair)

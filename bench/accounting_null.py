@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from typing import Any
 
 import attrs
@@ -56,8 +55,6 @@ class NullAccountant:
         registry: Registry,
         journal: Journal,
         detokenizer: Sender[Tokens],
-        *,
-        num_usable_blocks: int,
     ) -> None:
         self._registry = registry
         self._detokenizer = detokenizer
@@ -113,10 +110,11 @@ class NullAccountant:
 
 
 def split(config: Any, info: Any, journal: Any = None) -> Any:
-    """In place of `wiring.split`."""
+    """In place of `wiring.split`, and the same but for the accountant and its journal."""
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    return open_house(config, info, ProcessHost(config.engine, environment), hire_accountant=partial(NullAccountant))
+    environment.setdefault("GOMP_SPINCOUNT", "10000")
+    host = ProcessHost(config.engine, environment)
+    return open_house(config, info, host, hire_accountant=NullAccountant, encode_apart=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A decode step beside something else that wants the processor, against the same step alone.
 
-    python -m bench.beside [--json] [--layers 28] [--rounds 5] [--num-seqs 1]
+    python -m bench.beside [--json] [--quick] [--layers 28] [--rounds 5] [--num-seqs 1]
 
 - planning: another thread of the process plans 256 sequences while the step runs, as the engine's own loop does. A step
   is one call without the interpreter lock, so with a core left over planning should not show; where the step has every
@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 from bench import execution
 from bench.engine_jobs import decoding_engine, quiet_collector
+from bench.shapes import TINY
 from quipu.kernels.cpu.backend import CpuBackend
 
 PLANNED = 256
@@ -148,11 +149,15 @@ def measure(num_seqs: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.beside", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model, one round")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-seqs", type=int, default=1, help="sequences that decode")
     arguments = parser.parse_args()
     execution.SHAPE["num_hidden_layers"] = arguments.layers
+    if arguments.quick:
+        execution.SHAPE.update(TINY)
+        arguments.rounds = 1
     rows = measure(arguments.num_seqs, arguments.rounds)
     if arguments.json:
         print(json.dumps(rows))

@@ -1,6 +1,6 @@
 """What it costs to tokenise a chat that has grown by one turn: all of it, or only what is new.
 
-    python -m bench.chat_tokens [--json] [--rounds 7] [--model FOLDER]
+    python -m bench.chat_tokens [--json] [--quick] [--rounds 7] [--model FOLDER]
 
 The same chat three ways, in turns: `whole` renders it and encodes the text at once, as every server does; `first` is
 quipu's way with an empty cache, `next` with a cache that has seen the turns before. The ids are compared, too. Best of
@@ -81,11 +81,13 @@ def main() -> None:
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m bench.chat_tokens", description=summary)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: the shortest chats, one round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint (default: the demo)")
     arguments = parser.parse_args()
     vocabulary = Vocabulary(arguments.model)
-    rows = [measure_row(vocabulary, turns, words, arguments.rounds) for turns, words in CHATS]
+    chats, rounds = (CHATS[:2], 1) if arguments.quick else (CHATS, arguments.rounds)
+    rows = [measure_row(vocabulary, turns, words, rounds) for turns, words in chats]
     if arguments.json:
         print(json.dumps({"rows": rows}))
         return

@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,6 +180,8 @@ def main() -> None:
     arguments = parser.parse_args()
     num_steps, rounds = (20, 1) if arguments.quick else (arguments.steps, arguments.rounds)
     with_peer = PEER.exists() and not arguments.quick
+    if not PEER.exists():
+        print(NO_PEER, file=sys.stderr)
     tasks = make_tasks(quick=arguments.quick, num_steps=num_steps, trace=arguments.trace)
     load_before = os.getloadavg()[0]
     rows: list[Row] = []
@@ -202,8 +205,6 @@ def main() -> None:
         if numbers is not None:
             print(f"trace: {side} found {numbers['hit_blocks']:.0f} blocks in {numbers['manager_seconds']:.3f} s")
     print(f"load of the machine when it began: {load_before:.2f}")
-    if not with_peer and not arguments.quick:
-        print(NO_PEER)
 
 
 @contextmanager

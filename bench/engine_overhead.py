@@ -30,6 +30,7 @@ from bench.peers.checkpoint import make_checkpoint
 from bench.peers.servers import HOME
 from bench.spans import Span, read_spans
 from bench.timed_server import MODEL, TimedServer
+from quipu.actors.checkpoint import DEMO
 
 LIMITS = {"overhead_1": 0.04, "overhead_8": 0.04, "first_token_warm": 8.0}
 
@@ -124,12 +125,14 @@ def main() -> None:
         prog="python -m bench.engine_overhead", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: few tokens, one round")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: the demo model, one round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=Path, help="a checkpoint (default: the peers', made where it is not there)")
     arguments, flags = parser.parse_known_args()
+    if arguments.quick:
+        arguments.model = arguments.model or DEMO
     model = arguments.model or make_checkpoint(HOME / "qwen3-0.6b-random")
-    rounds, num_tokens, long_prompt = (1, 12, 256) if arguments.quick else (arguments.rounds, 128, 1024)
+    rounds, num_tokens, long_prompt = (1, 128, 256) if arguments.quick else (arguments.rounds, 128, 1024)
     report = measure(model, flags, rounds=rounds, num_tokens=num_tokens, long_prompt=long_prompt)
     if arguments.json:
         print(json.dumps(report))

@@ -1,6 +1,6 @@
 """The executor alone, in the shape of Qwen3-0.6B with dummy weights, beside what this machine could do at best.
 
-    python -m bench.execution [--json] [--executor cpu] [--layers 28] [--rounds 5]
+    python -m bench.execution [--json] [--quick] [--executor cpu] [--layers 28] [--rounds 5]
 
 Limits are measured in the same run, each the best of torch's way and our own: bytes a second read (torch's sum over
 more memory than any cache, and our own product of one row with a large matrix) and products a second (torch's matrix
@@ -31,6 +31,7 @@ import attrs
 import torch
 
 from bench.shapes import QWEN3_06B as SHAPE
+from bench.shapes import TINY
 from quipu.kernels.backend import Backend, BackendConfig, load_backend
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
@@ -41,6 +42,7 @@ PREFILL = 1024
 BLOCK_SIZE = 16
 NUM_SEQS = 32
 READ_BYTES = 1 << 30
+QUICK_READ_BYTES = 1 << 24
 PRODUCT_COLUMNS = 32768
 
 
@@ -126,14 +128,14 @@ def make_batch(work: Work) -> StepBatch:
     )
 
 
-def limit_jobs() -> dict[str, tuple[Callable[[], object], float]]:
-    """What to time for the limits, and how many bytes or operations each is."""
-    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]:
+    """What to time for the limits, and how many bytes or operations each is; `read_bytes` are read."""
+    memory = torch.ones(read_bytes // 8, dtype=torch.int64)
     left, right = torch.randn(1024, 1024), torch.randn(1024, 4096)
     left_half, right_half = left[:128].bfloat16(), right.bfloat16()
     operations = 2.0 * 1024 * 1024 * 4096
     jobs: dict[str, tuple[Callable[[], object], float]] = {
-        "read, torch": (memory.sum, READ_BYTES),
+        "read, torch": (memory.sum, read_bytes),
         "products, torch float32": (lambda: left @ right, operations),
         # few rows: where it has no instructions for it, torch is hundreds of times slower
         "products, torch bfloat16": (lambda: left_half @ right_half, operations / 8),
@@ -142,7 +144,7 @@ def limit_jobs() -> dict[str, tuple[Callable[[], object], float]]:
         library = load(choose_instruction_set(processor_flags()))
     except CannotBuild:
         return jobs
-    jobs["read, ours"] = (product(library, rows=1, width=1024, columns=READ_BYTES // 2048), READ_BYTES)
+    jobs["read, ours"] = (product(library, rows=1, width=1024, columns=read_bytes // 2048), read_bytes)
     ours = product(library, rows=96, width=1024, columns=PRODUCT_COLUMNS)
     jobs["products, ours"] = (ours, 2.0 * 96 * 1024 * PRODUCT_COLUMNS)
     return jobs
@@ -177,8 +179,8 @@ def best_s(job: Callable[[], object], repeats: int) -> float:
 class Limits:
     """What the machine does at best, asked for again and again."""
 
-    def __init__(self) -> None:
-        self._jobs = limit_jobs()
+    def __init__(self, read_bytes: int) -> None:
+        self._jobs = limit_jobs(read_bytes)
         self._slow: set[str] = set()
         self.best = dict.fromkeys(self._jobs, 0.0)
         self.measure()
@@ -200,14 +202,14 @@ class Limits:
         return now
 
 
-def measure(executor: str, rounds: int) -> dict[str, Any]:
+def measure(executor: str, rounds: int, read_bytes: int = READ_BYTES) -> dict[str, Any]:
     """Everything, in turns; of each row the round whose share is the median."""
     with tempfile.TemporaryDirectory() as folder:
         backend = make_backend(executor, Path(folder))
         batches = {work: make_batch(work) for work in WORKS}
         for batch in batches.values():  # touches memory for the first time
             backend.step(batch)
-        limits = Limits()
+        limits = Limits(read_bytes)
         moments: dict[Work, list[Moment]] = {work: [] for work in WORKS}
         for _ in range(rounds):
             for work, batch in batches.items():
@@ -235,17 +237,22 @@ def measure(executor: str, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.execution", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model, one round")
     parser.add_argument("--executor", choices=["auto", "cpu", "reference"], default="auto")
     parser.add_argument("--layers", type=int, default=28, help="fewer make it quick, and the head weigh more")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     SHAPE["num_hidden_layers"] = arguments.layers
-    report = measure(arguments.executor, arguments.rounds)
+    if arguments.quick:
+        SHAPE.update(TINY)
+        report = measure(arguments.executor, 1, QUICK_READ_BYTES)
+    else:
+        report = measure(arguments.executor, arguments.rounds)
     if arguments.json:
         print(json.dumps(report))
         return
     threads = report["num_threads"]
-    print(f"{report['executor']} ({report['instruction_set']}), {threads} threads, {arguments.layers} layers")
+    print(f"{report['executor']} ({report['instruction_set']}), {threads} threads, {report['layers']} layers")
     for name, rate in report["limits"].items():
         print(f"  {name:28} {rate:10.1f} G{'B' if name.startswith('read') else 'op'}/s")
     print(f"{'':14} {'tokens/s':>10} {'limit':>10} {'share':>7}")

@@ -1,6 +1,6 @@
 """Where the time of one warm request goes, from its first byte to its first token, part by part.
 
-    python -m bench.request_budget [--json] [--rounds 20] [--prompt-tokens 1024] [--turns 8] [--model FOLDER]
+    python -m bench.request_budget [--json] [--quick] [--rounds 20] [--prompt-tokens 1024] [--turns 8] [--model FOLDER]
 
 A chat of several turns, about 1,024 tokens in all, was just served; it comes again with a new turn of a few words, and
 its answer is streamed. A whole server (dummy weights in the true shape of Qwen3-0.6B) serves it over HTTP; its parts
@@ -29,6 +29,7 @@ from bench.peers.checkpoint import make_checkpoint
 from bench.peers.servers import HOME
 from bench.spans import Span, own_seconds, read_spans
 from bench.timed_server import MODEL, TimedServer
+from quipu.actors.checkpoint import DEMO
 
 PARTS = {
     "parse": "the body, checked field by field",
@@ -111,11 +112,14 @@ def main() -> None:
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m bench.request_budget", description=summary)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: the demo model, one round")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="of the chat, about")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--model", type=Path, help="a checkpoint (default: the peers', made where it is not there)")
     arguments, flags = parser.parse_known_args()
+    if arguments.quick:
+        arguments.rounds, arguments.prompt_tokens, arguments.model = 1, 256, arguments.model or DEMO
     model = arguments.model or make_checkpoint(HOME / "qwen3-0.6b-random")
     report = measure(
         model, flags, rounds=arguments.rounds, num_tokens=arguments.prompt_tokens, num_turns=arguments.turns

@@ -1,6 +1,6 @@
 """The sampler and the scores in C beside torch's ways to draw and to score, from the same logits in the same run.
 
-    python -m bench.sampling [--json] [--rows 64] [--rounds 5] [--flat]
+    python -m bench.sampling [--json] [--quick] [--rows 64] [--rounds 5] [--flat]
 
 Logits fall with the logarithm of their rank, as a model's do, by 1.5 for each e-fold; `--flat` takes normal numbers of
 deviation 3 instead, in which thousands of tokens matter: the hard case. Torch's side is what one writes with it:
@@ -149,10 +149,13 @@ def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sampling", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: two rows, one round")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--flat", action="store_true", help="logits in which thousands of tokens matter")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rows, arguments.rounds = 2, 1
     results = [
         *measure(arguments.rows, arguments.rounds, flat=arguments.flat),
         *measure_scores(arguments.rows, arguments.rounds, flat=arguments.flat),

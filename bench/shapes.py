@@ -1,4 +1,7 @@
-"""Qwen3-0.6B's true shape, which the benchmarks of execution run in: no weights of it, only its numbers."""
+"""Qwen3-0.6B's true shape, which the benchmarks of execution run in: no weights of it, only its numbers.
+
+`TINY` is what `--quick` runs in: the same kind of model, and nothing that takes time.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +24,14 @@ QWEN3_06B: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 """A `config.json`, as far as quipu reads it."""
+
+TINY: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""Over the true shape; the demo's tokenizer has as many entries."""

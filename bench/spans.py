@@ -7,11 +7,13 @@ of the machine's monotonic clock, which its processes share with `time.perf_coun
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,15 @@ def _descriptor() -> int:
 
 
 def watch(owner: Any, attribute: str, name: str, size: Callable[..., int] = lambda *_, **__: 0) -> None:
-    """Have every call of `owner.attribute` written down as `name`; `size` is called with the same arguments."""
+    """Have every call of `owner.attribute` written down as `name`; `size` is called with the same arguments.
+
+    Of a coroutine every turn is a span, from where it goes on to where it waits.
+    """
     watched = getattr(owner, attribute)
+
+    def write(start_s: float, num: int) -> None:
+        end_s = time.perf_counter()
+        os.write(_descriptor(), RECORD.pack(name.encode(), start_s, end_s, num, threading.get_ident()))
 
     @functools.wraps(watched)
     def timed(*arguments: Any, **named: Any) -> Any:
@@ -53,13 +62,31 @@ def watch(owner: Any, attribute: str, name: str, size: Callable[..., int] = lamb
         try:
             return watched(*arguments, **named)
         finally:
-            end_s = time.perf_counter()
-            os.write(
-                _descriptor(),
-                RECORD.pack(name.encode(), start_s, end_s, size(*arguments, **named), threading.get_ident()),
-            )
+            write(start_s, size(*arguments, **named))
 
-    setattr(owner, attribute, timed)
+    @functools.wraps(watched)
+    async def timed_turns(*arguments: Any, **named: Any) -> Any:
+        return await _in_turns(watched(*arguments, **named), lambda start_s: write(start_s, size(*arguments, **named)))
+
+    setattr(owner, attribute, timed_turns if inspect.iscoroutinefunction(watched) else timed)
+
+
+@types.coroutine
+def _in_turns(coroutine: Coroutine[Any, Any, Any], write: Callable[[float], None]) -> Generator[Any, Any, Any]:
+    """Drive a coroutine; `write` is called with the start of each turn when it is over."""
+    turn = functools.partial(coroutine.send, None)
+    while True:
+        start_s = time.perf_counter()
+        try:
+            wanted = turn()
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            write(start_s)
+        try:
+            turn = functools.partial(coroutine.send, (yield wanted))
+        except BaseException as error:  # a cancellation, say, is the coroutine's to hear
+            turn = functools.partial(coroutine.throw, error)
 
 
 def read_spans(folder: Path) -> list[Span]:

@@ -1,11 +1,11 @@
 """Server-sent events: what a token costs the web side, beside a bare Starlette application in the same run.
 
-    python -m bench.sse [--json] [--streams 1 16 64 256] [--seconds 3]
+    python -m bench.sse [--json] [--quick] [--streams 1 16 64 256] [--seconds 3]
 
 An engine that computes nothing makes one token a stream and step. The next step begins when the client has counted
 every event of the last one: nothing is dropped, nothing piles up, and every event is a write of its own. Server and
-client have a core each. `sse_quipu.py` is the real web side (application, HTTP server, accountant, detokenizer);
-`sse_starlette.py` is the peer. Both speak the same little protocol with the client, over a socket pair:
+client have a core each, where there are two. `sse_quipu.py` is the real web side (application, HTTP server, accountant,
+detokenizer); `sse_starlette.py` is the peer. Both speak the same little protocol with the client, over a socket pair:
 
     server -> client   its port, once it listens
     client -> server   b"n": how many streams are open?   b"t": how much processor time (ns)?   b"s": make a step
@@ -15,6 +15,7 @@ client have a core each. `sse_quipu.py` is the real web side (application, HTTP 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import select
@@ -27,7 +28,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 SERVERS = {"quipu": "bench.sse_quipu", "starlette": "bench.sse_starlette"}
-SERVER_CORE, CLIENT_CORE = 0, 1
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
+PEER_NEEDS = ("starlette", "uvicorn", "uvloop", "httptools")
+NO_PEER = "Starlette is not measured: `pip install -e '.[bench]'` installs what it needs"
 PATIENCE_S = 30.0
 WARM_UP_S = 0.3
 EVENT = b"data: {"
@@ -137,48 +141,62 @@ def median(speeds: list[Speed]) -> Speed:
     return Speed(*(statistics.median(column) for column in zip(*speeds, strict=True)))
 
 
-def measure_row(*, num_streams: int, detokenize: bool, seconds: float, rounds: int) -> dict[str, float | int | bool]:
-    """Both servers in turns, so that a busy moment of the machine meets both; the median of each number."""
-    speeds: dict[str, list[Speed]] = {name: [] for name in SERVERS}
+def has_peer() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in PEER_NEEDS)
+
+
+def measure_row(
+    names: list[str], *, num_streams: int, detokenize: bool, seconds: float, rounds: int
+) -> dict[str, float | int | bool | None]:
+    """The servers in turns, so that a busy moment of the machine meets all; the median of each number."""
+    speeds: dict[str, list[Speed]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name, module in SERVERS.items():
-            speeds[name].append(
-                measure(module, num_streams=num_streams, detokenize=detokenize, seconds=seconds / rounds)
-            )
-    quipu, starlette = median(speeds["quipu"]), median(speeds["starlette"])
-    return {
-        "streams": num_streams,
-        "detokenize": detokenize,
-        "quipu_events_per_s": round(quipu.events_per_s),
-        "quipu_cpu_us_per_event": round(quipu.cpu_us_per_event, 2),
-        "starlette_events_per_s": round(starlette.events_per_s),
-        "starlette_cpu_us_per_event": round(starlette.cpu_us_per_event, 2),
-        "ratio": round(quipu.events_per_s / starlette.events_per_s, 3),
-    }
+        for name in names:
+            speed = measure(SERVERS[name], num_streams=num_streams, detokenize=detokenize, seconds=seconds / rounds)
+            speeds[name].append(speed)
+    row: dict[str, float | int | bool | None] = {"streams": num_streams, "detokenize": detokenize}
+    for name in SERVERS:
+        speed = median(speeds[name]) if name in speeds else None
+        row[f"{name}_events_per_s"] = None if speed is None else round(speed.events_per_s)
+        row[f"{name}_cpu_us_per_event"] = None if speed is None else round(speed.cpu_us_per_event, 2)
+    quipu, starlette = row["quipu_events_per_s"], row["starlette_events_per_s"]
+    row["ratio"] = round(quipu / starlette, 3) if quipu and starlette else None
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sse", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: two streams, once")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--seconds", type=float, default=3.0, help="for each server in each row (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns into which those are cut (default: %(default)s)")
     arguments = parser.parse_args()
+    names = list(SERVERS)
+    if not has_peer():
+        names.remove("starlette")
+        print(NO_PEER, file=sys.stderr)
+    if arguments.quick:
+        arguments.streams, arguments.seconds, arguments.rounds = [2], 0.1, 1
     os.sched_setaffinity(0, {CLIENT_CORE})
     rows = []
     if not arguments.json:
         print(HEADINGS)
-    for detokenize in (False, True):
+    for detokenize in (True,) if arguments.quick else (False, True):
         for num_streams in arguments.streams:
             row = measure_row(
-                num_streams=num_streams, detokenize=detokenize, seconds=arguments.seconds, rounds=arguments.rounds
+                names,
+                num_streams=num_streams,
+                detokenize=detokenize,
+                seconds=arguments.seconds,
+                rounds=arguments.rounds,
             )
             rows.append(row)
             if not arguments.json:
                 print(
                     f"{num_streams:>8} {'text' if detokenize else 'plain':>6} | "
-                    f"{row['quipu_events_per_s']:>10} {row['quipu_cpu_us_per_event']:>11} | "
-                    f"{row['starlette_events_per_s']:>10} {row['starlette_cpu_us_per_event']:>11} | {row['ratio']}",
+                    f"{row['quipu_events_per_s']!s:>10} {row['quipu_cpu_us_per_event']!s:>11} | "
+                    f"{row['starlette_events_per_s']!s:>10} {row['starlette_cpu_us_per_event']!s:>11} | {row['ratio']}",
                     flush=True,
                 )
     if arguments.json:

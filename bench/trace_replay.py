@@ -1,6 +1,7 @@
 """Replay a trace of prompts through the real scheduler and block manager, in virtual time.
 
     python -m bench.trace_replay TRACE --capacity BLOCKS|inf [--block-tokens 512] [--sequential] [--json]
+    python -m bench.trace_replay --quick [--json]
 
 A trace is a file of JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. There is one id for each
 `--block-tokens` tokens of the prompt, and it names everything up to the end of its block; that of a part of a block is
@@ -65,6 +66,13 @@ class Setting:
     watermark: float = 0.01
     """Share of the blocks that an admission leaves free while others run."""
     costs: Costs = Costs()
+
+
+QUICK_TRACE = [
+    TracedRequest(0.0, 1100, 4, [0, 1, 2]),
+    TracedRequest(0.1, 1500, 4, [0, 1, 3]),
+    TracedRequest(0.3, 1100, 4, [0, 1, 2]),
+]
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
@@ -221,8 +229,11 @@ def blocks(text: str) -> int | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.trace_replay", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("trace", type=Path, metavar="TRACE")
-    parser.add_argument("--capacity", type=blocks, required=True, metavar="BLOCKS|inf", help="without the null block")
+    parser.add_argument("trace", type=Path, metavar="TRACE", nargs="?")
+    parser.add_argument(
+        "--capacity", type=blocks, default=argparse.SUPPRESS, metavar="BLOCKS|inf", help="without the null block"
+    )
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: a made trace of three requests")
     parser.add_argument("--block-tokens", type=positive, default=512, help="tokens in a block (default: %(default)s)")
     parser.add_argument("--sequential", action="store_true", help="one request after the other, whatever their times")
     parser.add_argument("--outputs", choices=["decoded", "prefilled"], help="how output tokens come about (see above)")
@@ -237,9 +248,11 @@ def main() -> None:
     parser.add_argument("--token-us", type=float, default=20.0, help="and of each position (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the object on one line")
     arguments = parser.parse_args()
+    if not arguments.quick and (arguments.trace is None or "capacity" not in arguments):
+        parser.error("a TRACE and its --capacity are required, or --quick")
     outputs = arguments.outputs or ("prefilled" if arguments.sequential else "decoded")
     setting = Setting(
-        capacity=arguments.capacity,
+        capacity=None if arguments.quick else arguments.capacity,
         block_tokens=arguments.block_tokens,
         sequential=arguments.sequential,
         decode_outputs=outputs == "decoded",
@@ -250,7 +263,7 @@ def main() -> None:
         costs=Costs(arguments.step_ms / 1000, arguments.token_us / 1e6),
     )
     try:
-        requests = read_trace(arguments.trace, arguments.limit)
+        requests = QUICK_TRACE if arguments.quick else read_trace(arguments.trace, arguments.limit)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     gc.collect()

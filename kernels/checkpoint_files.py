@@ -64,7 +64,7 @@ def _find_indexed(model_path: Path, index: Path) -> dict[str, StoredTensor]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         paths = {str(name): model_path / Path(file).name for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{index.name} is no index of a sharded checkpoint") from None
     found: dict[str, StoredTensor] = {}
     for path in sorted(set(paths.values())):
@@ -94,6 +94,8 @@ def read_header(path: Path) -> list[StoredTensor]:
         entries = json.loads(header, object_pairs_hook=_unique)
         if not isinstance(entries, dict):
             raise ValueError("it is no object")
+    except RecursionError:
+        raise ValueError(f"{path.name} cannot be read: its header is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{path.name} cannot be read: its header is damaged ({error})") from None
     tensors = [_describe(path, name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
@@ -118,7 +120,7 @@ def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
         dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"{path.name} cannot be read: its header has no sense at tensor {name}") from None
     itemsize = STORED_DTYPES[dtype].itemsize if dtype in STORED_DTYPES else _BYTES.get(dtype)
     # of dtypes that are not known here nothing can be said; they are refused when somebody wants them

@@ -67,7 +67,9 @@ def read_key_file(path: Path) -> list[KeyEntry]:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise KeyFileError(f"{path} is not UTF-8 text") from None
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise KeyFileError(f"{path} is nested too deeply") from None
+    except ValueError as error:  # of either parser, and of numbers that are too long
         raise KeyFileError(f"{path}: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("keys"), list):
         raise KeyFileError(f"{path}: there must be a list `keys`")

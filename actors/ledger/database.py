@@ -9,6 +9,7 @@ left as it is; a schema newer than this code is refused; no password reaches a m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from quipu.actors.ledger.entries import Entry, EntryKind
 from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES
+from quipu.actors.ledger.modes import make_private_database
 from quipu.actors.ledger.retries import FirstRequest, TenantKeys
 from quipu.actors.ledger.schema import HEAD, marks, records, sources
 from quipu.actors.ledger.segments import BEGINNING, Placed, Position
@@ -74,6 +76,13 @@ def make_engine(url: str, *, durable: bool = False, reads_only: bool = False) ->
 
 def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
     engine = sa.create_engine(url, connect_args={"timeout": SQLITE_LOCK_S})
+    is_file = url.database not in (None, "", ":memory:") and not str(url.database).startswith("file:")
+
+    @sa.event.listens_for(engine, "do_connect")
+    def keep_private(*_: object) -> None:
+        if is_file and not reads_only:
+            with suppress(OSError):  # SQLite will say what is wrong with the file
+                make_private_database(Path(str(url.database)))
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:

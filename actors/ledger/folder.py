@@ -22,6 +22,7 @@ import attrs
 import msgspec
 
 from quipu.actors.ledger.database import SQLITE_NAME, LedgerError, redacted, sqlite_url
+from quipu.actors.ledger.modes import PRIVATE, tighten
 
 FOLDER: Final = "ledger"
 _ABOUT: Final = "ledger.json"
@@ -34,6 +35,10 @@ class About(msgspec.Struct, frozen=True):
     ledger: str
     database: str | None
     """The URL without its password; None: SQLite in the data directory."""
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, PRIVATE)
 
 
 @attrs.frozen
@@ -59,12 +64,17 @@ class LedgerFolder:
         about = About(before.ledger if before else f"led-{secrets.token_hex(8)}", redacted(url) if url else None)
         if about != before:
             new = self.path / f"{_ABOUT}.new"
-            with new.open("wb") as file:
+            with open(new, "wb", opener=_open_private) as file:
                 file.write(msgspec.json.encode(about))
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self.path / _ABOUT)
         return about
+
+    def tighten(self) -> None:
+        """Take from others what an older version, or a copy, let them read. Raises OSError."""
+        for path in self.path.iterdir():
+            tighten(path)
 
     @property
     def default_url(self) -> str:

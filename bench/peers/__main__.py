@@ -32,6 +32,7 @@ import attrs
 from bench.http_load import LoadFailed, ask_all, completion, decode_rate
 from bench.peers.checkpoint import SHAPE, make_checkpoint
 from bench.peers.servers import HOME, MODEL, PEERS, Peer, PeerFailed, Server
+from bench.shapes import TINY
 
 PROMPT_TOKENS = 64
 
@@ -43,6 +44,7 @@ class Load:
     concurrencies: Sequence[int] = (1, 8, 32)
     output_tokens: int = 128
     long_prompt: int = 1024
+    vocab_size: int = SHAPE["vocab_size"]
 
     def rows(self) -> dict[str, str]:
         """Units by name."""
@@ -50,14 +52,14 @@ class Load:
         return rows | {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
 
 
-QUICK = Load(concurrencies=(1, 8), output_tokens=16, long_prompt=256)
+QUICK = Load(concurrencies=(1, 2), output_tokens=16, long_prompt=256, vocab_size=TINY["vocab_size"])
 
 
 def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
     """One turn of one server, with prompts that it has never seen. Raises LoadFailed and OSError."""
 
     def prompt(length: int) -> list[int]:
-        return draw.choices(range(1000, SHAPE["vocab_size"]), k=length)
+        return draw.choices(range(1000, load.vocab_size), k=length)
 
     numbers = {}
     for num in load.concurrencies:
@@ -105,9 +107,7 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                 server = servers[peer.name] = Server(peer, model, Path(logs) / f"{peer.name}.log")
                 try:
                     about[peer.name] = server.wait()
-                    warm_up = Load(
-                        concurrencies=(max(load.concurrencies),), output_tokens=16, long_prompt=load.long_prompt
-                    )
+                    warm_up = attrs.evolve(load, concurrencies=(max(load.concurrencies),), output_tokens=16)
                     measure(server.port, warm_up, random.Random(f"warm up {seed}"))
                 except (PeerFailed, LoadFailed, OSError) as error:
                     about[peer.name] = {"failed": str(error)}
@@ -161,14 +161,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: few tokens, one round")
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model, one round")
     names = [peer.name for peer in PEERS[1:]]
     parser.add_argument("--peers", nargs="*", choices=names, default=names, help="(default: all that are installed)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--checkpoint", type=Path, default=HOME / "qwen3-0.6b-random", help="made where it is not there"
-    )
+    parser.add_argument("--checkpoint", type=Path, help="made where it is not there (default: one in .peers)")
     arguments = parser.parse_args()
     peers = [PEERS[0]]
     for peer in PEERS[1:]:
@@ -176,9 +174,13 @@ def main() -> None:
             peers += [peer] if peer.name in arguments.peers else []
         else:
             _say(f"{peer.name} is not installed: {peer.install}")
-    model = make_checkpoint(arguments.checkpoint)
-    load, num_rounds = (QUICK, 1) if arguments.quick else (Load(), arguments.rounds)
-    report = run(peers, model, load, num_rounds, arguments.seed)
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)
+            report = run(peers, model, QUICK, 1, arguments.seed)
+    else:
+        model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
+        report = run(peers, model, Load(), arguments.rounds, arguments.seed)
     print(json.dumps(report) if arguments.json else render(report))
 
 

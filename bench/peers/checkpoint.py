@@ -1,6 +1,6 @@
 """A checkpoint in the true shape of Qwen3-0.6B with random weights, for quipu and its peers alike.
 
-    python -m bench.peers.checkpoint FOLDER [--layers 28]
+    python -m bench.peers.checkpoint FOLDER [--layers 28] [--quick]
 
 bfloat16 safetensors, and a tokenizer of 151,936 entries: the demo model's, extended by pairs of its own entries, so
 that text is encoded at a realistic length and every id that a model draws can be decoded. Nothing in it was learnt, so
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from bench.shapes import QWEN3_06B
+from bench.shapes import QWEN3_06B, TINY
 from quipu.actors.checkpoint import DEMO
 
 SHAPE: dict[str, Any] = {
@@ -119,8 +119,10 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model")
     arguments = parser.parse_args()
-    make_checkpoint(arguments.folder, num_hidden_layers=arguments.layers)
+    changes = TINY if arguments.quick else {"num_hidden_layers": arguments.layers}
+    make_checkpoint(arguments.folder, **changes)
 
 
 if __name__ == "__main__":

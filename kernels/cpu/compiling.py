@@ -4,7 +4,8 @@
 attrs here, for the latter's sake. Objects and libraries are kept in the user's cache folder, each under a name made
 from what it was made of: sources, flags and compiler.
 
-What must always hold: a file under its final name is whole; two processes may compile the same at once.
+What must always hold: a file under its final name is whole; two processes may compile the same at once; nothing that
+another user could have written is loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -60,14 +62,13 @@ def build(instruction_set: InstructionSet) -> Path:
         jobs.append((source, flags, folder / "objects" / f"{source.stem}-{digest}.o"))
     # the names of its objects say all that a library is made of
     library = folder / f"quipu-cpu-{instruction_set.name}-{_digest(path.name for _, _, path in jobs)}.so"
-    if library.is_file():
+    if _is_trusted_file(library):
         return library
     started = time.monotonic()
-    (folder / "objects").mkdir(exist_ok=True)
 
     def compile_one(job: tuple[Path, list[str], Path]) -> None:
         source, flags, target = job
-        if not target.is_file():
+        if not _is_trusted_file(target):
             _make(target, lambda partial: [compiler, *flags, "-c", str(source), "-o", str(partial)])
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as compilers:
@@ -104,13 +105,41 @@ def _version(compiler: str) -> str:
 
 
 def _cache_folder() -> Path:
-    """A folder that only we write to: a library found there is run."""
+    """A folder that only we write to, with one for objects in it: a library found there is run."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "quipu"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        for each in (folder, folder / "objects"):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            reason = _why_not_trusted(each)
+            if reason:
+                _log.warning("not using the cache of compiled CPU kernels: %s %s", each, reason)
+                break
+        else:
+            if os.access(folder, os.W_OK):
+                return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="quipu-"))  # compiled at each start, then
+    private = Path(tempfile.mkdtemp(prefix="quipu-"))  # compiled at each start, then
+    (private / "objects").mkdir(mode=0o700)
+    return private
+
+
+def _is_trusted_file(path: Path) -> bool:
+    """Whether it is there and may be used; what may not be is made anew in its place."""
+    if not path.is_file():
+        return False
+    reason = _why_not_trusted(path)
+    if reason:
+        _log.warning("compiling CPU kernels anew: %s %s", path, reason)
+    return not reason
+
+
+def _why_not_trusted(path: Path) -> str:
+    """Why somebody else may have written it; nothing where that cannot be."""
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user ({found.st_uid})"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""

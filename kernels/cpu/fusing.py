@@ -102,11 +102,15 @@ def _attention(
 
 
 def _turned(place: Place, readers: Counter[int], makers: dict[int, Note]) -> list[Note] | None:
-    """The rope that made this, after the norm that made what it turns, if one did; None where it is anything else."""
+    """The rope that made this, after the norm of its heads that made what it turns; None where it is anything else.
+
+    A norm over all heads together stays outside: attention norms each by itself.
+    """
     rope = makers[place.value]
     if rope.kind != program.ROPE or readers[place.value] != 1 or rope.x is None or place.offset:
         return None
     norm = makers[rope.x.value]
-    if norm.kind == program.RMS_NORM and readers[rope.x.value] == 1:
+    of_heads = all(norm.fields.get(name) == rope.fields[name] for name in ("width", "num_heads"))
+    if norm.kind == program.RMS_NORM and of_heads and readers[rope.x.value] == 1:
         return [norm, rope]
     return [rope]

@@ -2,15 +2,15 @@
 
 `recorder.py` writes a program once, `backend.py` fills a pass each step and runs both in one call.
 
-What must always hold: the fields are those of the C structs, in their order (their sizes are compared at load); what a
-pointer points to lives as long as the struct that holds it.
+What must always hold: the fields are those of the C structs, each where it is there (`check_layout` compares them at
+load); what a pointer points to lives as long as the struct that holds it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, zip_longest
 
 import attrs
 import numpy as np
@@ -135,10 +135,42 @@ class Pass:
             raise ValueError(f"the block table of row {room.argmin()} ends before its last token")
 
 
-def check_layout(library: ctypes.CDLL) -> None:
-    """Raises RuntimeError where the structs here are not those that were compiled."""
-    if (library.quipu_sizes(0), library.quipu_sizes(1)) != (ctypes.sizeof(Op), ctypes.sizeof(_Pass)):
-        raise RuntimeError("kernels/cpu/program.py and csrc/program.h disagree about their structs")
+class _Field(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("offset", ctypes.c_int64), ("size", ctypes.c_int64))
+
+
+@attrs.frozen
+class Field:
+    """Where a struct has something, in bytes; behind its last field the end, without a name."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def fields_of(struct: type[ctypes.Structure]) -> list[Field]:
+    places = [(name, getattr(struct, name)) for name, *_ in struct._fields_]
+    return [*(Field(name, place.offset, place.size) for name, place in places), Field("", ctypes.sizeof(struct), 0)]
+
+
+def check_layout(library: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]] = (Op, _Pass)) -> None:
+    """Raises RuntimeError naming the first field of the structs here that is not where it was compiled to be."""
+    for which, struct in enumerate(structs):
+        for ours, theirs in zip_longest(fields_of(struct), _compiled_fields(library, which)):
+            if ours != theirs:
+                raise RuntimeError(
+                    "kernels/cpu/program.py and csrc/program.h disagree about their structs: "
+                    f"{struct.__name__} here has {ours}, there {theirs}"
+                )
+
+
+def _compiled_fields(library: ctypes.CDLL, which: int) -> list[Field]:
+    table = ctypes.cast(library.quipu_layout(which), ctypes.POINTER(_Field))
+    fields: list[Field] = []
+    while not fields or fields[-1].name:
+        raw = table[len(fields)]
+        fields.append(Field((raw.name or b"").decode(), raw.offset, raw.size))
+    return fields
 
 
 def _column(values: Sequence[int]) -> Int64s:

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from quipu.kernels.models.kinds import check_kinds, is_deep, is_number, is_whole, shown
 from quipu.kernels.models.rope_config import Rope, ShortFactors, YarnScaling
 
 
@@ -63,16 +64,24 @@ class DecoderConfig:
 
 
 def read_config(model_path: Path) -> dict[str, Any]:
-    """The parsed `config.json` of a checkpoint folder. Raises ValueError where there is none or it is no object."""
+    """The parsed `config.json` of a checkpoint folder.
+
+    Raises ValueError where there is none, where it is no object, and for entries of the wrong kind.
+    """
     path = model_path / "config.json"
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{model_path} holds no config.json: not a checkpoint in the Hugging Face layout") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
+    if is_deep(data):
+        raise ValueError(f"{path} is nested too deeply")
+    check_kinds(data)
     return data
 
 
@@ -175,13 +184,19 @@ def check_length(config: DecoderConfig, max_model_len: int) -> None:
         )
 
 
+_MOST_OF = {"num_hidden_layers": 10_000}
+"""Of what is counted out one by one."""
+
+
 def positive(data: dict[str, Any], key: str, *, default: int | None = None) -> int:
     """A positive integer. Raises ValueError naming the entry."""
     value = data.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"config.json: {key} is {value!r}, where a positive integer is needed")
+    if value is None or not is_whole(value) or value <= 0:
+        raise ValueError(f"config.json: {key} is {shown(value)}, where a positive integer is needed")
+    if value > _MOST_OF.get(key, value):
+        raise ValueError(f"config.json: {key} is {value}, more than {_MOST_OF[key]}")
     return value
 
 
@@ -190,6 +205,6 @@ def positive_number(data: dict[str, Any], key: str, *, default: float | None) ->
     value = data.get(key, default)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"config.json: {key} is {value!r}, where a positive number is needed")
+    if not is_number(value) or value <= 0:
+        raise ValueError(f"config.json: {key} is {shown(value)}, where a positive number is needed")
     return float(value)

@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from quipu.kernels.models.kinds import is_number, shown
+
 
 @attrs.frozen
 class LinearScaling:
@@ -132,7 +134,10 @@ class _Entries:
         value = self.data.get("original_max_position_embeddings") or within
         if value is None:
             raise ValueError(f"config.json: rope_type {self._rope_type!r} lacks original_max_position_embeddings")
-        return int(_number("original_max_position_embeddings", value))
+        length = int(_number("original_max_position_embeddings", value))
+        if length < 2:  # its logarithm divides
+            raise ValueError(f"config.json: original_max_position_embeddings is {length}, where at least 2 is needed")
+        return length
 
     def take(self, name: str) -> Any:
         self._read.add(name)
@@ -145,8 +150,8 @@ class _Entries:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"config.json: {name} is {value!r}, where a positive number is needed")
+    if not is_number(value) or value <= 0:
+        raise ValueError(f"config.json: {name} is {shown(value)}, where a positive number is needed")
     return float(value)
 
 

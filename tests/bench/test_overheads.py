@@ -99,15 +99,51 @@ def test_spans_of_two_processes(tmp_path: Path) -> None:
         except ZeroDivisionError:
             pass
     """
-    environment = {**os.environ, FOLDER: str(tmp_path)}
     for _ in range(2):
-        command = [sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines())]
-        subprocess.run(command, check=True, env=environment, cwd=Path(__file__).resolve().parents[2])
+        run_with_spans(code, tmp_path)
     (tmp_path / "9.spans").write_bytes(b"half a record")
     spans = read_spans(tmp_path)
     assert [(span.name, span.size) for span in spans] == [("adding", 3), ("failing", 0)] * 2
     assert all(0 <= span.seconds < 1 for span in spans)
     assert spans[0].end_s <= spans[2].start_s
+
+
+def test_turns_of_a_coroutine(tmp_path: Path) -> None:
+    """Only its turns are spans, not what others do while it waits; what it gives, raises and is thrown passes."""
+    code = """
+        import asyncio, types
+        from bench.spans import watch
+        async def wait(fails=False):
+            await asyncio.sleep(0.2)
+            if fails:
+                raise KeyError
+            return 7
+        house = types.SimpleNamespace(wait=wait)
+        watch(house, "wait", "waiting")
+        assert asyncio.run(house.wait()) == 7
+        try:
+            asyncio.run(house.wait(fails=True))
+        except KeyError:
+            pass
+        async def cancel():
+            task = asyncio.ensure_future(house.wait())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        asyncio.run(cancel())
+    """
+    run_with_spans(code, tmp_path)
+    spans = read_spans(tmp_path)
+    assert [span.name for span in spans] == ["waiting"] * 6
+    assert all(span.seconds < 0.15 for span in spans)
+
+
+def run_with_spans(code: str, folder: Path) -> None:
+    """Run an indented program whose watched functions write into a folder."""
+    command = [sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines())]
+    environment = {**os.environ, FOLDER: str(folder)}
+    subprocess.run(command, check=True, env=environment, cwd=Path(__file__).resolve().parents[2])
 
 
 @pytest.mark.slow

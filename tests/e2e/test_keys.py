@@ -109,6 +109,8 @@ def test_hangup_reloads_the_file(tmp_path: Path) -> None:
         path.write_text(json.dumps({"keys": [{"id": "x", "name": "x", "tenant": "x", "sha256": A}]}))
         complaint = hang_up(server, "keys.not_reloaded")
         assert "keys[0] (x): `sha256`" in complaint["error"] and complaint["level"] == "error"
+        path.write_text('{"keys": ' + "[" * 200_000)
+        assert "nested too deeply" in hang_up(server, "keys.not_reloaded")["error"]
         path.unlink()
         assert "cannot be read" in hang_up(server, "keys.not_reloaded")["error"]
         assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 import torch
 from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import CONFIGS, make_batch, prompt, scattered_blocks
+from kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
+from oracles import run
 
 from quipu.kernels.cpu import program, recorder
 from quipu.kernels.cpu.backend import CpuBackend
+from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.models.qwen3 import Qwen3, parse_qwen3
+from quipu.kernels.models.registry import FAMILIES, Family
+from quipu.kernels.ops import Ops
+from quipu.kernels.weights import Weights
 
 pytestmark = needs_kernels
 
@@ -56,3 +62,50 @@ def test_what_a_layer_comes_to(checkpoints: dict[str, Path]) -> None:
             program.LINEAR: 4 * layers + 1,
             program.ATTEND: layers,
         }
+
+
+class WholeRows:
+    """`Ops` that norm queries or keys over all heads together, as OLMo 2 does, where the model norms each head."""
+
+    def __init__(self, ops: Ops, which: tuple[int, ...]) -> None:
+        self._ops = ops
+        self._which = which
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dim() != 3 or x.shape[1] not in self._which:
+            return self._ops.rms_norm(x, weight, eps)
+        return self._ops.rms_norm(x.flatten(1), weight.repeat(x.shape[1]), eps).view(x.shape)
+
+
+class WholeRowModel:
+    """A Qwen 3 over such operations."""
+
+    def __init__(self, model: Qwen3, which: tuple[int, ...]) -> None:
+        self._model = model
+        self._which = which
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self._model.forward(token_ids_N, WholeRows(ops, self._which))
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self._model.logits(x_ND, ops)
+
+
+@pytest.mark.parametrize("which", [(4,), (2,), (4, 2)], ids=["queries", "keys", "both"])
+def test_norms_of_whole_rows(
+    checkpoints: dict[str, Path], which: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention norms heads, so a norm of whole rows is left out of it: the numbers are the reference's."""
+
+    def build(config: DecoderConfig, weights: Weights, num_positions: int) -> WholeRowModel:
+        return WholeRowModel(Qwen3(config, weights, num_positions), which)
+
+    per_head = run(make_cpu_backend(checkpoints["qwen3-tied"], dtype="float32"))
+    monkeypatch.setitem(FAMILIES, "Qwen3ForCausalLM", Family(parse_qwen3, build))
+    ours = run(make_cpu_backend(checkpoints["qwen3-tied"], dtype="float32"))
+    theirs = run(make_backend(checkpoints["qwen3-tied"], dtype="float32"))
+    assert ((ours - theirs).abs().max() / theirs.std()).item() <= 2e-5
+    assert ((per_head - theirs).abs().max() / theirs.std()).item() > 0.1, "whole rows make no difference here"

@@ -19,6 +19,8 @@ from quipu.web.key_command import key_store
 from quipu.web.key_file import KeyFileError, hash_key, new_key, read_key_file
 from quipu.web.keys import KeyStore, given_keys
 
+DEPTHS = (10, 900, 3_000, 200_000)
+"""Of what is nested in a file: what a parser takes, and what none does."""
 KEY = "sk-quipu-of-acme"
 ENTRY: dict[str, Any] = {"id": "ci", "name": "CI, nightly", "tenant": "acme", "sha256": hash_key(KEY)}
 
@@ -107,7 +109,16 @@ def test_missing_field(field: str, tmp_path: Path) -> None:
         ("keys.json", b"[]"),
         ("keys.json", b'{"keys": [3]}'),
         ("keys.json", b'{"keys": [], "key": []}'),
+        *(("keys.json", b"[" * depth) for depth in DEPTHS),
+        *(("keys.json", b'{"keys":' * depth + b"1" + b"}" * depth) for depth in DEPTHS),
+        *(("keys.json", b'{"keys": [' + b"[" * depth + b"]" * depth + b"]}") for depth in DEPTHS),
+        *(("keys.toml", b"keys = " + b"[" * depth + b"]" * depth) for depth in DEPTHS),
+        *(("keys.toml", b"keys = " + b"{a = " * depth + b"1" + b"}" * depth) for depth in DEPTHS),
+        ("keys.toml", b"keys" + b".a" * DEPTHS[-1] + b" = 1"),
+        ("keys.toml", b"keys = " + b"9" * 5000),
+        ("keys.json", b'{"keys": ' + b"9" * 5000 + b"}"),
     ],
+    ids=range(31),
 )
 def test_bad_file(name: str, content: bytes, tmp_path: Path) -> None:
     """Whatever else stands in a file is refused by the file's name; so is a file that is not there."""
@@ -130,6 +141,10 @@ def test_reload(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError):
         store.reload()
     assert store.ring.find(KEY) is None and store.ring.find("key 1") is not None
+    for depth in DEPTHS:
+        path.write_text('{"keys": [' + "[" * depth + "]" * depth + "]}")
+        with pytest.raises(KeyFileError):
+            store.reload()
     path.unlink()
     with pytest.raises(KeyFileError):
         store.reload()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from quipu.web.bench.report import METRICS
 from quipu.web.bench.values import (
@@ -39,12 +40,27 @@ def make_parser() -> argparse.ArgumentParser:
     for name, help_text in OFFLINE.items():  # with parsers of their own, see offline_arguments.py
         commands.add_parser(name, help=help_text)
     serve = commands.add_parser("serve", help="ask an OpenAI-compatible server many things, and report how it answered")
+    serve.add_argument("--quick", action=Quick, const=QUICK_DATASET, help="only whether it runs: three short requests")
     _add_target(serve.add_argument_group("who is asked"))
     add_dataset(serve.add_argument_group("what is asked"))
     _add_load(serve.add_argument_group("when"))
     _add_sampling(serve.add_argument_group("how the answers are made"))
     _add_output(serve.add_argument_group("what is reported"))
     return parser
+
+
+class Quick(argparse.Action):
+    """`--quick`: other defaults, so that a command ends in seconds. A flag that follows it has the last word."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, const: dict[str, Any], help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, const=const, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object) -> None:
+        for name, value in self.const.items():
+            setattr(namespace, name, value)
+
+
+QUICK_DATASET = {"num_prompts": 3, "random_input_len": 16, "random_output_len": 4}
 
 
 def check(arguments: argparse.Namespace) -> str | None:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import attrs
 
-from quipu.web.bench.arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, add_dataset
+from quipu.web.bench.arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, QUICK_DATASET, Quick, add_dataset
 from quipu.web.bench.values import count, positive
 from quipu.web.serve_flags import add_serve_flags
 
 EPILOG = "Besides these, all flags of `quipu serve` that concern the engine."
+
+
+QUICK_LATENCY = {"input_len": 8, "output_len": 4, "batch_size": 2, "num_iters_warmup": 0, "num_iters": 1}
 
 
 @attrs.frozen
@@ -59,6 +62,7 @@ def make_offline_parser() -> argparse.ArgumentParser:
         add("--output-json", type=Path, metavar="FILE", help="write the JSON there, too")
         add("--disable-tqdm", action="store_true", help="no progress bar")
     add = latency.add_argument
+    add("--quick", action=Quick, const=QUICK_LATENCY, help="only whether it runs: one small batch")
     add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt (default: %(default)s)")
     add("--output-len", type=positive, default=128, metavar="N", help="tokens of each answer (default: %(default)s)")
     add("--batch-size", type=positive, default=8, metavar="N", help="sequences at once (default: %(default)s)")
@@ -66,6 +70,7 @@ def make_offline_parser() -> argparse.ArgumentParser:
     add("--num-iters", type=positive, default=10, metavar="N", help="times (default: %(default)s)")
     add("--seed", type=count, metavar="N", default=0, help="of prompts (default: %(default)s)")
     add = throughput.add_argument
+    add("--quick", action=Quick, const=QUICK_DATASET, help="only whether it runs: three short requests")
     for name in ("input", "output"):
         target = f"random_{name}_len"
         add(

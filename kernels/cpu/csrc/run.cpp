@@ -8,8 +8,6 @@
 #include "program.h"
 #include "team.h"
 
-extern "C" int64_t quipu_sizes(int32_t which) { return which ? sizeof(Pass) : sizeof(Op); }
-
 // Ask for large pages in memory that nobody has written yet: what is spread over it is then found by fewer walks.
 extern "C" void quipu_large_pages(void* start, int64_t bytes) {
     constexpr uintptr_t kPage = 1 << 21;

@@ -1,0 +1,34 @@
+// Where the fields of a step's structs lie, as they were compiled: ../program.py compares them with its own at load.
+#include <cstddef>
+
+#include "program.h"
+
+namespace {
+
+struct Field {
+    const char* name;  // null behind the last one
+    int64_t offset;
+    int64_t size;
+};
+
+}  // namespace
+
+#define FIELD(type, name) {#name, offsetof(type, name), sizeof(type::name)}
+#define OP(name) FIELD(Op, name)
+#define PASS(name) FIELD(Pass, name)
+
+static const Field kOp[] = {
+    OP(kind), OP(looked_at), OP(stored), OP(joined), OP(width), OP(out_width), OP(num_heads), OP(num_kv_heads),
+    OP(x_stride), OP(y_stride), OP(z_stride), OP(window), OP(num_experts), OP(num_chosen), OP(eps), OP(scale),
+    OP(soft_cap), OP(normalise), OP(activation), OP(turned), OP(x), OP(z), OP(weight), OP(bias), OP(cos), OP(sin),
+    OP(y), OP(keys), OP(values), OP(matrices), OP(deal), OP(norm), OP(key_norm), OP(v), OP(room), OP(raw),
+    {nullptr, sizeof(Op), 0},
+};
+
+static const Field kPass[] = {
+    PASS(num_tokens), PASS(num_looked_at), PASS(num_sequences), PASS(block_size), PASS(num_threads), PASS(token_ids),
+    PASS(positions), PASS(blocks), PASS(looked_at), PASS(query_start), PASS(tables), PASS(table_start),
+    {nullptr, sizeof(Pass), 0},
+};
+
+extern "C" const void* quipu_layout(int32_t which) { return which ? kPass : kOp; }

@@ -1,0 +1,107 @@
+"""Every command that measures starts, says something, and ends well under `--quick`.
+
+What the numbers are is for people to judge. That a constructor has changed under a command is for this file to find.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.servers import QUIPU
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = {
+    "bench.accounting_null": "bench.accounting",
+    "bench.sse_quipu": "bench.sse",
+    "bench.sse_starlette": "bench.sse",
+    "bench.timed_engine": "bench.request_budget",
+    "bench.timed_server": "bench.request_budget",
+    "bench.peers.thin_server": "bench.peers",
+    "bench.peers.vllm_engine": "bench.engine_core",
+}
+"""Modules that a command starts, and which does."""
+COMMANDS = {
+    "bench.accounting": (),
+    "bench.beside": (),
+    "bench.chat_tokens": (),
+    "bench.engine_core": (),
+    "bench.engine_overhead": (),
+    "bench.execution": (),
+    "bench.peers": ("--peers",),  # none but quipu: transformers takes ten seconds to load
+    "bench.request_budget": (),
+    "bench.sampling": (),
+    "bench.sharing": (),
+    "bench.sse": (),
+    "bench.stalls": ("--streams", "2", "--row", "nothing"),  # its other rows are in test_stalls.py
+    "bench.trace_replay": (),
+}
+FOLDER_MADE = "bench.peers.checkpoint"
+FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def is_a_command(path: Path) -> bool:
+    """Whether it does something when it is run."""
+    body = ast.parse(path.read_text("utf-8")).body
+    return any(isinstance(part, ast.If) and "__main__" in ast.unparse(part.test) for part in body)
+
+
+def test_every_command_is_run_here() -> None:
+    """A new module that can be run gets its line above."""
+    paths = [path for path in (ROOT / "bench").rglob("*.py") if is_a_command(path)]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in paths}
+    assert names == {*COMMANDS, *PARTS, FOLDER_MADE}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_runs(name: str) -> None:
+    """Exit code 0, and one JSON object that is not empty on standard output."""
+    ended = run(sys.executable, "-m", name, "--quick", "--json", *COMMANDS[name])
+    assert ended.returncode == 0, ended.stderr
+    report: dict[str, Any] = json.loads(ended.stdout)
+    assert report
+
+
+def test_checkpoint_is_made(tmp_path: Path) -> None:
+    """A folder that can be served."""
+    ended = run(sys.executable, "-m", FOLDER_MADE, "--quick", str(tmp_path / "tiny"))
+    assert ended.returncode == 0, ended.stderr
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
+        path.name for path in (tmp_path / "tiny").iterdir()
+    }
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_offline_command_runs(name: str) -> None:
+    """`quipu bench latency` and `throughput`, on the fake executor."""
+    ended = run(str(QUIPU), "bench", name, "--quick", "--json", *FAKE)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["quipu_version"]
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("from bench import sse as command; command.PEER_NEEDS = ('no_such_module',)", "Starlette"),
+        ("from bench import engine_core as command; command.PEER = command.REPOSITORY / 'nowhere'", "vLLM"),
+    ],
+    ids=["sse", "engine_core"],
+)
+def test_without_its_peer(code: str, named: str) -> None:
+    """One line names what is absent; quipu is measured alone, and that is no failure."""
+    ended = run(sys.executable, "-c", f"import sys; {code}; sys.argv[1:] = ['--quick', '--json']; command.main()")
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"{named} is not measured")
+    assert json.loads(ended.stdout)["rows"][0]["ratio"] is None

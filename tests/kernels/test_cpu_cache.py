@@ -1,0 +1,103 @@
+"""The cache of compiled kernels: what another user could have put there is never run.
+
+A stand-in compiles: what is asked here has nothing to do with the processor or with a real compiler.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quipu.kernels.cpu import compiling
+from quipu.kernels.cpu.compiling import build
+from quipu.kernels.cpu.instruction_sets import InstructionSet
+
+PLAIN = InstructionSet("plain", frozenset(), ())
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && echo stand-in && exit 0
+while [ "$1" != -o ]; do shift; done
+echo compiled > "$2"
+"""
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where libraries are kept, empty; what must be made elsewhere is made under `elsewhere`."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    return tmp_path / "cache" / "quipu"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_private_cache_is_used_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the umask: what we made a moment ago is ours, and no word is said."""
+    before = os.umask(0o002)
+    try:
+        library = build(PLAIN)
+    finally:
+        os.umask(before)
+    library.write_text("kept")
+    assert build(PLAIN) == library
+    assert library.read_text() == "kept"
+    assert library.parent == cache
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o720], ids=oct)
+@pytest.mark.parametrize("folder", [".", "objects"])
+def test_a_folder_that_others_can_write(cache: Path, folder: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is taken from it and nothing put there: a warning names it, and a private folder is used instead."""
+    planted = build(PLAIN)
+    planted.write_text("planted")
+    (cache / folder).chmod(mode)
+    library = build(PLAIN)
+    assert library.read_text() == "compiled\n"
+    assert library.parent.parent == cache.parent.parent / "elsewhere"
+    assert library.parent.stat().st_mode & 0o077 == 0
+    (warning,) = warnings(caplog)
+    assert str(cache / folder) in warning
+    assert "written by others" in warning
+
+
+@pytest.mark.parametrize("which", ["*.so", "objects/*.o"])
+@pytest.mark.parametrize("mode", [0o775, 0o757], ids=oct)
+def test_a_file_that_others_can_write(cache: Path, which: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It is made anew in its place, and named."""
+    library = build(PLAIN)
+    planted = next(iter(cache.glob(which)))
+    planted.write_text("planted")
+    planted.chmod(mode)
+    if planted != library:
+        library.unlink()
+    assert build(PLAIN) == library
+    assert planted.read_text() == "compiled\n"
+    assert planted.stat().st_mode & 0o022 == 0
+    (warning,) = warnings(caplog)
+    assert str(planted) in warning
+
+
+def owned_by(owner: int) -> Callable[[], int]:
+    return lambda: owner
+
+
+def test_a_cache_of_another_user(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither mine nor root's: not used."""
+    build(PLAIN).write_text("planted")
+    owner = 12345
+    os.chown(cache, owner, -1) if os.geteuid() == 0 else monkeypatch.setattr(os, "geteuid", owned_by(os.getuid() + 1))
+    assert build(PLAIN).read_text() == "compiled\n"
+    assert any(str(cache) in warning and "another user" in warning for warning in warnings(caplog))
