@@ -1,8 +1,8 @@
 """The engine: scheduler, KV-block manager and executor, one restart group.
 
-`run_engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the
-engine process executes: `python -P -m quipu.actors.engine FD INCARNATION CONFIG`, with one end of the socket pair as
-file descriptor FD and the config as JSON. Only this module imports the executor, and with it torch.
+`Engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the engine
+process executes (`engine_process.py`), with one end of the socket pair as file descriptor FD and the config as JSON.
+Only this module imports the executor, and with it torch.
 """
 
 from __future__ import annotations
@@ -255,10 +255,3 @@ class _Relay(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name)
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a pass may be running in its thread; nobody waits for it any more

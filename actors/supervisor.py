@@ -130,15 +130,20 @@ class Supervisor:
 
 
 class ProcessHost:
-    """Runs the engine in a process of its own, over a stream socket pair whose end of file is its death."""
+    """Runs the engine in a process of its own, over a stream socket pair whose end of file is its death.
+
+    An engine that hangs once it is ready is killed. While it loads, its silence says nothing.
+    """
 
     STOP_GRACE_S = 2.0
-    MODULE = "quipu.actors.engine"
+    MODULE = "quipu.actors.engine_process"
     """What the process runs; a benchmark's own runs this one, and watches it."""
 
-    def __init__(self, config: EngineConfig, environment: dict[str, str]) -> None:
+    def __init__(self, config: EngineConfig, environment: dict[str, str], *, step_timeout_s: float = 0.0) -> None:
+        """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 is for ever."""
         self._config = config
         self._environment = environment
+        self._step_timeout_s = step_timeout_s
         self.process: trio.Process | None = None
 
     async def run(self, link: EngineLink) -> Death:

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.child import kill_children
 from quipu.actors.config import HouseConfig
 from quipu.actors.front import ServingInfo
 from quipu.actors.ledger.database import LedgerError
@@ -172,6 +173,7 @@ async def _wait_signal(stopping: trio.Event) -> None:
         async for number in signals:
             if stopping.is_set():
                 log.warning("server.killed", signal=signal.Signals(number).name)
+                kill_children()  # one that hangs would not see its parent go
                 os._exit(128 + number)  # asked twice
             log.info("server.stopping", signal=signal.Signals(number).name)
             stopping.set()

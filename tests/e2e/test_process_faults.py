@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import Server, eventually, has_ended, serving
+from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
 from tests.e2e.streams import streaming
 from tests.houses import text_of
 
@@ -137,4 +138,19 @@ def test_web_process_killed(tmp_path: Path) -> None:
             clients.enter_context(streaming(server, token_prompt("orphan", 40), LONG))
             server.process.kill()
             server.process.wait()
-            eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=5.0)
+            eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=1.5)
+
+
+def test_web_process_killed_while_its_engine_loads(tmp_path: Path) -> None:
+    """The engine ends within a second also where it has not come to look at its socket: it loads torch and weights."""
+    process, log_path = start_quipu(tmp_path, "serve", "--port", "0")
+    server = Server(process, log_path)
+    try:
+        engine = server.engine_pid()
+        threads = Path(f"/proc/{engine}/task")
+        eventually(lambda: len(list(threads.iterdir())) > 1, "it watches its parent")
+        assert not server.events("engine.ready")
+    finally:
+        process.kill()
+        process.wait()
+    eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=1.5)
