@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,11 @@ from quipu.actors.config import EngineConfig
 from quipu.actors.core.batching import Batcher
 from quipu.actors.core.kv_events import EventLog, KvEventsError
 from quipu.actors.core.limits import Limits
+from quipu.actors.core.pulse import ALIVE_INTERVAL_S
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.core.waiting import Policy
 from quipu.actors.executor import Executor, load_executor, run_executor
-from quipu.actors.messages import EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
+from quipu.actors.messages import Alive, EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
 from quipu.actors.supervisor import Death, EngineLink
 
@@ -101,6 +103,11 @@ class Engine:
         if self.events is not None:
             self.events.close()
 
+    def alive(self) -> Alive:
+        """What it is doing, for whoever wonders whether it does anything."""
+        under_way = self.executor.under_way
+        return Alive(0, 0.0) if under_way is None else Alive(under_way.step, time.monotonic() - under_way.since)
+
     def ready(self, incarnation: int) -> EngineReady:
         """What it serves with."""
         capabilities, pool = self.executor.backend.capabilities, self.executor.backend.pool
@@ -169,17 +176,35 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
     """Serve one incarnation over a socket until the other end closes."""
     reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
 
+    writing = trio.Lock()
+
+    async def say(message: StepReport | Alive) -> None:
+        try:
+            writing.acquire_nowait()  # nearly always: without a checkpoint a step
+        except trio.WouldBlock:
+            await writing.acquire()
+        try:
+            await writer.send_all([message])
+        finally:
+            writing.release()
+
+    async def say_alive() -> None:
+        while True:
+            await trio.sleep(ALIVE_INTERVAL_S)
+            await say(engine.alive())
+
     class Reports:
         async def send(self, report: StepReport, /) -> None:
-            await writer.send_all([report])
+            await say(report)
 
     async with trio.open_nursery() as nursery:
         await writer.send_all([engine.ready(incarnation)])
         nursery.start_soon(engine.run, Reports())
+        nursery.start_soon(say_alive)
         try:
             while True:
                 for message in await reader.receive_all():
-                    if isinstance(message, EngineReady | EngineRefused | StepReport):
+                    if isinstance(message, EngineReady | EngineRefused | StepReport | Alive):
                         raise RuntimeError(f"a {type(message).__name__} came to the engine, which only sends them")
                     await engine.inbox.send(message)
         except PeerGone:

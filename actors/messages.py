@@ -318,6 +318,16 @@ class EngineRefused:
 
 
 @attrs.frozen
+class Alive:
+    """Said by an engine every second, also during a step: its loop runs."""
+
+    step: int
+    """The step that the executor runs; 0: none."""
+    seconds: float
+    """Since it began, by the engine's clock."""
+
+
+@attrs.frozen
 class ResetPrefixCache:
     """Nothing that has been published is found any more; what is held drains. Requests sent after it miss."""
 

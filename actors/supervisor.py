@@ -2,7 +2,8 @@
 
 An engine (scheduler, KV-block manager, executor: one restart group) runs in a host: in this loop, or in a process of
 its own. When it dies, everything it held is told so (`EngineDied`, after the last of its reports), health says so
-before that, and a new incarnation begins. What waits in the lane goes to the new one.
+before that, and a new incarnation begins. What waits in the lane goes to the new one. One that hangs is killed
+(`core/pulse.py` judges): it says nothing any more, or one step takes too long.
 
 What must always hold: health is never better than the truth; two engines never hold the same sequence; too many deaths
 within the window end the server with an error.
@@ -24,10 +25,11 @@ import structlog
 import trio
 
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone
-from quipu.actors.child import OWN_GROUP
+from quipu.actors.child import OWN_GROUP, kill_group
 from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.core.pulse import TICK_S, Pulse
 from quipu.actors.front import Health, State, describe_pool
-from quipu.actors.messages import EngineDied, EngineReady, EngineRefused, StepReport
+from quipu.actors.messages import Alive, EngineDied, EngineReady, EngineRefused, StepReport
 from quipu.actors.registry import EngineMessage, Registry
 
 log = structlog.get_logger()
@@ -80,6 +82,11 @@ class EngineLink:
                     self._ready.set()
                 case EngineRefused(reason):
                     self.refusal = reason
+
+    @property
+    def is_ready(self) -> bool:
+        """The engine has loaded."""
+        return self._ready.is_set()
 
     def lost(self, reason: str) -> None:
         """The engine cannot be reached any more; what became of it is found out next."""
@@ -165,8 +172,8 @@ class ProcessHost:
             theirs.close()
             self.process = process
             try:
-                await self._talk(link, stream)
-                link.lost("its connection has closed")
+                hung = await self._talk(link, stream, process)
+                link.lost(hung or "its connection has closed")
                 with trio.move_on_after(self.STOP_GRACE_S):
                     await process.wait()
             finally:
@@ -174,12 +181,20 @@ class ProcessHost:
                 await self._stop(process, stream)
         if link.refusal is not None:
             return Death(link.refusal, hopeless=True)
+        if hung is not None:
+            return Death(hung)
         return _explain(process.returncode)
 
-    async def _talk(self, link: EngineLink, stream: trio.SocketStream) -> None:
-        """Carry messages both ways until the engine's end closes."""
+    async def _talk(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
+        """Carry messages both ways until the engine's end closes. Returns why it was killed, if it was because it hung.
+
+        A killed one's last messages are still read: what it had done counts.
+        """
         reader = FrameReader(stream, link.incarnation)
         writer = FrameWriter(stream, link.incarnation)
+        pulse = Pulse(self._step_timeout_s)
+        is_reading = False
+        hung: str | None = None
 
         async def write() -> None:
             try:
@@ -188,13 +203,33 @@ class ProcessHost:
             except PeerGone:
                 pass  # the reader sees it too, after the last report
 
+        async def watch() -> None:
+            nonlocal hung
+            last = trio.current_time()
+            while hung is None:
+                await trio.sleep(TICK_S)
+                now = trio.current_time()
+                hung = pulse.pass_time(now - last, could_hear=is_reading and link.is_ready)
+                last = now
+            link.lost(hung)
+            kill_group(process.pid)
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
+            nursery.start_soon(watch)
             try:
                 while True:
-                    await link.deliver(await reader.receive_all())
+                    is_reading = True
+                    messages = await reader.receive_all()
+                    is_reading = False
+                    pulse.hear()
+                    for message in messages:
+                        if isinstance(message, Alive):
+                            pulse.note(message)
+                    await link.deliver(messages)
             except PeerGone:
                 nursery.cancel_scope.cancel()
+        return hung
 
     async def _stop(self, process: trio.Process, stream: trio.SocketStream) -> None:
         """Ask (close its socket), wait a while, kill."""
@@ -204,7 +239,7 @@ class ProcessHost:
                 with trio.move_on_after(self.STOP_GRACE_S):
                     await process.wait()
             if process.returncode is None:
-                process.kill()
+                kill_group(process.pid)
             await process.wait()
 
 

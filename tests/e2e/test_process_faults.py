@@ -116,6 +116,34 @@ def test_engine_killed(tmp_path: Path) -> None:
         assert_serves(server, "after the restart")
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [([], "it has said nothing for 8 seconds"), (["--step-timeout", "1"], "step 1 took longer than 1 seconds")],
+    ids=["stopped", "in a step"],
+)
+def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
+    """An engine that is stopped, or whose step does not end, is killed; its requests fail, and another one serves."""
+    step_seconds = "3600" if flags else "0.01"
+    with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", step_seconds, *flags) as server:
+        first_engine = server.engine_pid()
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(server.complete, token_prompt("hung", 40), max_tokens=LONG)
+            eventually(lambda: server.metrics()["open_accounts"] == 1, "a request runs")
+            if not flags:
+                os.kill(first_engine, signal.SIGSTOP)
+            sick, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
+            answer = whole.result()
+        assert answer.status_code == 500 and reason in answer.json()["error"]["message"]
+        assert sick.json()["state"] == "restarting" and reason in sick.json()["detail"]
+        assert has_ended(first_engine)
+        server.wait_ready()
+        assert server.get("/health").json()["incarnation"] == 2 and server.engine_pid() != first_engine
+        metrics = server.wait_at_rest()
+        assert metrics['requests_total{outcome="failed"}'] == 1 and metrics["usage_disputed_total"] == 0
+        if not flags:
+            assert_serves(server, "after the restart")
+
+
 def test_engine_that_keeps_dying(tmp_path: Path) -> None:
     """After too many deaths within the window the server ends with an error; it does not restart for ever."""
     with serving(tmp_path, "--executor", "fake") as server:
