@@ -28,7 +28,7 @@ import attrs
 import msgspec
 import trio
 
-from quipu.actors.messages import Abort, EngineReady, EngineRefused, ResetPrefixCache, StepReport, Submit
+from quipu.actors.messages import Abort, Alive, EngineReady, EngineRefused, ResetPrefixCache, StepReport, Submit
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -131,7 +131,7 @@ class Channel(Generic[T]):
 
 # ---------------------------------------------------------------- over a socket
 
-WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport
+WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport | Alive
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
     1: Submit,
@@ -140,6 +140,7 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     4: StepReport,
     5: ResetPrefixCache,
     6: EngineRefused,
+    8: Alive,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7

@@ -1,4 +1,6 @@
-"""How a child process of the web process is started, and what it does first: `chat_worker.py`, `encode_worker.py`.
+"""How a child process of the web process is started, what it does first, and how all of them are ended at once.
+
+Used by `chat_worker.py` and `encode_worker.py`, in part by `engine_process.py`.
 
 What must always hold: such a process ends with its parent, also with a killed one, whatever it is doing; it never has
 more memory than it was given.
@@ -9,10 +11,13 @@ from __future__ import annotations
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 OWN_GROUP = 0
 """The process group of a child is its own: Ctrl-C at the terminal is for the web process. Not its session: where each
@@ -54,3 +59,17 @@ def end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:
     poll.register(fileno, select.POLLRDHUP)
     poll.poll()
     end(0)
+
+
+def kill_children() -> None:
+    """Kill every child of this process, and with each its group: also one that is stopped or does not listen."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended
+            for pid in map(int, children.read_text().split()):
+                kill_group(pid)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child, and the processes that it has started in a group of its own, if they are there."""
+    with suppress(OSError):
+        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)

@@ -122,6 +122,9 @@ class HouseConfig:
     """The same of all that its choices may put out."""
     max_restarts: int = 5
     """Engine deaths within `restart_window_s` after which the server gives up."""
+    step_timeout_s: float = 300.0
+    """How long one step may take before the engine counts as hung; 0 is for ever. The first one of a kind may have
+    kernels to compile."""
     restart_window_s: float = 60.0
     restart_backoff_s: float = 0.05
     """Doubled at every restart within the window."""

@@ -1,20 +1,20 @@
 """The engine: scheduler, KV-block manager and executor, one restart group.
 
-`run_engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the
-engine process executes: `python -P -m quipu.actors.engine FD INCARNATION CONFIG`, with one end of the socket pair as
-file descriptor FD and the config as JSON. Only this module imports the executor, and with it torch.
+`Engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the engine
+process executes (`engine_process.py`), with one end of the socket pair as file descriptor FD and the config as JSON.
+Only this module imports the executor, and with it torch.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import gc
 import logging
 import math
 import os
 import signal
 import socket
-import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,12 @@ from quipu.actors.config import EngineConfig
 from quipu.actors.core.batching import Batcher
 from quipu.actors.core.kv_events import EventLog, KvEventsError
 from quipu.actors.core.limits import Limits
+from quipu.actors.core.pulse import ALIVE_INTERVAL_S
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.core.waiting import Policy
 from quipu.actors.executor import Executor, load_executor, run_executor
 from quipu.actors.log_writer import LogLines, LogWriter, Relay, standard_error
-from quipu.actors.messages import EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
+from quipu.actors.messages import Alive, EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
 from quipu.actors.scheduler import SchedulerMessage, run_scheduler
 from quipu.actors.supervisor import Death, EngineLink
 
@@ -103,6 +104,11 @@ class Engine:
         if self.events is not None:
             self.events.close()
 
+    def alive(self) -> Alive:
+        """What it is doing, for whoever wonders whether it does anything."""
+        under_way = self.executor.under_way
+        return Alive(0, 0.0) if under_way is None else Alive(under_way.step, time.monotonic() - under_way.since)
+
     def ready(self, incarnation: int) -> EngineReady:
         """What it serves with."""
         capabilities, pool = self.executor.backend.capabilities, self.executor.backend.pool
@@ -171,17 +177,35 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
     """Serve one incarnation over a socket until the other end closes."""
     reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
 
+    writing = trio.Lock()
+
+    async def say(message: StepReport | Alive) -> None:
+        try:
+            writing.acquire_nowait()  # nearly always: without a checkpoint a step
+        except trio.WouldBlock:
+            await writing.acquire()
+        try:
+            await writer.send_all([message])
+        finally:
+            writing.release()
+
+    async def say_alive() -> None:
+        while True:
+            await trio.sleep(ALIVE_INTERVAL_S)
+            await say(engine.alive())
+
     class Reports:
         async def send(self, report: StepReport, /) -> None:
-            await writer.send_all([report])
+            await say(report)
 
     async with trio.open_nursery() as nursery:
         await writer.send_all([engine.ready(incarnation)])
         nursery.start_soon(engine.run, Reports())
+        nursery.start_soon(say_alive)
         try:
             while True:
                 for message in await reader.receive_all():
-                    if isinstance(message, EngineReady | EngineRefused | StepReport):
+                    if isinstance(message, EngineReady | EngineRefused | StepReport | Alive):
                         raise RuntimeError(f"a {type(message).__name__} came to the engine, which only sends them")
                     await engine.inbox.send(message)
         except PeerGone:
@@ -197,7 +221,12 @@ def main(argv: list[str]) -> int:
     connection = socket.socket(fileno=int(descriptor))
     try:
         engine = Engine(config, load_executor(config))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
+        if is_shortage(error):
+            structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
+            connection.close()
+            log_writer.drain()
+            return os.EX_TEMPFAIL
         return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}", log_writer)
     except KvEventsError as error:
         return refuse(connection, int(incarnation), f"KV events: {error}", log_writer)
@@ -218,6 +247,12 @@ def main(argv: list[str]) -> int:
         engine.close_events()
         log_writer.drain()
     return 0
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether an engine that could not be loaded lacks what may be there later: memory, or descriptors."""
+    shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
 
 
 def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:
@@ -254,11 +289,3 @@ def _configure_log(level: str) -> LogWriter:
     kernels.setLevel(level.upper())
     kernels.addHandler(Relay())
     return writer
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)  # a pass may be running in its thread; nobody waits for it any more

@@ -43,6 +43,15 @@ class Tag:
     num_filled: int
 
 
+@attrs.frozen
+class UnderWay:
+    """The step that runs now."""
+
+    step: int
+    since: float
+    """On the monotonic clock."""
+
+
 class Executor:
     """Turns plans into passes of one backend. Synchronous; called from one thread."""
 
@@ -55,6 +64,8 @@ class Executor:
         self._num_scoring = 0  # sequences whose drawn tokens are scored
         self._num_ruled = 0  # sequences whose logits are changed
         self._failed_generation = -1
+        self.under_way: UnderWay | None = None
+        """Set by whoever calls `run`, read from any thread."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one plan. Whatever the backend raises becomes StepFailed."""
@@ -216,8 +227,10 @@ async def _run_in_loop(
     """No thread, so that the clock may be a mock."""
     while True:
         for plan in await plans.receive_all():
+            executor.under_way = UnderWay(plan.step, time.monotonic())
             result = executor.run(plan)
             await trio.sleep(backend.dials.step_seconds)
+            executor.under_way = None
             results.post(result)
 
 
@@ -231,7 +244,10 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
     def serve() -> None:
         try:
             while (plan := work.get()) is not None:
-                token.run_sync_soon(results.post, executor.run(plan))
+                executor.under_way = UnderWay(plan.step, time.monotonic())
+                result = executor.run(plan)
+                executor.under_way = None
+                token.run_sync_soon(results.post, result)
         except trio.RunFinishedError:
             pass  # the loop is gone, and with it everybody who would read the result
         except BaseException as error:

@@ -318,6 +318,16 @@ class EngineRefused:
 
 
 @attrs.frozen
+class Alive:
+    """Said by an engine every second, also during a step: its loop runs."""
+
+    step: int
+    """The step that the executor runs; 0: none."""
+    seconds: float
+    """Since it began, by the engine's clock."""
+
+
+@attrs.frozen
 class ResetPrefixCache:
     """Nothing that has been published is found any more; what is held drains. Requests sent after it miss."""
 
@@ -743,7 +753,7 @@ class EngineDied:
     incarnation: int
     reason: str
     held_ids: tuple[int, ...]
-    """Sequences that it had been given and had not answered."""
+    """Sequences that it had been given and had not answered, as far as reports were read when it died."""
 
 
 # ---------------------------------------------------------------- to the detokenizer
@@ -959,6 +969,9 @@ class Closed:
 
     record: UsageRecord
     error: RequestError | None
+    is_final: bool = True
+    """False: the client's deadline has passed, and the account stays open until the engine has ended the request. Then
+    another one follows, for whoever wants to know its record; the client has had its answer."""
 
 
 OutletEvent = Started | Delta | Closed

@@ -146,7 +146,8 @@ def split(config: HouseConfig, info: ServingInfo, journal: Journal | None = None
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     if config.engine.num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # where nobody says it, the backend does
-    return open_house(config, info, ProcessHost(config.engine, environment), journal=journal, encode_apart=True)
+    host = ProcessHost(config.engine, environment, step_timeout_s=config.step_timeout_s)
+    return open_house(config, info, host, journal=journal, encode_apart=True)
 
 
 __all__ = ["AccountantMessage", "House", "open_house", "single_loop", "split"]

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.child import kill_children
 from quipu.actors.config import HouseConfig
 from quipu.actors.front import ServingInfo
 from quipu.actors.ledger.database import LedgerError
@@ -212,6 +213,7 @@ async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
         async for number in signals:
             if stopping.is_set():
                 log.warning("server.killed", signal=signal.Signals(number).name)
+                kill_children()  # one that hangs would not see its parent go
                 log_writer.drain(LAST_WORDS_S)
                 os._exit(128 + number)  # asked twice
             log.info("server.stopping", signal=signal.Signals(number).name)

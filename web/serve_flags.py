@@ -150,6 +150,13 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="end a request that takes longer (default: never)",
     )
     add(
+        "--step-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="restart the engine when one step takes longer; 0 is never (default: %(default)s)",
+    )
+    add(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="send a span a request here, over OTLP/HTTP (default: as OTEL_EXPORTER_OTLP_ENDPOINT says, if anything)",

@@ -78,6 +78,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         vocab_size=checkpoint.vocab_size,
         kv_dtype=checkpoint.dtype,
         chat_template_timeout_s=arguments.chat_template_timeout,
+        step_timeout_s=arguments.step_timeout,
     )
     info = ServingInfo(
         model_names=names,
@@ -110,6 +111,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
             "max_waiting_tokens": engine.max_waiting_tokens,
             "max_waiting_share": engine.max_waiting_share,
             "request_timeout": arguments.request_timeout,
+            "step_timeout": config.step_timeout_s,
             "max_body_bytes": arguments.max_body_bytes,
             "max_body_memory": arguments.max_body_memory,
             "chat_template_timeout": config.chat_template_timeout_s,

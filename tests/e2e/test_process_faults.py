@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import Server, eventually, has_ended, serving
+from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
 from tests.e2e.streams import streaming
+from tests.e2e.test_ledger import ledger
 from tests.houses import text_of
 
 from quipu.kernels.fake import continuation
@@ -115,6 +119,69 @@ def test_engine_killed(tmp_path: Path) -> None:
         assert_serves(server, "after the restart")
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [([], "it has said nothing for 8 seconds"), (["--step-timeout", "1"], "step 1 took longer than 1 seconds")],
+    ids=["stopped", "in a step"],
+)
+def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
+    """An engine that is stopped, or whose step does not end, is killed; its requests fail, and another one serves."""
+    step_seconds = "3600" if flags else "0.01"
+    with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", step_seconds, *flags) as server:
+        first_engine = server.engine_pid()
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(server.complete, token_prompt("hung", 40), max_tokens=LONG)
+            eventually(lambda: server.metrics()["open_accounts"] == 1, "a request runs")
+            if not flags:
+                os.kill(first_engine, signal.SIGSTOP)
+            sick, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
+            answer = whole.result()
+        assert answer.status_code == 500 and reason in answer.json()["error"]["message"]
+        assert sick.json()["state"] == "restarting" and reason in sick.json()["detail"]
+        assert has_ended(first_engine)
+        server.wait_ready()
+        assert server.get("/health").json()["incarnation"] == 2 and server.engine_pid() != first_engine
+        metrics = server.wait_at_rest()
+        assert metrics['requests_total{outcome="failed"}'] == 1 and metrics["usage_disputed_total"] == 0
+        if not flags:
+            assert_serves(server, "after the restart")
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["continued", "killed"])
+def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
+    """64 streams of a stopped engine end with an error at their time; each has one record once the engine is back."""
+    flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--request-timeout", "4"]
+    (tmp_path / "server").mkdir()
+    with serving(tmp_path / "server", *flags) as server, ThreadPoolExecutor(65) as pool:
+        engine = server.engine_pid()
+        began = time.monotonic()
+
+        def ask(index: int) -> float:
+            with streaming(server, token_prompt(f"late {index}", 20 + index), LONG) as stream:
+                stream.read_all()
+            assert stream.error is not None and "longer than 4 seconds" in stream.error["message"]
+            return time.monotonic()
+
+        streams = [pool.submit(ask, index) for index in range(64)]
+        eventually(lambda: server.metrics()["num_requests_running"] == 64, "all of them run")
+        begun = time.monotonic()
+        os.kill(engine, signal.SIGSTOP)
+        late = pool.submit(server.complete, token_prompt("came later", 20))
+        assert all(began + 4 <= stream.result() < begun + 5 for stream in streams)
+        assert late.result().status_code == 504
+        assert server.metrics()["open_accounts"] == 65
+        os.kill(engine, end)
+        metrics = server.wait_at_rest()
+        assert metrics["usage_disputed_total"] == 0
+        assert server.stop() == 0
+    exported = [
+        json.loads(line) for line in ledger(tmp_path / "server", "export", "--format", "jsonl").stdout.splitlines()
+    ]
+    records = [record for record in exported if record["prompt_tokens"]]
+    assert len(records) >= 64 and len({record["request_id"] for record in exported}) == len(exported) == 65
+    assert all(record["outcome"] == "failed" and not record["disputed"] for record in records)
+
+
 def test_engine_that_keeps_dying(tmp_path: Path) -> None:
     """After too many deaths within the window the server ends with an error; it does not restart for ever."""
     with serving(tmp_path, "--executor", "fake") as server:
@@ -137,4 +204,19 @@ def test_web_process_killed(tmp_path: Path) -> None:
             clients.enter_context(streaming(server, token_prompt("orphan", 40), LONG))
             server.process.kill()
             server.process.wait()
-            eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=5.0)
+            eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=1.5)
+
+
+def test_web_process_killed_while_its_engine_loads(tmp_path: Path) -> None:
+    """The engine ends within a second also where it has not come to look at its socket: it loads torch and weights."""
+    process, log_path = start_quipu(tmp_path, "serve", "--port", "0")
+    server = Server(process, log_path)
+    try:
+        engine = server.engine_pid()
+        threads = Path(f"/proc/{engine}/task")
+        eventually(lambda: len(list(threads.iterdir())) > 1, "it watches its parent")
+        assert not server.events("engine.ready")
+    finally:
+        process.kill()
+        process.wait()
+    eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=1.5)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import PATIENCE_S, eventually, has_ended, serving
+from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, runs, serving
 from tests.e2e.streams import streaming
 from tests.houses import text_of
 
@@ -51,15 +52,23 @@ def test_stream_that_outlives_the_grace(tmp_path: Path) -> None:
 
 
 def test_asked_twice(tmp_path: Path) -> None:
-    """A second signal ends the server at once, with the signal's exit code, and its engine with it."""
+    """A second signal ends the server at once, with the signal's exit code, and every process of it, hung or not."""
     with serving(tmp_path, "--executor", "fake") as server:
-        engine = server.engine_pid()
+        children = eventually(lambda: everybody(server), "the engine and its helpers run")
         with streaming(server, token_prompt("twice asked", 40), 4000):
+            os.kill(server.engine_pid(), signal.SIGSTOP)
             server.process.send_signal(signal.SIGINT)
             eventually(lambda: server.events("server.stopping"), "the first signal is heard")
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
-            eventually(lambda: has_ended(engine), "the engine ends, too")
+            eventually(lambda: all(map(has_ended, children)), "every process ends, too", within_s=2.0)
+
+
+def everybody(server: Server) -> list[int] | None:
+    """All children of the web process, once there are some of each kind."""
+    kinds = ("quipu.actors.engine", "quipu.actors.chat_worker", "quipu.actors.encode_worker")
+    children = server.children()
+    return children if all(any(runs(pid, kind) for pid in children) for kind in kinds) else None
 
 
 def test_asked_twice_while_the_books_are_closed(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ def test_what_may_wait(flags: list[str], requests: int, tokens: int, share: floa
     assert tuple(info.settings[name] for name in names) == (requests, tokens, share)
 
 
+@pytest.mark.parametrize(("flags", "expected"), [([], 300.0), (["--step-timeout", "0"], 0.0)])
+def test_step_timeout(flags: list[str], expected: float) -> None:
+    """Long enough for kernels to be compiled, unless the operator says otherwise."""
+    config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
+    assert config.step_timeout_s == info.settings["step_timeout"] == expected
+
+
 @pytest.mark.parametrize("share", ["-0.1", "1.5", "half", "nan"])
 def test_a_share_that_is_none(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The flag is named."""
@@ -68,6 +75,7 @@ def test_a_share_that_is_none(share: str, capsys: pytest.CaptureFixture[str]) ->
         ("--request-timeout", "0", "not positive"),
         ("--request-timeout", "-1", "not positive"),
         ("--shutdown-timeout", "nan", "no time"),
+        ("--step-timeout", "-1", "negative"),
         ("--shutdown-timeout", "-1", "negative"),
         ("--shutdown-timeout", "soon", "no number"),
     ],
