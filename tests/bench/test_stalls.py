@@ -43,7 +43,7 @@ def test_quick_run_prints_rows() -> None:
 )
 def test_faults(seen: Seen, fault: str | None) -> None:
     """Over `nothing` by more than the row allows, dead, or a 5xx that the row is not about."""
-    rows = [Row("row", lambda port: []), Row("full", lambda port: [], refused=True)]
+    rows = [Row("nothing", lambda port: []), Row("row", lambda port: []), Row("full", lambda port: [], refused=True)]
     rows.append(Row("small", lambda port: [], probe=lambda port: b"", allowed_ms=100))
     found = faults_of([NOTHING, seen], rows)
     assert (fault is None and not found) or (fault is not None and fault in found[0])
