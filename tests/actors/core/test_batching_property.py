@@ -10,6 +10,7 @@ preempt and resume change neither output nor cached      TestPreemption, and bes
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from engine_bench import EngineBench, Life
 from hypothesis import event, given, settings
@@ -303,7 +304,7 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
         )
         bench = EngineBench(limits)
         lives = [bench.submit(prompt, max_tokens)[0] for prompt in prompts]
-        told = {}
+        told: dict[Any, Any] = {}
         while any(not life.terminal for life in lives):
             bench.step()
             for life in lives:
