@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 from bench import execution
 from bench.engine_jobs import decoding_engine, quiet_collector
+from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
 from quipu.kernels.cpu.backend import CpuBackend
 
@@ -113,7 +114,8 @@ def beside_planning(step: Callable[[], object], rounds: int) -> dict[str, float]
 
 
 def beside_neighbour(step: Callable[[], object], rounds: int) -> dict[str, float]:
-    alone, beside = [], []
+    alone: list[float] = []
+    beside: list[float] = []
     for _ in range(rounds):
         for times, context in ((alone, nullcontext()), (beside, busy_neighbour())):
             with context:
@@ -154,9 +156,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-seqs", type=int, default=1, help="sequences that decode")
     arguments = parser.parse_args()
-    execution.SHAPE["num_hidden_layers"] = arguments.layers
+    SHAPE["num_hidden_layers"] = arguments.layers
     if arguments.quick:
-        execution.SHAPE.update(TINY)
+        SHAPE.update(TINY)
         arguments.rounds = 1
     rows = measure(arguments.num_seqs, arguments.rounds)
     if arguments.json:

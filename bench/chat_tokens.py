@@ -14,6 +14,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: 
         ways: dict[str, Callable[[], list[int]]] = {
             "whole": whole,
             "first": lambda: encode(SegmentCache(CACHE_BYTES)),
-            "next": lambda seen=seen: encode(seen),
+            "next": partial(encode, seen),
         }
         for name, way in ways.items():
             began_s = time.perf_counter()

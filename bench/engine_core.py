@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PEER = REPOSITORY / ".peers" / "vllm" / "bin" / "python"
 PEER_SCRIPT = Path(__file__).resolve().parent / "peers" / "vllm_engine.py"
 NO_PEER = "vLLM is not measured: `make peers` builds its environment (about 3 GB)"
-OURS = {
+OURS: dict[str, Callable[..., Numbers]] = {
     "step": engine_jobs.step,
     "prompt": engine_jobs.prompt,
     "trace": engine_jobs.trace,
@@ -129,9 +129,9 @@ def make_tasks(*, quick: bool, num_steps: int, trace: Path | None) -> list[Task]
         for num_seqs in counts
     ]
     if trace is not None:
-        arguments = {"path": str(trace.resolve()), "num_blocks": TRACE_BLOCKS, "block_size": TRACE_BLOCK}
+        whole = {"path": str(trace.resolve()), "num_blocks": TRACE_BLOCKS, "block_size": TRACE_BLOCK}
         row = f"trace in the manager, {TRACE_BLOCKS} blocks, per request"
-        tasks.append(Task("trace", arguments, {"request_us": row}))
+        tasks.append(Task("trace", whole, {"request_us": row}))
     return tasks
 
 

@@ -20,6 +20,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Work:
         """Weights once, and the keys and values that stood there before."""
         kept = 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * 2 * SHAPE["num_hidden_layers"]
         embedding = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
-        return 2 * _layer_weights() + embedding + self.num_rows * (self.context - self.num_tokens) * kept
+        return float(2 * _layer_weights() + embedding + self.num_rows * (self.context - self.num_tokens) * kept)
 
     def operations(self) -> float:
         """Multiplications and additions: matrices, attention up to each token's place, one token a row in the head."""
@@ -68,7 +69,7 @@ class Work:
         seen = self.num_rows * sum(range(self.context - self.num_tokens + 1, self.context + 1))
         attention = 4 * SHAPE["num_attention_heads"] * SHAPE["head_dim"] * seen * SHAPE["num_hidden_layers"]
         head = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"] * self.num_rows
-        return 2 * tokens * _layer_weights() + attention + head
+        return float(2 * tokens * _layer_weights() + attention + head)
 
 
 def _layer_weights() -> int:
@@ -214,7 +215,7 @@ def measure(executor: str, rounds: int, read_bytes: int = READ_BYTES) -> dict[st
         for _ in range(rounds):
             for work, batch in batches.items():
                 before = limits.measure()
-                step_s = best_s(lambda batch=batch: backend.step(batch), 1 if work.num_tokens > 1 else 3)
+                step_s = best_s(partial(backend.step, batch), 1 if work.num_tokens > 1 else 3)
                 after = limits.measure()
                 now = {kind: max(before[kind], after[kind]) for kind in before}
                 moments[work].append(Moment(step_s, **now))

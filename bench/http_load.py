@@ -92,7 +92,8 @@ def completion(model: str, prompt: Sequence[int], max_tokens: int) -> dict[str, 
 
 def ask_all(port: int, bodies: Sequence[dict[str, Any]], path: str = COMPLETIONS) -> list[Answer]:
     """Send everything at once and read it to the end. Raises LoadFailed."""
-    poll, answers, open_socks = select.epoll(), [], {}
+    poll, answers = select.epoll(), []
+    open_socks: dict[int, Any] = {}
     try:
         requests = [request_of(port, body, path) for body in bodies]
         for index, request in enumerate(requests):

@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,8 @@ def measure(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
     for name, settings in SETTINGS.items():
         batch = make_batch(rows, settings)
         sure = decided(library, batch, range(rows), logits, num_threads=threads)
-        ours = best(lambda batch=batch: draw(library, batch, range(rows), logits, num_threads=threads), rounds)
-        theirs = best(lambda settings=settings: torch_way(logits_MV, settings), rounds)
+        ours = best(partial(draw, library, batch, range(rows), logits, num_threads=threads), rounds)
+        theirs = best(partial(torch_way, logits_MV, settings), rounds)
         results.append(
             {
                 "name": name,
@@ -135,10 +136,8 @@ def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]
     results = []
     for count in LIKELIEST:
         counts = [count] * rows
-        ours = best(
-            lambda counts=counts: score(library, logits, range(rows), token_ids, counts, num_threads=threads), rounds
-        )
-        theirs = best(lambda count=count: torch_scores(logits_MV, ids_M, count), rounds)
+        ours = best(partial(score, library, logits, range(rows), token_ids, counts, num_threads=threads), rounds)
+        theirs = best(partial(torch_scores, logits_MV, ids_M, count), rounds)
         name = f"logprob, {count} likeliest"
         results.append(
             {"name": name, "quipu_us": ours / rows * 1e6, "torch_us": theirs / rows * 1e6, "ratio": theirs / ours}

@@ -156,9 +156,9 @@ def measure_row(
             speeds[name].append(speed)
     row: dict[str, float | int | bool | None] = {"streams": num_streams, "detokenize": detokenize}
     for name in SERVERS:
-        speed = median(speeds[name]) if name in speeds else None
-        row[f"{name}_events_per_s"] = None if speed is None else round(speed.events_per_s)
-        row[f"{name}_cpu_us_per_event"] = None if speed is None else round(speed.cpu_us_per_event, 2)
+        usual = median(speeds[name]) if name in speeds else None
+        row[f"{name}_events_per_s"] = None if usual is None else round(usual.events_per_s)
+        row[f"{name}_cpu_us_per_event"] = None if usual is None else round(usual.cpu_us_per_event, 2)
     quipu, starlette = row["quipu_events_per_s"], row["starlette_events_per_s"]
     row["ratio"] = round(quipu / starlette, 3) if quipu and starlette else None
     return row

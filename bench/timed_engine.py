@@ -9,9 +9,7 @@ from quipu.actors import engine
 from quipu.actors.config import EngineConfig
 from quipu.actors.core.batching import Batcher
 from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.executor import Executor
-
-load_executor = engine.load_executor
+from quipu.actors.executor import Executor, load_executor
 
 
 def load(config: EngineConfig) -> Executor:
@@ -21,7 +19,7 @@ def load(config: EngineConfig) -> Executor:
 
 
 def main() -> int:
-    engine.load_executor = load
+    setattr(engine, "load_executor", load)  # noqa: B010 - a name that it imports, and does not offer
     watch(BlockManagerCore, "walk", "match")
     watch(Batcher, "submit", "schedule")
     watch(Batcher, "next_move", "schedule")

@@ -77,7 +77,7 @@ QUICK_TRACE = [
 
 def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
     """The first `limit` requests, in the order of the file. Raises ValueError where a line is none."""
-    requests = []
+    requests: list[TracedRequest] = []
     with path.open() as lines:
         for number, line in enumerate(lines, 1):
             if limit is not None and len(requests) >= limit:

@@ -169,7 +169,7 @@ class Subscriber:
     def replay(self, start: int) -> list[Batch]:
         """All that is kept from a number on."""
         self._dealer.send_multipart((b"", start.to_bytes(8, "big")))
-        batches = []
+        batches: list[Any] = []
         while True:
             assert self._dealer.poll(PATIENCE_S * 1000), "no answer to a replay request"
             empty, topic, number, payload = self._dealer.recv_multipart()

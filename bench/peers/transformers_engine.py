@@ -27,7 +27,8 @@ class TransformersEngine:
         default = "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
         name = os.environ.get("TRANSFORMERS_DTYPE", default)
         dtype = getattr(torch, name)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained  # it is not typed
+        self._model = load(model, dtype=dtype).eval()
         self.info = {
             "version": transformers.__version__,
             "weights": name,

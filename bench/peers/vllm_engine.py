@@ -122,7 +122,8 @@ def make_scheduler(num_seqs: int, num_blocks: int, block_size: int) -> Scheduler
 
 
 def make_hasher(block_size: int) -> Callable[[Request], list[bytes]]:
-    return get_request_block_hasher(block_size, get_hash_fn_by_name(HASH))
+    hasher: Callable[[Request], list[bytes]] = get_request_block_hasher(block_size, get_hash_fn_by_name(HASH))
+    return hasher
 
 
 # ---------------------------------------------------------------- the jobs

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import attrs
 
@@ -62,7 +63,8 @@ def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: Connec
     os.nice(NICENESS)
     statuses = [0] * len(requests)
     waiting = list(enumerate(requests))[::-1]
-    poll, open_by_fd = select.epoll(), {}
+    poll = select.epoll()
+    open_by_fd: dict[int, Any] = {}
     deadline_s = time.perf_counter() + PATIENCE_S
     held: list[socket.socket] = []
 

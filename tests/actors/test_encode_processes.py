@@ -269,7 +269,7 @@ async def test_a_house_encodes_apart() -> None:
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)
         assert answer.error is None and answer.record.prompt_tokens == expected
         answer = await client.ask(ChatPrompt(({"role": "user", "content": LONG},)), max_tokens=1)
-        assert answer.error is None and answer.record.prompt_tokens > expected
+        assert answer.error is None and (answer.record.prompt_tokens or 0) > expected
         assert await client.house.desk.count_tokens(TextPrompt(LONG), "messages") == expected
         pids = them.process_ids
         client.assert_at_rest()

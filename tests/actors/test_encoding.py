@@ -411,7 +411,12 @@ async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.Mo
     submitted: list[Any] = []
     async with small_house() as client:
         put = client.house.desk.lane.put_reserved
-        monkeypatch.setattr(client.house.desk.lane, "put_reserved", lambda item: (submitted.append(item), put(item)))
+
+        def keep(item: Any) -> None:
+            submitted.append(item)
+            put(item)
+
+        monkeypatch.setattr(client.house.desk.lane, "put_reserved", keep)
         for length in (1, 16, 31, 32, 33, 64, 65, 200):
             ids = list(range(300, 300 + length))
             assert (await client.ask(ids, max_tokens=1)).error is None

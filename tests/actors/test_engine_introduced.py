@@ -23,7 +23,7 @@ async def test_blocks_that_the_engine_counted(autojump_clock: trio.abc.Clock) ->
         num_usable = 16 * 63
         assert house.desk.num_usable_blocks == num_usable
         assert house.desk.info.num_blocks == num_usable + 1
-        assert house.desk.info.engine.backend == "fake"
+        assert house.desk.info.engine is not None and house.desk.info.engine.backend == "fake"
         assert f'state="free"}} {num_usable}.0' in house.metrics.render().decode()
         assert house.host.engine.block_manager.pool.num_free == num_usable
 

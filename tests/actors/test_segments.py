@@ -9,6 +9,7 @@ from array import array
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import attrs
 import pytest
@@ -119,7 +120,7 @@ def test_a_growing_chat_has_the_ids_of_a_new_one(
         assert kept.num_bytes <= max_bytes
 
 
-def tokens_before(whole: object, end: int, length: int) -> int:
+def tokens_before(whole: Any, end: int, length: int) -> int:
     """As it was found in the whole text."""
     for char in range(end, length):
         token = whole.char_to_token(char)

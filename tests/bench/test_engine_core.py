@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bench.engine_core import Peer, Task, make_rows, make_tasks, measure, open_peer
 
-from bench import engine_core
+from bench import engine_core, engine_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
@@ -69,6 +69,6 @@ def test_nobody_is_preempted_while_a_step_is_timed() -> None:
     assert len(tasks) == 12
     for task in tasks:
         arguments = task.arguments
-        num_positions = 2 * engine_core.BLOCK + engine_core.engine_jobs.NUM_STEPS_TO_SETTLE + arguments["num_steps"]
+        num_positions = 2 * engine_core.BLOCK + engine_jobs.NUM_STEPS_TO_SETTLE + arguments["num_steps"]
         assert arguments["num_steps"] >= 50
         assert arguments["num_seqs"] * -(-num_positions // engine_core.BLOCK) <= arguments["num_blocks"]

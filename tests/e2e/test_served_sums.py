@@ -68,7 +68,7 @@ def test_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
         with open_reader(data_dir=folder / "data") as reader:
             records = {found.record.request_id: found.record for found in reader.records()}
     assert {record.outcome for record in records.values()} == set(Outcome)
-    for name, numbers in {
+    sums: dict[str, list[Any]] = {
         "prompt_tokens_total": [record.prompt_tokens for record in records.values()],
         "prefix_cache_queries_total": [record.prompt_tokens for record in records.values()],
         "prefix_cache_hits_total": [record.cached_tokens for record in records.values()],
@@ -79,8 +79,9 @@ def test_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
             f'requests_total{{outcome="{outcome}"}}': [record.outcome is outcome for record in records.values()]
             for outcome in Outcome
         },
-    }.items():
-        assert counters[name] == sum(number or 0 for number in numbers), name
+    }
+    for name, column in sums.items():
+        assert counters[name] == sum(number or 0 for number in column), name
     assert counters["usage_disputed_total"] == counters["open_accounts"] == 0
     assert counters["prefix_cache_hits_total"] > 0 and counters["num_preemptions_total"] > 0
     num_told = 0

@@ -24,7 +24,11 @@ class Traced:
     def span_of(self, response: httpx.Response) -> tuple[Any, dict[str, Any]]:
         """The span of one answer, once it has come, with its attributes."""
         request_id = response.headers["X-Quipu-Request-Id"]
-        return eventually(lambda: self.collector.by_request().get(request_id), "its span comes")
+        span: tuple[Any, dict[str, Any]] | None = eventually(
+            lambda: self.collector.by_request().get(request_id), "its span comes"
+        )
+        assert span is not None
+        return span
 
 
 @pytest.fixture(scope="module")

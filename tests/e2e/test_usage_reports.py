@@ -271,7 +271,7 @@ def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
             results = [result for bucket in server.get(report + flags).json()["data"] for result in bucket["results"]]
             names = ("num_model_requests", "input_tokens", "input_cached_tokens", "input_cache_write_tokens")
             return sum(
-                (Told(*(result[name] for name in names), 0, result["output_tokens"]) for result in results), Told()
+                (Told(*[*(result[name] for name in names), 0, result["output_tokens"]]) for result in results), Told()
             )
 
         assert total() == Told(3, 120, 64, 32, 0, 15)
@@ -282,7 +282,7 @@ def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=PATIENCE_S) as response:
             next(response.iter_lines())
             request_id = response.headers["X-Quipu-Request-Id"]
-        record = eventually(
+        record: Any = eventually(
             lambda: answer.json() if (answer := server.get(f"/v1/usage/{request_id}")).status_code == 200 else None,
             "the record of the request is there",
         )

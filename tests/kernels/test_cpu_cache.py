@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from quipu.kernels.cpu import compiling
 from quipu.kernels.cpu.compiling import build
 from quipu.kernels.cpu.instruction_sets import InstructionSet
 
@@ -33,7 +33,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
     return tmp_path / "cache" / "quipu"
 
 

@@ -82,6 +82,7 @@ def drawn_and_prompt(backend: Backend, chunks: list[int], others: int, seed: int
         assert drawn.scores is not None and drawn.prompt_scores is not None
         whole.extend(drawn.prompt_scores)
         position += size
+    assert drawn.scores is not None
     return drawn.scores, whole
 
 

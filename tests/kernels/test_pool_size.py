@@ -129,7 +129,7 @@ def test_backends_make_what_was_chosen(checkpoints: dict[str, Path], executor: s
     config = backend_config(
         checkpoints["qwen3-tied"], dtype=dtype, num_blocks=None, kv_memory=KVMemory(num_bytes=100 * shape.num_bytes)
     )
-    backend = load_backend(executor, config)
+    backend: Any = load_backend(executor, config)
     assert (backend.pool.num_blocks, backend.pool.block_bytes) == (100, shape.num_bytes)
     assert sum(tensor.nbytes for pair in backend.cache for tensor in pair) == 100 * shape.num_bytes
     backend.step(make_batch({"token_ids": prompt(20, seed=1), "position": 0, "blocks": [99, 98]}))
@@ -158,7 +158,7 @@ def test_profile_run(checkpoints: dict[str, Path], executor: str) -> None:
         )
         backend = load_backend(executor, config)
         assert backend.pool.num_blocks == 1 + 16 * 64
-        workspaces.append(backend.pool.workspace_bytes)
+        workspaces.append(backend.pool.workspace_bytes or 0)
         drawn.append(backend.step(make_batch(row)).token_ids)
         with pytest.raises(ValueError, match="carries slot 1"):  # nothing has been drawn for it
             backend.step(make_batch(row, {**row, "token_ids": [0], "carried": True}))

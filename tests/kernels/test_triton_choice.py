@@ -29,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
     """A machine that has a device and Triton."""
     module = ModuleType("quipu.kernels.triton.backend")
     taken = type("Taken", (Taken,), {})
-    module.TritonBackend = taken
+    setattr(module, "TritonBackend", taken)  # noqa: B010
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(present, "why_not", lambda: None)
     return taken
@@ -52,12 +52,12 @@ def test_an_old_gpu(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path]) -> None:
     """Asked for by name, it says what is missing; otherwise nobody hears of it."""
-    monkeypatch.setattr(present.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("quipu.kernels.triton.present.importlib.util.find_spec", lambda name: None)
     config = backend_config(checkpoints["llama"])
     with pytest.raises(ValueError, match="cannot run here: Triton is not installed"):
         load_backend("triton", config)
     assert load_backend("auto", config).capabilities.name in ("cpu", "reference")
-    monkeypatch.setattr(present.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("quipu.kernels.triton.present.importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="no CUDA device"):
         load_backend("triton", config)

@@ -54,7 +54,7 @@ async def test_a_key_changes_no_bill(tmp_path: Path) -> None:
     for name, headers in {
         "same": [KEY] * 3,
         "own": [{"Idempotency-Key": f"key-{number}"} for number in range(3)],
-        "none": [{}] * 3,
+        "none": [dict[str, str]()] * 3,
     }.items():
         async with open_shop(tmp_path / name) as shop:
             for each in headers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
@@ -47,7 +49,12 @@ class Sequence:
 
 
 def attend(
-    sequences: list[tuple[Sequence, int, int]], shape: Shape, *, tiles=SMALL, padding: int = 0, **options: float | None
+    sequences: list[tuple[Sequence, int, int]],
+    shape: Shape,
+    *,
+    tiles: Any = SMALL,
+    padding: int = 0,
+    **options: float | None,
 ) -> list[torch.Tensor]:
     """Attention of rows (sequence, first position, length): each its own result."""
     cache = Cache(shape.num_kv_heads, shape.head_dim)

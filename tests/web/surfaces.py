@@ -87,7 +87,8 @@ class Surface:
         return self._read_events(events_of(data), is_done=b"data: [DONE]" in data)
 
     def _read_events(self, events: list[dict[str, Any]], *, is_done: bool) -> Told:
-        finals, starts, running = [], [], []
+        finals, starts = [], []
+        running: list[Any] = []
         kinds = [event.get("type") for event in events]
         for event in events:
             match self.api:

@@ -25,7 +25,7 @@ from quipu.web.server import serve
 try:
     import httpx2 as httpx  # what newer releases of the client are built on
 except ImportError:
-    import httpx
+    import httpx  # type: ignore[no-redef]
 
 PATIENCE_S = 5.0
 PATH = "/v1/completions"

@@ -88,7 +88,7 @@ def test_no_call_parses_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> No
         sizes.append(len(data))
         return loads(data)
 
-    monkeypatch.setattr(json_body.orjson, "loads", watch)
+    monkeypatch.setattr("quipu.web.json_body.orjson.loads", watch)
     for body in (
         {"prompt": "x" * (3 << 20)},
         {"a": [[]] * 60_000, "b": [[1] * 40_000] * 3, "c": {"d": ["e" * 9] * 99_999}},

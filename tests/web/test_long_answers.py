@@ -66,7 +66,8 @@ def expected_completion(tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
     top = []
     for token in tokens:
         by_text: dict[str, Any] = {}
-        for other in (*token.top, token):
+        others: list[Any] = [*token.top, token]
+        for other in others:
             by_text.setdefault(other.text, other.logprob)
         top.append(None if token.logprob is None else by_text)
     return {
@@ -78,12 +79,15 @@ def expected_completion(tokens: tuple[ScoredToken, ...]) -> dict[str, Any]:
 
 
 def expected_prompt(tokens: tuple[ScoredToken, ...]) -> list[Any]:
+    def with_likeliest(token: ScoredToken) -> list[Any]:
+        return [token, *token.top]
+
     return [
         None
         if token.logprob is None
         else {
             str(one.token_id): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
-            for one in (token, *token.top)
+            for one in with_likeliest(token)
         }
         for token in tokens
     ]
@@ -191,7 +195,7 @@ class Clock:
 async def test_slices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ten large answers at once one has a slice in each round of the loop: nobody waits for more than one."""
     clock = Clock()
-    monkeypatch.setattr(turns.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr("quipu.web.turns.time.perf_counter", clock.perf_counter)
     latest = [0.0]
 
     def pieces() -> Iterator[bytes]:

@@ -114,7 +114,8 @@ async def test_openai_types_know_every_field() -> None:
         parsed = Response.model_validate(answer, strict=True)
         assert set(parsed.model_extra or ()) == OUR_OWN
         assert parsed.usage is not None and not parsed.usage.input_tokens_details.model_extra
-        assert not parsed.output[0].model_extra and not parsed.output[0].content[0].model_extra
+        output: Any = parsed.output[0]
+        assert not output.model_extra and not output.content[0].model_extra
         assert parsed.output_text in ("Hello", "Hel")
     broken = FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN))
     for desk in (FakeDesk(), cut("Hel"), broken):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.web.fakes import Client, FakeDesk
@@ -82,7 +82,7 @@ async def test_completions_take_the_chat_limit() -> None:
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     *[({name: value}, name, "a number") for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")
-      for value in (True, "1", [], {})],
+      for value in cast(tuple[Any, ...], (True, "1", [], {}))],
     ({"presence_penalty": 2.1}, "presence_penalty", "between -2 and 2"),
     ({"frequency_penalty": -2.1}, "frequency_penalty", "between -2 and 2"),
     ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),

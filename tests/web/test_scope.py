@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 import trio
@@ -42,7 +43,7 @@ async def shut_down(client: Client, probe: Probe, server: Running) -> None:
         pytest.param("/idle-stream", shut_down, id="shutdown-in-mid-stream"),
     ],
 )
-async def test_release_runs_once(path: str, end: object) -> None:
+async def test_release_runs_once(path: str, end: Any) -> None:
     """Also where the generator has not begun, whose own `finally` never runs there."""
     probe = Probe()
     async with running_ours(probe_app(probe), ServerConfig(graceful_timeout_s=0.02)) as server:

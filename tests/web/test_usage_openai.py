@@ -141,8 +141,8 @@ async def test_limits(width: str, default: int, most: int) -> None:
         query = source.asked[-1]
         assert query.since is not None and query.until is not None
         assert query.until - query.since == expected * {"1m": 60, "1h": 3600, "1d": DAY}[width]
-    for limit in (0, most + 1, -1):
-        error = await refused(client, OPENAI, {"start_time": 0, "bucket_width": width, "limit": limit})
+    for wrong in (0, most + 1, -1):
+        error = await refused(client, OPENAI, {"start_time": 0, "bucket_width": width, "limit": wrong})
         assert error["param"] == "limit" and str(most) in error["message"]
     assert len(await report(client, bucket_width="1d")) == 7, "a day is the width where none is given"
 

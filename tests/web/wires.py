@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import attrs
@@ -56,14 +57,10 @@ Kernel = Callable[[int, bytes], int]
 
 def takes(*amounts: int | None) -> Kernel:
     """Takes so many bytes of each write, in turns; None is all of it, 0 a buffer that is full."""
-    turn = iter(())
+    turns = cycle(amounts)
 
     def write(fileno: int, data: bytes) -> int:
-        nonlocal turn
-        amount = next(turn, amounts)
-        if amount is amounts:
-            turn = iter(amounts[1:])
-            amount = amounts[0]
+        amount = next(turns)
         if amount == 0:
             raise BlockingIOError(errno.EAGAIN, "full")
         return os.write(fileno, data if amount is None else data[:amount])

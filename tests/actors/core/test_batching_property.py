@@ -11,6 +11,7 @@ nobody is preempted for one of worse rank                TestEngine: at every gr
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from engine_bench import EngineBench, Life
 from hypothesis import event, given, settings
@@ -304,7 +305,7 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
         )
         bench = EngineBench(limits)
         lives = [bench.submit(prompt, max_tokens)[0] for prompt in prompts]
-        told = {}
+        told: dict[Any, Any] = {}
         while any(not life.terminal for life in lives):
             bench.step()
             for life in lives:

@@ -12,8 +12,8 @@ from proposals import Candidate, keys_of, reserve, root_of
 from test_batching_property import EngineMachine
 
 from kv_mirror import Mirror
-from quipu.actors.core.batching import Limits
 from quipu.actors.core.kv_events import BatchQueue, Event, EventBatch, EventLog
+from quipu.actors.core.limits import Limits
 from quipu.actors.core.reservation import BlockManagerCore
 from quipu.actors.messages import Granted, Reserve
 from quipu.kernels.fake import Dials

@@ -6,6 +6,7 @@ import json
 import unicodedata
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -215,7 +216,7 @@ def test_where_nothing_can_be_told(kind: str) -> None:
 def test_how_much_normal_forms_shrink() -> None:
     """No character, and no composition of any, leaves less than the part that is reckoned with."""
     for composed, decomposed in (("NFC", "NFD"), ("NFKC", "NFKD")):
-        most = {}
+        most: dict[Any, Any] = {}
         for code in (*range(0xD800), *range(0xE000, 0x110000)):
             normal = unicodedata.normalize(decomposed, chr(code))
             if len(normal) == 1:

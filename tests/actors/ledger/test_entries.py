@@ -84,7 +84,7 @@ def test_every_record_goes_through_a_line(record: UsageRecord) -> None:
 @given(anything, anything)
 def test_closing_fits_what_was_reserved(first: UsageRecord, last: UsageRecord) -> None:
     """The closing of a request is never longer than its open entry and GROWTH_BYTES, whatever happens to it between."""
-    same = ("request_id", "client_request_id", "idempotency_key", "idempotency_digest", "retry_of")
+    same: tuple[str, ...] = ("request_id", "client_request_id", "idempotency_key", "idempotency_digest", "retry_of")
     same += ("tenant", "key_id", "model", "endpoint")
     last = attrs.evolve(last, **{name: getattr(first, name) for name in same})
     opened = admitted_line("srv-0123456789abcdef", T0, first)
@@ -182,7 +182,13 @@ def test_the_longest_closing_fits_what_was_reserved() -> None:
 
 def test_defaults_never_change() -> None:
     """Lines leave out what has its default: another default would change what old records say."""
-    zero = ("created_5m_tokens", "created_1h_tokens", "completion_tokens", "reasoning_tokens", "computed_tokens")
+    zero: tuple[str, ...] = (
+        "created_5m_tokens",
+        "created_1h_tokens",
+        "completion_tokens",
+        "reasoning_tokens",
+        "computed_tokens",
+    )
     zero += ("restored_tokens", "recomputed_tokens", "num_choices")
     expected: dict[str, Any] = dict.fromkeys(FIELD_NAMES) | dict.fromkeys(zero, 0)
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}

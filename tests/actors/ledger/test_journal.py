@@ -151,7 +151,7 @@ def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
 async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
     """When no segment can be had, newcomers are refused; everybody admitted before is closed, in reserved room."""
     desk = open_desk(tmp_path, max_segments=2)
-    admitted = []
+    admitted: list[Any] = []
     while desk.admit(f"request-{len(admitted)}"):
         admitted.append(f"request-{len(admitted)}")
         desk.journal.flush()
@@ -174,7 +174,7 @@ def test_full_disk_closes_the_longest(tmp_path: Path) -> None:
     """Room is reserved for the longest closing that the request can have, not for a likely one."""
     desk = open_desk(tmp_path, max_segments=1, segment_bytes=4 * MAX_LINE_BYTES)
     fields: dict[str, Any] = {"client_request_id": "\x01" * 256, "idempotency_key": "\x02" * 256, "model": "\x03" * 256}
-    names = []
+    names: list[str] = []
     while desk.admit(f"r{len(names)}", **fields):
         names.append(f"r{len(names)}")
         desk.journal.flush()
@@ -188,7 +188,7 @@ def test_full_disk_closes_the_longest(tmp_path: Path) -> None:
 def test_refused_hear_at_once_and_are_written_later(tmp_path: Path) -> None:
     """A request that was refused for want of room gets its answer now, and its record when there is room."""
     desk = open_desk(tmp_path, max_segments=1)
-    names = []
+    names: list[str] = []
     while desk.admit(f"r{len(names)}"):
         names.append(f"r{len(names)}")
     desk.close("refused", outcome=Outcome.REJECTED, admitted_at=None)

@@ -98,7 +98,7 @@ def test_what_is_not_written_is_answered(tmp_path: Path) -> None:
 def test_held_back_by_a_full_disk(tmp_path: Path) -> None:
     """Records that wait for room are within the budget too: no tenant fills that list for the others."""
     desk = open_desk(tmp_path, max_segments=1)
-    names = []
+    names: list[str] = []
     while desk.admit(f"r{len(names)}"):
         names.append(f"r{len(names)}")
     for number in range(500):

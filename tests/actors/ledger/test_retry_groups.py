@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -57,15 +58,15 @@ def put(ledger: Ledger, request_id: str, num_tokens: int, ended: Ended, retry_of
 @pytest.mark.parametrize("name", GROUPS)
 async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
     """After each end, and for every part of the group that is in the database already, the rest being in the file."""
-    group, expected = GROUPS[name]
+    group, expected = cast(tuple[list[Any], Any], GROUPS[name])
     for num_loaded in range(len(group) + 1):
         folder = tmp_path / str(num_loaded)
         async with opened(folder) as ledger:
             for at, member in enumerate(group[:num_loaded]):
-                put(ledger, *member, at)
+                put(ledger, *[*member, at])
             await loaded(ledger)
             for at, member in enumerate(group[num_loaded:], num_loaded):
-                put(ledger, *member, at)
+                put(ledger, *[*member, at])
             with open_reader(data_dir=folder) as reader:
                 (both,) = reader.sums(Query(), collapse_retries=True)
                 (every,) = reader.sums(Query())

@@ -1,0 +1,23 @@
+"""Each row of docs/faults.md names a test, and the test is there: a renamed one takes its promise along."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = [row for row in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines() if row.startswith("| ")]
+PROMISES = [row for row in ROWS if not row.startswith("| fault ")]
+
+
+@pytest.mark.parametrize("row", PROMISES, ids=lambda row: row.split("|")[1].strip())
+def test_its_test_is_there(row: str) -> None:
+    """Every name in the last column is a file of tests, or a function in it."""
+    names = re.findall(r"`([^`]+)`", row.split("|")[-2])
+    assert names
+    for name in names:
+        path, _, function = name.partition("::")
+        text = (ROOT / "tests" / path).read_text("utf-8")
+        assert not function or re.search(rf"def {function}\(", text), name
