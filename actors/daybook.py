@@ -21,6 +21,7 @@ from quipu.actors.counts import UNKNOWN, Count, Known, total
 from quipu.actors.messages import (
     Completed,
     EngineDied,
+    ErrorKind,
     Fault,
     Left,
     OpenAccount,
@@ -76,6 +77,8 @@ class Effects:
     retry_of: str | None = None
     timed_first_token: bool = False
     stopped: bool = False
+    is_answered: bool = False
+    """Its client has been told that its deadline has passed, before the engine had ended it."""
     counted_end: bool = False
     is_filed: bool = False
     """The journal has its record."""
@@ -113,6 +116,11 @@ class Page:
     @property
     def request_id(self) -> str:
         return self.opened.request_id
+
+    @property
+    def is_late(self) -> bool:
+        """It fails because its deadline has passed."""
+        return self.error is not None and self.error.kind is ErrorKind.TIMEOUT
 
     def note(self, sequence_id: int, entry: Entry) -> None:
         """Write one entry down."""

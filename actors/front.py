@@ -101,7 +101,7 @@ class Ticket(Protocol):
     def mailbox(self) -> Mailbox: ...
 
     async def start(self) -> None:
-        """Hand the request to the tokenizer; waits while its inbox is full."""
+        """Hand the request to the tokenizer; waits while its inbox is full, until the request fails (`expire`)."""
         ...
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
@@ -113,7 +113,7 @@ class Ticket(Protocol):
         ...
 
     def expire(self, after_s: float) -> None:
-        """Its deadline has passed: fail it, if it has not ended. Its mailbox gets the error."""
+        """Its deadline has passed: fail it, if it has not ended. Its mailbox gets the error at once."""
         ...
 
     def leave(self) -> None:

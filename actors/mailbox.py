@@ -4,7 +4,8 @@ One writer side (accountant and detokenizer, in one loop), one reader (the reque
 never blocks: many items cost the reader one wake-up. What it may hold is bounded by what its request may produce
 (`max_tokens` items and a handful more).
 
-What must always hold: items come out in the order they went in, each once, also across `attach`.
+What must always hold: items come out in the order they went in, each once, also across `attach`; nothing comes out
+after the first `Closed`, be it final or not.
 """
 
 from __future__ import annotations
@@ -19,43 +20,52 @@ from quipu.actors.messages import Closed, OutletEvent
 class Mailbox:
     """A single-reader queue of outlet events that wakes its reader once for everything that is there."""
 
-    __slots__ = ("_consume", "_items", "_on_closed", "_task", "closed")
+    __slots__ = ("_consume", "_is_answered", "_items", "_on_closed", "_task", "closed")
 
     def __init__(self) -> None:
         self._items: list[OutletEvent] = []
         self._task: trio.lowlevel.Task | None = None
         self._consume: Callable[[list[OutletEvent]], None] | None = None
         self._on_closed: Callable[[Closed], object] | None = None
+        self._is_answered = False
+        """A `Closed` has been put: for the reader nothing follows."""
         self.closed: Closed | None = None
-        """The request's last item, once it has been put."""
+        """The request's last item, once it has been put and is final."""
 
     def put(self, event: OutletEvent, /) -> None:
         closed = event if isinstance(event, Closed) else None
-        if closed is not None:
+        is_final = closed is not None and closed.is_final
+        if is_final:
             self.closed = closed
+        if not self._is_answered:
+            self._hand_out(event)
+        if closed is not None:
+            self._is_answered = True
+            # nothing follows: who reads is let go of, which would otherwise be a cycle for the collector
+            self._consume = None
+            if is_final and self._on_closed is not None:
+                self._on_closed(closed)
+                self._on_closed = None
+
+    def _hand_out(self, event: OutletEvent) -> None:
         if self._consume is not None:
             self._consume([event])
-        else:
-            self._items.append(event)
-            if self._task is not None:
-                task, self._task = self._task, None
-                trio.lowlevel.reschedule(task)
-        if closed is not None:
-            if self._on_closed is not None:
-                self._on_closed(closed)
-            # nothing follows: who reads is let go of, which would otherwise be a cycle for the collector
-            self._consume = self._on_closed = None
+            return
+        self._items.append(event)
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
 
     def attach(self, consume: Callable[[list[OutletEvent]], None]) -> None:
         """From now on hand events to `consume` at once, beginning with those that wait. It must not raise or block."""
-        if self.closed is None:
+        if not self._is_answered:
             self._consume = consume
         if self._items:
             items, self._items = self._items, []
             consume(items)
 
     def when_closed(self, call: Callable[[Closed], object]) -> None:
-        """Have `call` hear of the last item too, also where nobody reads any more. It must not raise or block."""
+        """Have `call` hear of the final item, also where nobody reads any more. It must not raise or block."""
         self._on_closed = call
 
     async def get(self) -> list[OutletEvent]:

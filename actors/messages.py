@@ -969,6 +969,9 @@ class Closed:
 
     record: UsageRecord
     error: RequestError | None
+    is_final: bool = True
+    """False: the client's deadline has passed, and the account stays open until the engine has ended the request. Then
+    another one follows, for whoever wants to know its record; the client has had its answer."""
 
 
 OutletEvent = Started | Delta | Closed

@@ -6,7 +6,7 @@ account is made only where something has been written that may demand something:
 
 What must always hold: counters of prompts and hits rise together, by one event; a prompt is counted only when the
 journal has room for its record; an account closes once, with one outcome, and its client hears the end only when the
-journal has let it go.
+journal has let it go, save the end that a deadline makes, which waits for nobody.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Reckoning:
                 self._tell_started(page, account)
                 page.num_changes_settled = page.num_changes
             self._stop_failed(page)
+            if page.is_late and not page.effects.is_answered:
+                self._answer_late(page, account or page.account(), now)
             if page.may_close:
                 self._close(page, account or page.account(), now)
         self._daybook.in_hand = None
@@ -130,6 +132,12 @@ class Reckoning:
             page.effects.stopped = True
             if not page.left:
                 page.awaited = frozenset(self._registry.stop(page.request_id))
+
+    def _answer_late(self, page: Page, account: Account, now: float) -> None:
+        """A request's deadline has passed: its client is told at once, whatever the engine does. Its record follows."""
+        page.effects.is_answered = True
+        record = _retrying(account.record(now), page.effects.retry_of)
+        page.opened.outlet.put(Closed(record, page.error, is_final=False))
 
     def _close(self, page: Page, account: Account, now: float) -> None:
         record = _retrying(account.record(now), page.effects.retry_of)

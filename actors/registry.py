@@ -172,17 +172,23 @@ class Registry:
                 raise RuntimeError("a count was answered with nothing")
 
     async def hand_over(self, request: Encode) -> None:
-        """Send a request to the tokenizer; waits while its inbox is full. Its ticket's `start`."""
+        """Send a request to the tokenizer; waits while its inbox is full, but not for one that fails meanwhile.
+
+        Its ticket's `start`.
+        """
         opened = self._open.get(request.request_id)
         if opened is None:
             return
         opened.is_encoding = True
         self._encoding[request.request_id] = opened
-        try:
-            await self.encoder.send(request)
-        except BaseException:
-            self.encoded(request.request_id)
-            raise
+        with trio.CancelScope() as scope:
+            self.when_stopped(request.request_id, scope.cancel)
+            try:
+                await self.encoder.send(request)
+                opened.on_stopped = None
+            except BaseException:
+                self.encoded(request.request_id)
+                raise
 
     def when_encoded(self, request_id: str, call: Callable[[], object]) -> None:
         """See `Ticket.when_encoded`."""

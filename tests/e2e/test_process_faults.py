@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
 from tests.e2e.streams import streaming
+from tests.e2e.test_ledger import ledger
 from tests.houses import text_of
 
 from quipu.kernels.fake import continuation
@@ -142,6 +145,43 @@ def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> Non
         assert metrics['requests_total{outcome="failed"}'] == 1 and metrics["usage_disputed_total"] == 0
         if not flags:
             assert_serves(server, "after the restart")
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["continued", "killed"])
+def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
+    """64 streams of a stopped engine end with an error at their time; each has one record once the engine is back."""
+    flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--request-timeout", "4"]
+    (tmp_path / "server").mkdir()
+    with serving(tmp_path / "server", *flags) as server, ThreadPoolExecutor(65) as pool:
+        engine = server.engine_pid()
+        began = time.monotonic()
+        open_streams: list[int] = []
+
+        def ask(index: int) -> float:
+            with streaming(server, token_prompt(f"late {index}", 20 + index), LONG) as stream:
+                open_streams.append(index)
+                stream.read_all()
+            assert stream.error is not None and "longer than 4 seconds" in stream.error["message"]
+            return time.monotonic()
+
+        streams = [pool.submit(ask, index) for index in range(64)]
+        eventually(lambda: len(open_streams) == 64, "all of them have begun")
+        begun = time.monotonic()
+        os.kill(engine, signal.SIGSTOP)
+        late = pool.submit(server.complete, token_prompt("came later", 20))
+        assert all(began + 4 <= stream.result() < begun + 5 for stream in streams)
+        assert late.result().status_code == 504
+        assert server.metrics()["open_accounts"] == 65
+        os.kill(engine, end)
+        metrics = server.wait_at_rest()
+        assert metrics["usage_disputed_total"] == 0
+        assert server.stop() == 0
+    exported = [
+        json.loads(line) for line in ledger(tmp_path / "server", "export", "--format", "jsonl").stdout.splitlines()
+    ]
+    records = [record for record in exported if record["prompt_tokens"]]
+    assert len(records) >= 64 and len({record["request_id"] for record in exported}) == len(exported) == 65
+    assert all(record["outcome"] == "failed" and not record["disputed"] for record in records)
 
 
 def test_engine_that_keeps_dying(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Requests whose time is over: answered at once, whatever their engine does, and recorded once it has ended them."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from houses import Client, kill_engine, small_house
+from journals import KeptJournal
+from quipu.actors.messages import Closed, ErrorKind, Outcome
+from quipu.actors.registry import RequestTicket
+from quipu.kernels.fake import Dials
+
+PROMPT = list(range(300, 340))
+
+
+async def expire(ticket: RequestTicket) -> Closed:
+    """Its deadline has passed: the answer, which must be there before any time has."""
+    before = trio.current_time()
+    ticket.expire(5.0)
+    events = []
+    while not any(isinstance(event, Closed) for event in events):
+        events = await ticket.mailbox.get()
+    assert trio.current_time() == before
+    assert isinstance(events[-1], Closed)
+    return events[-1]
+
+
+async def settle(client: Client) -> None:
+    while client.house.daybook.num_open_accounts or client.house.desk.num_live_sequences:
+        await trio.sleep(1)
+    await trio.testing.wait_all_tasks_blocked()
+    client.assert_at_rest()
+
+
+async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> None:
+    """The answer comes at the deadline, the record when the step has ended; the client hears one end."""
+    journal = KeptJournal()
+    async with small_house(Dials(step_seconds=3600.0), journal=journal) as client:
+        ticket = client.open(PROMPT)
+        finals: list[Closed] = []
+        ticket.mailbox.when_closed(finals.append)
+        await ticket.start()
+        await trio.sleep(5)
+        closed = await expire(ticket)
+        assert closed.error is not None and closed.error.kind is ErrorKind.TIMEOUT and not closed.is_final
+        ticket.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.house.daybook.num_open_accounts == 1 and not journal.closed and not finals
+        await settle(client)
+        (record,) = journal.closed
+        assert [final.record for final in finals] == [record] and ticket.mailbox.closed is finals[0]
+        assert record.outcome is Outcome.FAILED and record.fault is None and not record.disputed
+        assert record.prompt_tokens == record.computed_tokens == 40
+
+
+async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Clock) -> None:
+    """Its death closes the account: one record, which is a timeout's and no fault of the server's."""
+    journal = KeptJournal()
+    async with small_house(Dials(step_seconds=3600.0), journal=journal) as client:
+        tickets = [client.open([*PROMPT, 400 + index]) for index in range(4)]
+        for ticket in tickets:
+            await ticket.start()
+        await trio.sleep(5)
+        for ticket in tickets:
+            assert (await expire(ticket)).error is not None
+            ticket.leave()
+        kill_engine(client)
+        await settle(client)
+        assert len(journal.closed) == 4
+        assert not any(record.disputed or record.fault for record in journal.closed)
+
+
+async def test_way_to_the_engine_that_is_full(autojump_clock: trio.abc.Clock) -> None:
+    """A request that has not come as far as the tokenizer does not wait for it once its time is over."""
+    journal = KeptJournal()
+    async with small_house(submit_slots=1, encode_slots=1, journal=journal) as client:
+        lane = client.house.desk.lane
+        await lane.reserve()  # nothing more goes to the engine
+        tickets = [client.open(PROMPT) for _ in range(4)]
+        async with trio.open_nursery() as nursery:
+            for ticket in tickets:
+                nursery.start_soon(ticket.start)
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(5)
+            for ticket in tickets:
+                assert (await expire(ticket)).error is not None
+            await trio.testing.wait_all_tasks_blocked()
+            assert not nursery.child_tasks, "nobody waits to be handed over"
+        for ticket in tickets:
+            ticket.leave()
+        lane.cancel_reservation()
+        await settle(client)
+        assert [record.outcome for record in journal.closed] == [Outcome.REJECTED] * 4
