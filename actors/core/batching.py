@@ -164,6 +164,9 @@ class Batcher:
         return self._running.draft()
 
     def _propose(self, draft: Draft) -> Reserve:
+        victim_ids = self._running.victims(draft, self._num_free_blocks)
+        if victim_ids:
+            draft = self._running.by_rank(draft)
         decoding, rows, counts, candidates = draft.decoding, draft.rows, draft.counts, draft.candidates
         self._proposal = Proposal(decoding, {decoding[index].id: index for index in draft.growing})
         filled = self._filled
@@ -180,7 +183,7 @@ class Batcher:
             row_ids=[s.id for s in rows],
             row_starts=[s.next_start for s in rows],
             row_counts=counts,
-            victim_ids=self._running.victims(draft, self._num_free_blocks),
+            victim_ids=victim_ids,
             candidate_ids=[s.id for s in candidates],
             candidate_num_tokens=[len(s.tokens) for s in candidates],
             candidate_num_prompt_tokens=[s.num_prompt_tokens for s in candidates],

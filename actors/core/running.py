@@ -4,7 +4,7 @@ Owned by the batcher. A running sequence is on one of two sides: it prefills, or
 when somebody comes, goes or crosses over, so that a step in which nothing happens costs a few list entries a row.
 
 What must always hold: a draft keeps to the token budget; under `fair` no tenant prefills more than its share of a step
-that others wait for.
+that others wait for; nobody is preempted for one of worse rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Draft:
     growing: list[int]
     """Indexes in `decoding` of those whose next position opens a block."""
     rows: list[Sequence]
-    """Who needs the block manager: those that grow, then those that prefill."""
+    """Who needs the block manager: those that grow, then those that prefill; by rank where blocks may run out."""
     counts: list[int]
     candidates: list[Sequence]
     budget: int
@@ -112,6 +112,15 @@ class RunningSet:
         if missing <= num_free_blocks:
             return []
         return [s.id for s in sorted(self._running.values(), key=self._waiting.rank, reverse=True)]
+
+    def by_rank(self, draft: Draft) -> Draft:
+        """The same step, its rows served best rank first, whether they decode or prefill.
+
+        Where blocks run out: a row that was served cannot be preempted any more in the same step.
+        """
+        rank = self._waiting.rank
+        served = sorted(zip(draft.rows, draft.counts, strict=True), key=lambda row: rank(row[0]))
+        return attrs.evolve(draft, rows=[s for s, _ in served], counts=[count for _, count in served])
 
     def _choose_sides(self) -> None:
         running = sorted(self._running.values(), key=self._waiting.rank)

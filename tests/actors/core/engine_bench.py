@@ -301,11 +301,20 @@ class EngineBench:
         )
 
     def _check_grant(self, granted: Granted) -> None:
+        self.nobody_is_preempted_for_one_of_worse_rank(granted)
         for sequence_id in granted.preempted_ids:
             life = self.lives[sequence_id]
             life.num_preempted += 1
             life.last_preempted_at = self._walk
         never_write_a_shared_or_committed_block(self.manager, granted)
+
+    def nobody_is_preempted_for_one_of_worse_rank(self, granted: Granted) -> None:
+        """Whoever still runs after a preemption has a better rank than whoever was preempted."""
+        if granted.preempted_ids:
+            rank = self.batcher._waiting.rank
+            lost = min(rank(self.batcher.sequences[i]) for i in granted.preempted_ids)
+            kept = [rank(s) for s in self.batcher._running if s.id not in granted.preempted_ids]
+            assert all(other < lost for other in kept), "somebody is preempted for one of worse rank"
 
     def _check_plan(self, plan: StepPlan) -> None:
         limits = self.limits

@@ -5,6 +5,7 @@ never write a shared or committed block                  TestEngine: at every gr
 late ones book what ran and emit nothing                 TestEngine: at every result
 duplicate messages are no-ops                            TestDuplicates: every one is said twice
 preempt and resume change neither output nor cached      TestPreemption, and beside an engine that has room
+nobody is preempted for one of worse rank                TestEngine: at every grant, and below for every alignment
 """
 
 from __future__ import annotations
@@ -316,6 +317,30 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
     assert tight_tokens == roomy_tokens
     assert all(life.num_preempted == 0 for life in roomy)
     event("preempted" if any(life.num_preempted for life in tight) else "not preempted")
+
+
+@given(policy=st.sampled_from(Policy), budget=st.integers(6, 24), spare=st.integers(0, 3))
+def test_nobody_is_preempted_for_one_of_worse_rank(policy: Policy, budget: int, spare: int) -> None:
+    """A prompt of good rank is prefilled while others of worse rank grow, at every offset between their blocks."""
+    size = 16
+    for alignment in range(size):
+        limits = Limits(
+            block_size=size,
+            num_blocks=1 + 8 + spare,
+            max_num_seqs=4,
+            max_num_batched_tokens=budget,
+            max_model_len=size * 8,
+            policy=policy,
+        )
+        bench = EngineBench(limits)
+        for index in range(2):
+            prompt = [index] * (size + alignment + index)
+            bench.submit(prompt, 40, priority=1, domain="ab"[index])
+        for _ in range(2 + alignment % 3):
+            bench.step()
+        bench.submit([3] * (size * 4 + 1), 40, priority=0, domain="b")
+        bench.finish()
+        bench.check_at_rest()
 
 
 TestEngine = EngineMachine.TestCase
