@@ -7,6 +7,7 @@ Only this module imports the executor, and with it torch.
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import math
@@ -220,7 +221,11 @@ def main(argv: list[str]) -> int:
     connection = socket.socket(fileno=int(descriptor))
     try:
         engine = Engine(config, load_executor(config))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
+        if is_shortage(error):
+            structlog.get_logger().error("engine.shortage", error=str(error) or type(error).__name__)
+            connection.close()
+            return os.EX_TEMPFAIL
         return refuse(connection, int(incarnation), f"this checkpoint cannot be served: {error}")
     except KvEventsError as error:
         return refuse(connection, int(incarnation), f"KV events: {error}")
@@ -240,6 +245,12 @@ def main(argv: list[str]) -> int:
     finally:
         engine.close_events()
     return 0
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether an engine that could not be loaded lacks what may be there later: memory, or descriptors."""
+    shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
 
 
 def refuse(connection: socket.socket, incarnation: int, reason: str) -> int:

@@ -11,6 +11,7 @@ within the window end the server with an error.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -34,13 +35,18 @@ from quipu.actors.registry import EngineMessage, Registry
 
 log = structlog.get_logger()
 
+MAX_BACKOFF_S = 5.0
+"""Between two tries to start an engine where there is no memory, or are no descriptors."""
+MAX_DOUBLINGS = 16
+"""Of the time between them: enough to come from any first one to that."""
+
 
 class EngineGivenUp(Exception):
     """The engine died too often. The server must end with an error."""
 
 
 class EngineRefusal(EngineGivenUp):
-    """The engine cannot serve as it is configured, and has said why. Another start would end the same way."""
+    """The first engine cannot serve as it is configured, and has said why. Another start would end the same way."""
 
 
 @attrs.frozen
@@ -48,6 +54,8 @@ class Death:
     reason: str
     hopeless: bool = False
     """Another start would end the same way."""
+    is_shortage: bool = False
+    """There was no memory, or were no descriptors, to start it with: there may be some later."""
 
 
 class EngineLink:
@@ -116,24 +124,39 @@ class Supervisor:
         """Keep an engine running until cancelled. Raises EngineGivenUp."""
         config, registry = self._config, self._registry
         deaths: deque[float] = deque()
+        num_shortages = 0
+        was_ready = False
         incarnation = 0
         while True:
             incarnation += 1
             link = EngineLink(incarnation, registry, self._accountant)
             death = await self._host.run(link)
+            was_ready |= link.is_ready
+            if death.is_shortage and was_ready:
+                self._note_shortage(incarnation, death)
+                await trio.sleep(min(config.restart_backoff_s * 2**num_shortages, MAX_BACKOFF_S))
+                num_shortages = min(num_shortages + 1, MAX_DOUBLINGS)
+                continue
+            num_shortages = 0
             now = trio.current_time()
             deaths.append(now)
             while deaths[0] < now - config.restart_window_s:
                 deaths.popleft()
-            giving_up = death.hopeless or len(deaths) > config.max_restarts
+            is_refused = death.hopeless and not was_ready
+            giving_up = is_refused or len(deaths) > config.max_restarts
             state = State.FAILED if giving_up else State.RESTARTING
             held = registry.held_by(incarnation)
             registry.set_health(Health(state, incarnation, death.reason))
             log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
             self._accountant.post(EngineDied(incarnation, death.reason, held))
             if giving_up:
-                raise (EngineRefusal if death.hopeless else EngineGivenUp)(death.reason)
+                raise (EngineRefusal if is_refused else EngineGivenUp)(death.reason)
             await trio.sleep(config.restart_backoff_s * 2 ** (len(deaths) - 1))
+
+    def _note_shortage(self, incarnation: int, death: Death) -> None:
+        """A restart has to wait: it held nothing, and is no death of an engine that worked."""
+        self._registry.set_health(Health(State.RESTARTING, incarnation, death.reason))
+        log.error("engine.not_started", incarnation=incarnation, reason=death.reason)
 
 
 class ProcessHost:
@@ -154,22 +177,18 @@ class ProcessHost:
         self.process: trio.Process | None = None
 
     async def run(self, link: EngineLink) -> Death:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            return _no_start(error)
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        command = [
-            *(sys.executable, "-P", "-m", self.MODULE),
-            *(str(theirs.fileno()), str(link.incarnation), msgspec.json.encode(self._config).decode()),
-        ]
         async with stream:
-            process = await trio.lowlevel.open_process(
-                command,
-                pass_fds=(theirs.fileno(),),
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                process_group=OWN_GROUP,
-            )
-            theirs.close()
+            with theirs:
+                try:
+                    process = await self._start(theirs.fileno(), link.incarnation)
+                except (OSError, MemoryError) as error:
+                    return _no_start(error)
             self.process = process
             try:
                 hung = await self._talk(link, stream, process)
@@ -184,6 +203,16 @@ class ProcessHost:
         if hung is not None:
             return Death(hung)
         return _explain(process.returncode)
+
+    async def _start(self, descriptor: int, incarnation: int) -> trio.Process:
+        config = msgspec.json.encode(self._config).decode()
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-P", "-m", self.MODULE, str(descriptor), str(incarnation), config],
+            pass_fds=(descriptor,),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            process_group=OWN_GROUP,
+        )
 
     async def _talk(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
         """Carry messages both ways until the engine's end closes. Returns why it was killed, if it was because it hung.
@@ -246,4 +275,10 @@ class ProcessHost:
 def _explain(returncode: int | None) -> Death:
     if returncode is not None and returncode < 0:
         return Death(f"killed by {signal.Signals(-returncode).name}")
+    if returncode == os.EX_TEMPFAIL:
+        return Death("there was too little memory, or too few descriptors, to load it", is_shortage=True)
     return Death(f"its process ended with exit code {returncode}")
+
+
+def _no_start(error: OSError | MemoryError) -> Death:
+    return Death(f"no engine can be started: {error or type(error).__name__}", is_shortage=True)

@@ -319,6 +319,7 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
     event("preempted" if any(life.num_preempted for life in tight) else "not preempted")
 
 
+@settings(max_examples=max(10, settings.default.max_examples // 4))
 @given(policy=st.sampled_from(Policy), budget=st.integers(6, 24), spare=st.integers(0, 3))
 def test_nobody_is_preempted_for_one_of_worse_rank(policy: Policy, budget: int, spare: int) -> None:
     """A prompt of good rank is prefilled while others of worse rank grow, at every offset between their blocks."""

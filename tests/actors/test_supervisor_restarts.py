@@ -1,0 +1,124 @@
+"""Engines that cannot be started again: what is tried again, and what ends the server."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import structlog.testing
+import trio
+
+from houses import house_config, kill_engine, serving_info, small_house
+from quipu.actors import engine
+from quipu.actors.engine import LoopHost
+from quipu.actors.front import State
+from quipu.actors.rendering import InlineRenderer
+from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal, ProcessHost
+from quipu.actors.wiring import open_house
+
+PROMPT = list(range(300, 340))
+SHORTAGE = Death("no engine can be started: too many open files", is_shortage=True)
+REFUSAL = Death("this checkpoint cannot be served: it is gone", hopeless=True)
+
+
+def failing_host(deaths: list[Death]) -> Callable[..., LoopHost]:
+    """Hosts whose next starts end as `deaths` says."""
+
+    class FailingHost(LoopHost):
+        async def run(self, link: EngineLink) -> Death:
+            await trio.lowlevel.checkpoint()
+            return deaths.pop(0) if deaths else await super().run(link)
+
+    return FailingHost
+
+
+async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
+    """It is tried again, less and less often, however long it takes; health says why, and what waits is served."""
+    deaths: list[Death] = []
+    async with small_house(make_host=failing_host(deaths), max_restarts=2) as client, trio.open_nursery() as nursery:
+        deaths += [SHORTAGE] * 100
+        kill_engine(client)
+        with structlog.testing.capture_logs() as lines:
+            assert (await client.ask(PROMPT)).error is not None
+            nursery.start_soon(client.ask, PROMPT)
+            began = trio.current_time()
+            await trio.sleep(60)
+            health = client.house.desk.health()
+            assert health.state is State.RESTARTING and "too many open files" in health.detail
+            while not client.house.desk.health().is_ready:
+                await trio.sleep(1)
+        assert 90 * MAX_BACKOFF_S < trio.current_time() - began <= 100 * MAX_BACKOFF_S + 1
+        assert sum(line["event"] == "engine.not_started" for line in lines) == 100
+        assert (await client.ask(PROMPT)).error is None
+
+
+async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
+    """A server whose first engine cannot be started does not wait for ever."""
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="too many open files"), flatten_subgroups=True):
+        config = house_config(max_restarts=2)
+        host = failing_host([SHORTAGE] * 100)(config.engine)
+        async with open_house(config, serving_info(config), host, make_renderer=InlineRenderer):
+            await trio.sleep(100)
+            pytest.fail("it goes on")
+
+
+async def test_refusals(autojump_clock: trio.abc.Clock) -> None:
+    """Final before any engine was ready; later an engine's death like any other."""
+    with pytest.RaisesGroup(EngineRefusal, flatten_subgroups=True):
+        async with small_house(make_host=failing_host([REFUSAL])):
+            pytest.fail("there was an engine")
+    deaths: list[Death] = []
+    async with small_house(make_host=failing_host(deaths)) as client:
+        deaths += [REFUSAL] * 2
+        kill_engine(client)
+        assert (await client.ask(PROMPT)).error is not None
+        assert (await client.ask(PROMPT)).error is None
+        assert client.house.desk.health().incarnation == 4
+
+
+@pytest.mark.parametrize("what", ["sockets", "process"])
+async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """What the operating system refuses is a shortage, and leaves no socket behind."""
+    made: list[socket.socket] = []
+    make_pair = socket.socketpair
+
+    def socketpair(*args: Any) -> tuple[socket.socket, socket.socket]:
+        if what == "sockets":
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.extend(make_pair(*args))
+        return made[0], made[1]
+
+    async def open_process(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", socketpair)
+    monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
+    host = ProcessHost(house_config().engine, {})
+    death = await host.run(EngineLink(1, None, None))  # type: ignore[arg-type]
+    assert death.is_shortage and not death.hopeless and "Too many open files" in death.reason
+    assert made == [] or made[1].fileno() == -1
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, "no memory"), OSError(errno.EMFILE, "no descriptors")], ids=repr
+)
+def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """It ends with an exit code that says so, instead of refusing for good."""
+
+    def load(config: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine, "load_executor", load)
+    monkeypatch.setattr(engine, "_configure_log", lambda level: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    ours, theirs = socket.socketpair()
+    with ours:
+        config = msgspec.json.encode(house_config().engine).decode()
+        assert engine.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
+        assert ours.recv(1) == b"", "it has refused nothing"
