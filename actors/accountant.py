@@ -317,6 +317,8 @@ class Accountant:
             pending.is_written = True
             self._daybook.num_reports = 0
             for sequence_id in message.held_ids:
+                if self._registry.incarnation_of(sequence_id) != message.incarnation:
+                    continue  # its Terminal was on its way here when the engine died, and has been booked since
                 error = f"the engine died: {message.reason}"
                 self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
         metrics, total = self._metrics, self._registry.num_usable_blocks

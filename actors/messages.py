@@ -753,7 +753,7 @@ class EngineDied:
     incarnation: int
     reason: str
     held_ids: tuple[int, ...]
-    """Sequences that it had been given and had not answered."""
+    """Sequences that it had been given and had not answered, as far as reports were read when it died."""
 
 
 # ---------------------------------------------------------------- to the detokenizer

@@ -165,10 +165,16 @@ def over_the_wire(message: Any) -> Any:
 
 
 @asynccontextmanager
-async def scripted_house(script: Script, *, journal: Journal | None = None, **changes: Any) -> AsyncIterator[Client]:
+async def scripted_house(
+    script: Script,
+    *,
+    journal: Journal | None = None,
+    make_host: Callable[[Script], ScriptedHost] = ScriptedHost,
+    **changes: Any,
+) -> AsyncIterator[Client]:
     """The whole web side in front of an engine that says what `script` says."""
     config = house_config(**changes)
-    host = ScriptedHost(script)
+    host = make_host(script)
     async with open_house(config, serving_info(config), host, journal=journal, make_renderer=InlineRenderer) as house:
         while not house.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
