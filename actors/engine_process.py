@@ -1,7 +1,7 @@
 """The first lines of the engine process: bind it to its parent, then load the engine and run it.
 
 `python -P -m quipu.actors.engine_process FD INCARNATION CONFIG`, see `engine.main`. Loading (torch, the weights) takes
-from seconds to minutes, so the engine is imported only once a thread watches the socket. Started by `supervisor.py`.
+from seconds to minutes, so the engine is imported only once a thread watches the socket. Started by `process_host.py`.
 
 What must always hold: this process ends within a second of its parent, also of a killed one, whatever it is doing.
 """

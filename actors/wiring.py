@@ -41,10 +41,11 @@ from quipu.actors.encode_processes import EncodeProcesses
 from quipu.actors.front import ServingInfo
 from quipu.actors.journal import Journal, NoJournal
 from quipu.actors.metrics import Metrics
+from quipu.actors.process_host import ProcessHost
 from quipu.actors.registry import EngineMessage, Registry
 from quipu.actors.rendering import InlineRenderer, MakeRenderer
 from quipu.actors.restarts import keep_running
-from quipu.actors.supervisor import EngineHost, ProcessHost, Supervisor
+from quipu.actors.supervisor import EngineHost, Supervisor
 from quipu.actors.tokenizer import TokenizerActor, TokenizerMessage
 from quipu.actors.vocabulary import Vocabulary
 

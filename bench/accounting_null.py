@@ -34,8 +34,8 @@ from quipu.actors.messages import (
     UsageRecord,
 )
 from quipu.actors.metrics import Metrics
+from quipu.actors.process_host import ProcessHost
 from quipu.actors.registry import Registry
-from quipu.actors.supervisor import ProcessHost
 from quipu.actors.wiring import open_house
 from quipu.web import cli, serve_command
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.spans import FOLDER, watch
 from quipu.actors import tokenizer
 from quipu.actors.detokenizer import Detokenizer
-from quipu.actors.supervisor import ProcessHost
+from quipu.actors.process_host import ProcessHost
 from quipu.actors.text_encoder import TextEncoder
 from quipu.web import answer, cli
 from quipu.web.openai import serve

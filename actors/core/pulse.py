@@ -1,7 +1,7 @@
 """Whether an engine that is connected still works, judged by what it says and by when it could have been heard.
 
-Used by the supervisor, which tells it of every message and of the time that passes. An engine that works says `Alive`
-every second, also during a step.
+Used by `process_host.py`, which tells it of every message and of the time that passes. An engine that works says
+`Alive` every second, also during a step.
 
 What must always hold: only time in which the web side's loop ran and waited for the engine counts; so neither a
 machine that was suspended nor a web process that was starved or busy makes an engine look hung.

@@ -18,8 +18,9 @@ from houses import house_config, kill_engine, serving_info, small_house
 from quipu.actors import engine
 from quipu.actors.engine import LoopHost
 from quipu.actors.front import State
+from quipu.actors.process_host import ProcessHost
 from quipu.actors.rendering import InlineRenderer
-from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal, ProcessHost
+from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal
 from quipu.actors.wiring import open_house
 
 PROMPT = list(range(300, 340))
