@@ -131,7 +131,7 @@ def test_levels_and_libraries(pipe: Pipe) -> None:
     writer = LogWriter(pipe.writer)
     lines = LogLines(writer)
     puts: list[tuple[bytes, bool]] = []
-    writer.put = lambda line, *, is_error=False: puts.append((line, is_error))  # type: ignore[method-assign]
+    writer.put = lambda line, *, is_error=False: puts.append((line, is_error))
     structlog.configure(processors=[lambda _, name, event: f"{name} {event['event']}"], logger_factory=lines)
     try:
         log = structlog.get_logger()

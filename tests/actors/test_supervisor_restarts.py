@@ -18,6 +18,7 @@ from houses import house_config, kill_engine, serving_info, small_house
 from quipu.actors import engine
 from quipu.actors.engine import LoopHost
 from quipu.actors.front import State
+from quipu.actors.log_writer import LogWriter
 from quipu.actors.process_host import ProcessHost
 from quipu.actors.rendering import InlineRenderer
 from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal
@@ -101,7 +102,7 @@ async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, wha
     monkeypatch.setattr(socket, "socketpair", socketpair)
     monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
     host = ProcessHost(house_config().engine, {})
-    death = await host.run(EngineLink(1, None, None))  # type: ignore[arg-type]
+    death = await host.run(EngineLink(1, None, None))
     assert death.is_shortage and not death.hopeless and "Too many open files" in death.reason
     assert made == [] or made[1].fileno() == -1
 
@@ -116,7 +117,7 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
         raise error
 
     monkeypatch.setattr(engine, "load_executor", load)
-    monkeypatch.setattr(engine, "_configure_log", lambda level: None)
+    monkeypatch.setattr(engine, "_configure_log", lambda level: LogWriter(-1))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     ours, theirs = socket.socketpair()
     with ours:

@@ -7,7 +7,7 @@ import trio.testing
 
 from houses import Client, kill_engine, small_house
 from journals import KeptJournal
-from quipu.actors.messages import Closed, ErrorKind, Outcome
+from quipu.actors.messages import Closed, ErrorKind, Outcome, OutletEvent
 from quipu.actors.registry import RequestTicket
 from quipu.kernels.fake import Dials
 
@@ -18,7 +18,7 @@ async def expire(ticket: RequestTicket) -> Closed:
     """Its deadline has passed: the answer, which must be there before any time has."""
     before = trio.current_time()
     ticket.expire(5.0)
-    events = []
+    events: list[OutletEvent] = []
     while not any(isinstance(event, Closed) for event in events):
         events = await ticket.mailbox.get()
     assert trio.current_time() == before

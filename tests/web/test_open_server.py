@@ -12,6 +12,7 @@ from tests.web.fakes import Client, FakeDesk
 from quipu.web import serve_command
 from quipu.web.app import make_app
 from quipu.web.cli import make_parser
+from quipu.web.key_command import key_store
 from quipu.web.key_file import KeyEntry, hash_key
 from quipu.web.keys import KeyStore
 from quipu.web.options import AppOptions
@@ -43,7 +44,7 @@ async def ask(
     open_admin: bool = False,
     keys: KeyStore | None = None,
 ) -> tuple[int, bytes]:
-    app = make_app(FakeDesk(), AppOptions(open_admin=open_admin), keys, usage=NoUsage())  # type: ignore[arg-type]
+    app = make_app(FakeDesk(), AppOptions(open_admin=open_admin), keys, usage=NoUsage())
 
     async def from_there(scope: dict[str, Any], receive: Any, send: Any) -> None:
         await app(scope | {"client": peer}, receive, send)
@@ -106,7 +107,7 @@ def test_open_beyond_loopback_is_warned_of(flags: list[str], is_warned: bool) ->
     before = structlog.get_config()
     structlog.configure(processors=[capture])
     try:
-        serve_command.warn_where_open(arguments.host, serve_command.key_store(arguments, {}))
+        serve_command.warn_where_open(arguments.host, key_store(arguments, {}))
     finally:
         structlog.configure(**before)
     assert [entry["event"] for entry in capture.entries] == ["server.open"] * is_warned
