@@ -50,6 +50,7 @@ class TokenHost:
 
     def __init__(self, control: trio.SocketStream) -> None:
         self._control = control
+        self._sending = trio.Lock()
         self._tokens = TokenSource()
         self._new: list[Submit] = []
         self._ids: list[int] = []
@@ -65,9 +66,9 @@ class TokenHost:
                     case b"s":
                         await link.deliver([self._step()])
                     case b"n":
-                        await self._answer(len(self._ids) + len(self._new))
+                        await self.answer(len(self._ids) + len(self._new))
                     case b"t":
-                        await self._answer(time.process_time_ns())
+                        await self.answer(time.process_time_ns())
             self.ended.set()
             await trio.sleep_forever()
         return Death("the benchmark is over")
@@ -76,8 +77,10 @@ class TokenHost:
         while True:  # clients leave only at the end, when nothing matters any more
             self._new += [message for message in await link.take() if isinstance(message, Submit)]
 
-    async def _answer(self, number: int) -> None:
-        await self._control.send_all(number.to_bytes(8, "little"))
+    async def answer(self, number: int) -> None:
+        """One at a time: the client asks as soon as it has the port, while that is still being sent."""
+        async with self._sending:
+            await self._control.send_all(number.to_bytes(8, "little"))
 
     def _step(self) -> StepReport:
         """Prompts take a step with a span of their own; they draw their first token in it."""
@@ -146,7 +149,7 @@ async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
-        await control.send_all(address.port.to_bytes(8, "little"))
+        await host.answer(address.port)
         await host.ended.wait()
         os._exit(0)  # the streams are endless
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from quipu.actors.checkpoint import DEMO
 from quipu.actors.vocabulary import Vocabulary
@@ -34,3 +35,16 @@ def piece_of(token_id: int) -> str:
     """One token's text; empty for a part of a character."""
     decoder = vocabulary.decoder(skip_special_tokens=True, prompt_tail=())
     return decoder.push(token_id)
+
+
+def plain_tokens() -> dict[str, int]:
+    """Ids of tokens that are two letters or more, by their texts, each of which only one token has."""
+    texts = [vocabulary.spell(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
+    plain = [text.strip().isalpha() and text.isascii() and len(text) > 1 for text in texts]
+    return {text: token_id for token_id, text in enumerate(texts) if plain[token_id] and texts.count(text) == 1}
+
+
+PLAIN_TOKENS = plain_tokens()
+VARIED: dict[str, Any] = {"allowed_token_ids": list(PLAIN_TOKENS.values()), "frequency_penalty": 2.0}
+"""Fields with which an answer is text that can be cut anywhere, and does not go round in circles: what a model with
+random weights likes to say differs among instruction sets."""

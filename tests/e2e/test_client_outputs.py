@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from tests.e2e.conftest import TIGHT_BLOCKS
-from tests.e2e.prompts import count, text_prompt, token_prompt, vocabulary
+from tests.e2e.prompts import PLAIN_TOKENS, VARIED, text_prompt, token_prompt
 from tests.e2e.servers import BLOCK, Server, cached_of, full_blocks, usage_of
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 11}
@@ -51,12 +51,12 @@ def test_seeds_differ(client: openai.OpenAI) -> None:
 def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
     """An answer ends before the first stop string, also one that lies across tokens; what came after is not counted."""
     prompt = text_prompt("stop", 25)
-    pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True)]
+    pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True, extra_body=VARIED)]
     whole = "".join(pieces)
     border = len("".join(pieces[:5]))
     across = whole[border - 2 : border + 2]
     for stop in (across, whole[border + 3 : border + 9]):
-        fields = {"stop": [stop, "\u2603 never"], "stream": stream}
+        fields = {"stop": [stop, "\u2603 never"], "stream": stream, "extra_body": VARIED}
         if stream:
             chunks = list(complete(client, prompt, stream_options={"include_usage": True}, **fields))
             text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
@@ -75,19 +75,18 @@ def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
 def test_stop_string_included(client: openai.OpenAI) -> None:
     """include_stop_str_in_output shows the stop string as the answer's end."""
     prompt = text_prompt("included", 25)
-    whole = text_of(complete(client, prompt))
+    whole = text_of(complete(client, prompt, extra_body=VARIED))
     stop = whole[12:15]
-    answer = complete(client, prompt, stop=stop, extra_body={"include_stop_str_in_output": True})
+    answer = complete(client, prompt, stop=stop, extra_body={"include_stop_str_in_output": True, **VARIED})
     assert text_of(answer) == whole[: whole.index(stop) + len(stop)]
 
 
 def test_stop_token_ids(client: openai.OpenAI) -> None:
     """A stop token ends the answer, is counted, and is not shown."""
     prompt = text_prompt("stop token", 25)
-    pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True)]
-    at = next(i for i, piece in enumerate(pieces) if i > 2 and piece not in pieces[:i] and count(piece) == 1)
-    (token_id,) = vocabulary.encode(pieces[at])
-    answer = complete(client, prompt, extra_body={"stop_token_ids": [token_id]})
+    pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True, extra_body=VARIED)]
+    at = next(i for i, piece in enumerate(pieces) if i > 2 and piece not in pieces[:i])
+    answer = complete(client, prompt, extra_body={"stop_token_ids": [PLAIN_TOKENS[pieces[at]]], **VARIED})
     assert text_of(answer) == "".join(pieces[:at])
     assert answer.choices[0].finish_reason == "stop"
     assert usage_of(answer)["completion_tokens"] == at + 1

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.e2e.prompts import count, text_prompt
+from tests.e2e.prompts import VARIED, count, text_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, full_blocks, serving, usage_of
 
 GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0}
@@ -95,9 +95,9 @@ def test_streamed_and_plain_agree(client: openai.OpenAI) -> None:
 def test_stream_helper(client: openai.OpenAI) -> None:
     """A response that ends by a stop string is complete: the helper's final response is the plain one."""
     text = text_prompt("helped response", 40)
-    long = ask(client, text, max_output_tokens=24).output_text
+    long = ask(client, text, max_output_tokens=24, extra_body={**ENDLESS, **VARIED}).output_text
     stop = long[len(long) // 2 :][:6]
-    fields = {"max_output_tokens": 24, "extra_body": {**ENDLESS, "stop": [stop]}}
+    fields = {"max_output_tokens": 24, "extra_body": {**ENDLESS, **VARIED, "stop": [stop]}}
     plain = ask(client, text, **fields)
     assert plain.status == "completed" and plain.output_text == long[: long.index(stop)]
     with client.responses.stream(input=text, instructions=text[:40], **GREEDY, **fields) as stream:

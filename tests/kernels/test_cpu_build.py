@@ -25,6 +25,7 @@ from quipu.kernels.cpu.instruction_sets import (
     processor_flags,
     usable_instruction_sets,
 )
+from quipu.kernels.triton import present
 
 AVX2 = frozenset({"sse2", "avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
@@ -33,8 +34,9 @@ TILES = frozenset({"amx_tile", "amx_bf16"})
 
 @pytest.fixture(autouse=True)
 def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the one who runs the tests has set."""
+    """Whatever the one who runs the tests has set, and whether there is a GPU: `auto` would take it."""
     monkeypatch.delenv(FORCED, raising=False)
+    monkeypatch.setattr(present, "why_not", lambda: "no GPU in these tests")
 
 
 def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
@@ -181,9 +183,14 @@ def test_auto_is_cpu_where_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-def test_auto_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     """The reference runs and one warning says why and what it costs; asked for by name, `cpu` is refused."""
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(building, "PACKAGED", tmp_path)  # of a wheel
+    # a processor that could run them, whichever this one is: there is nothing to load
+    monkeypatch.setattr(building, "usable_instruction_sets", lambda flags: [INSTRUCTION_SETS[-1]])
     assert load_backend("auto", backend_config(DEMO)).capabilities.name == "reference"
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1

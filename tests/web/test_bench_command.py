@@ -41,6 +41,15 @@ def asks(server: BenchServer) -> list[Request]:
     return [request for request in server.requests if request.method == "POST"]
 
 
+def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three short requests; a flag that follows has the last word."""
+    with serving(like_a_server) as server:
+        assert run("--base-url", server.url, "--json", "--quick", "--random-output-len", "7") == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 3
+    assert {len(request.body["prompt"]) for request in asks(server)} == {16}
+    assert {request.body["max_tokens"] for request in asks(server)} == {7}
+
+
 def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output is one JSON object; the progress bar is on standard error; model and vocabulary are asked for."""
     with serving(like_a_server) as server:
