@@ -22,6 +22,8 @@ import msgspec
 PREFIX = "sk-quipu-"
 ADMIN_PREFIX = "sk-quipu-admin-"
 MAX_NAME_CHARS = 128
+MAX_DOTS = 1024
+"""Of one line: more than all values of an entry can have together."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -62,7 +64,7 @@ def read_key_file(path: Path) -> list[KeyEntry]:
     """Every entry of a file. Raises KeyFileError."""
     try:
         text = path.read_bytes().decode()
-        content: Any = msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text)
+        content: Any = msgspec.json.decode(text) if path.suffix == ".json" else _parse_toml(text)
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -79,6 +81,14 @@ def read_key_file(path: Path) -> list[KeyEntry]:
         return [_read_entry(raw, index) for index, raw in enumerate(content["keys"])]
     except KeyFileError as error:
         raise KeyFileError(f"{path}: {error}") from None
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError and RecursionError, as tomllib does; the latter also for a key of so many parts that tomllib
+    would take gigabytes: it keeps all beginnings of each."""
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+        raise RecursionError
+    return tomllib.loads(text)
 
 
 def _read_entry(raw: Any, index: int) -> KeyEntry:

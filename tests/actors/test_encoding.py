@@ -252,8 +252,7 @@ async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.Mo
             while not served:
                 await trio.sleep(0.001)
             answer = await client.ask(TextPrompt("short" + "a cord " * 500), domain="another")
-            assert answer.error is None and len(served) < 513
-            assert "short" in served
+            assert answer.error is None and served.index("short") < 512
         client.assert_at_rest()
 
 
