@@ -224,7 +224,14 @@ class TokenizerActor:
             block_size=engine.block_size,
         )
         places = [(prompt, choice) for prompt in range(len(prompts)) for choice in range(request.num_choices)]
-        keys_of = [await self._keys(root, each) if engine.enable_prefix_caching else [] for each in prompts]
+        keys_of: list[list[bytes]] = []
+        num_hashed = 0
+        for encoded in prompts:
+            keys_of.append(await self._keys(root, encoded) if engine.enable_prefix_caching else [])
+            num_hashed += len(keys_of[-1])
+            if num_hashed >= HASHED_BLOCKS:
+                num_hashed = 0
+                await trio.lowlevel.checkpoint()
         sequence_ids = self._registry.new_sequence_ids(len(places))
         if not self._registry.may_submit(request.request_id):
             return

@@ -167,6 +167,7 @@ ROWS: Sequence[Row] = (
     Row("prompt beyond the context", _one(COMPLETIONS, lambda: completion(text_of(4 * MEBIBYTE))), server="demo"),
     Row("echo of 1 MB", _one(COMPLETIONS, lambda: completion(text_of(MEBIBYTE), echo=True))),
     Row("512 prompts of 4,000 characters", _one(COMPLETIONS, lambda: completion([text_of(4000)] * 512))),
+    Row("512 prompts of 16 KB", _one(COMPLETIONS, lambda: completion([text_of(16_000)] * 512))),
     Row("16 texts of 4 MB", _one(COMPLETIONS, lambda: completion(text_of(4 * MEBIBYTE)), 16), concurrency=16),
     Row(
         "100 tokens beside 16 texts of 8 MB",
