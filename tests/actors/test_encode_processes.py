@@ -128,21 +128,29 @@ def test_a_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- how processes end
 
 
-def test_a_stopped_loan_ends(processes: EncodeProcesses) -> None:
-    """While its text is encoded: at once, with the process. One that was stopped before takes none."""
-    loan, raised = Loan(), []
+def encode_for_long(processes: EncodeProcesses, loan: Loan) -> tuple[threading.Thread, int, list[Exception]]:
+    """A thread whose process is in the middle of a long text, that process, and what the thread will have raised."""
+    processes.warm_up()
+    (pid,) = processes.process_ids
+    before = _cpu_ticks(pid)
+    raised: list[Exception] = []
 
     def work() -> None:
         try:
             processes.run(lambda there: there.count(FOREVER, most=10**9), loan)
-        except LibraryPanic as error:
+        except (LibraryPanic, CannotStart) as error:
             raised.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
-    eventually(lambda: len(processes.process_ids) == 1, "a process is started")
-    (pid,) = processes.process_ids
-    eventually(lambda: _cpu_ticks(pid) > 30, "it encodes")
+    eventually(lambda: _cpu_ticks(pid) > before + 10, "it encodes")
+    return thread, pid, raised
+
+
+def test_a_stopped_loan_ends(processes: EncodeProcesses) -> None:
+    """While its text is encoded: at once, with the process. One that was stopped before takes none."""
+    loan = Loan()
+    thread, pid, raised = encode_for_long(processes, loan)
     loan.stop()
     thread.join(PATIENCE_S)
     assert raised and has_ended(pid) and processes.process_ids == []
@@ -199,22 +207,11 @@ def test_spare_ones_end(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPa
 
 def test_close_ends_all() -> None:
     """Those that encode, too; and no other is started."""
-    them, failed = processes_of(VOCABULARY), []
-
-    def work() -> None:
-        try:
-            them.run(lambda there: there.count(FOREVER, most=10**9), Loan())
-        except LibraryPanic as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    eventually(lambda: len(them.process_ids) == 1, "a process is started")
-    (pid,) = them.process_ids
-    eventually(lambda: _cpu_ticks(pid) > 30, "it encodes")
+    them = processes_of(VOCABULARY)
+    thread, pid, raised = encode_for_long(them, Loan())
     them.close()
     thread.join(PATIENCE_S)
-    assert failed and has_ended(pid) and them.process_ids == []
+    assert raised and has_ended(pid) and them.process_ids == []
     with pytest.raises(CannotStart):
         them.run(lambda there: None, Loan())
 

@@ -25,7 +25,7 @@ from quipu.web.server import serve
 try:
     import httpx2 as httpx  # what newer releases of the client are built on
 except ImportError:
-    import httpx  # type: ignore[no-redef]
+    import httpx  # type: ignore[no-redef]  # one of them is there
 
 PATIENCE_S = 5.0
 PATH = "/v1/completions"

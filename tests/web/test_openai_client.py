@@ -15,7 +15,7 @@ from quipu.web.app import make_app
 try:
     import httpx2 as httpx  # what newer releases of the client are built on
 except ImportError:
-    import httpx  # type: ignore[no-redef]
+    import httpx  # type: ignore[no-redef]  # one of them is there
 
 
 @asynccontextmanager
