@@ -25,7 +25,7 @@ install: $(VENV)/installed ## make the virtual environment and install quipu in 
 install-test: $(VENV)/installed-test
 
 # torch first and pinned: left to itself, pip takes a build with gigabytes of CUDA
-$(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/core/csrc/*)
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/native/csrc/*)
 	@echo "installing quipu into $(VENV) (torch is the large one)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools torch==2.13.0
@@ -63,7 +63,7 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@touch $@
 
 gpu: ## what needs an NVIDIA GPU, with the torch and Triton of GPU_PYTHON: parity, bits, limits, throughput (docs/gpu.md)
-	@PYTHONPATH="src:tests/kernels:$$PYTHONPATH" $(GPU_PYTHON) -m tests.gpu $(ARGS)
+	@PYTHONPATH="src:.:$$PYTHONPATH" $(GPU_PYTHON) -m tests.gpu $(ARGS)
 
 gpu-wheels: ## gather in .wheels what `make gpu` needs on a machine without a network (Python 3.12, x86)
 	@mkdir -p $(WHEELS)

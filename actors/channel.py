@@ -28,7 +28,9 @@ import attrs
 import msgspec
 import trio
 
-from quipu.actors.messages import Abort, Alive, EngineReady, EngineRefused, ResetPrefixCache, StepReport, Submit
+from .messages.accountant import StepReport
+from .messages.scheduler import Abort, ResetPrefixCache, Submit
+from .messages.supervisor import Alive, EngineReady, EngineRefused
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)

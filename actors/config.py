@@ -1,7 +1,7 @@
 """What a server is started with, resolved: every size that an actor needs, by name.
 
-Made by `web/cli.py` (or a test) from flags and the checkpoint, handed to `wiring`, and sent to the engine process as
-JSON. Sizes of channels stand here too, so that every bound has a name.
+Made by `web/cli/cli.py` (or a test) from flags and the checkpoint, handed to `wiring`, and sent to the engine process
+as JSON. Sizes of channels stand here too, so that every bound has a name.
 """
 
 from __future__ import annotations

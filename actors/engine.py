@@ -1,8 +1,8 @@
 """The engine: scheduler, KV-block manager and executor, one restart group.
 
 `Engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the engine
-process executes (`engine_process.py`), with one end of the socket pair as file descriptor FD and the config as JSON.
-Only this module imports the executor, and with it torch.
+process executes (`processes/engine_process.py`), with one end of the socket pair as file descriptor FD and the config
+as JSON. Only this module imports the executor, and with it torch.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ import orjson
 import structlog
 import trio
 
-from quipu.actors.block_manager import run_block_manager
-from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
-from quipu.actors.config import EngineConfig
-from quipu.actors.core.batching import Batcher
-from quipu.actors.core.kv_events import EventLog, KvEventsError
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.pulse import ALIVE_INTERVAL_S
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.core.waiting import Policy
-from quipu.actors.executor import Executor, load_executor, run_executor
-from quipu.actors.log_writer import LogLines, LogWriter, Relay, standard_error
-from quipu.actors.messages import Alive, EngineReady, EngineRefused, Granted, Reserve, StepPlan, StepReport
-from quipu.actors.scheduler import SchedulerMessage, run_scheduler
-from quipu.actors.supervisor import Death, EngineLink
+from .block_manager.actor import run_block_manager
+from .block_manager.reservation import BlockManagerCore
+from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
+from .config import EngineConfig
+from .executor.actor import Executor, load_executor, run_executor
+from .kv_events.event_log import EventLog, KvEventsError
+from .messages.accountant import StepReport
+from .messages.block_manager import Reserve
+from .messages.executor import StepPlan
+from .messages.scheduler import Granted
+from .messages.supervisor import Alive, EngineReady, EngineRefused
+from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
+from .processes.pulse import ALIVE_INTERVAL_S
+from .scheduler.actor import SchedulerMessage, run_scheduler
+from .scheduler.limits import Limits
+from .scheduler.planning import Batcher
+from .scheduler.waiting import Policy
+from .supervisor import Death, EngineLink
 
 if TYPE_CHECKING:
-    from quipu.actors.kv_events import EventPublisher
+    from .kv_events.publisher import EventPublisher
 
 PLAN_SLOTS = 4
 """Plans, proposals, grants or reports that may wait between two of the three: more than are ever in flight."""
@@ -55,7 +59,7 @@ class Engine:
         self.events: EventPublisher | None = None
         events: EventLog | None = None
         if config.kv_events is not None:
-            from quipu.actors.kv_events import EventPublisher  # loads ZeroMQ
+            from .kv_events.publisher import EventPublisher  # loads ZeroMQ
 
             events = EventLog(config.block_size)
             self.events = EventPublisher(config.kv_events, events)

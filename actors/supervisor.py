@@ -1,8 +1,9 @@
 """The supervisor: runs one engine after another, and knows how they are.
 
 An engine (scheduler, KV-block manager, executor: one restart group) runs in a host: in this loop (`engine.py`), or in a
-process of its own (`process_host.py`). When it dies, everything it held is told so (`EngineDied`, after the last of its
-reports), health says so before that, and a new incarnation begins. What waits in the lane goes to the new one.
+process of its own (`processes/process_host.py`). When it dies, everything it held is told so (`EngineDied`, after the
+last of its reports), health says so before that, and a new incarnation begins. What waits in the lane goes to the new
+one.
 
 What must always hold: health is never better than the truth; two engines never hold the same sequence; too many deaths
 within the window end the server with an error.
@@ -18,11 +19,12 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.channel import Channel
-from quipu.actors.config import HouseConfig
-from quipu.actors.front import Health, State, describe_pool
-from quipu.actors.messages import EngineDied, EngineReady, EngineRefused, StepReport
-from quipu.actors.registry import EngineMessage, Registry
+from .channel import Channel
+from .config import HouseConfig
+from .messages.accountant import EngineDied, StepReport
+from .messages.supervisor import EngineReady, EngineRefused
+from .request_desk.front import Health, State, describe_pool
+from .request_desk.registry import EngineMessage, Registry
 
 log = structlog.get_logger()
 

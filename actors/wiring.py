@@ -31,23 +31,23 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.accountant import Accountant
-from quipu.actors.channel import Channel
-from quipu.actors.chat_pool import ChatPool
-from quipu.actors.config import HouseConfig
-from quipu.actors.daybook import AccountantMessage, Daybook
-from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
-from quipu.actors.encode_processes import EncodeProcesses
-from quipu.actors.front import ServingInfo
-from quipu.actors.journal import Journal, NoJournal
-from quipu.actors.metrics import Metrics
-from quipu.actors.process_host import ProcessHost
-from quipu.actors.registry import EngineMessage, Registry
-from quipu.actors.rendering import InlineRenderer, MakeRenderer
-from quipu.actors.restarts import keep_running
-from quipu.actors.supervisor import EngineHost, Supervisor
-from quipu.actors.tokenizer import TokenizerActor, TokenizerMessage
-from quipu.actors.vocabulary import Vocabulary
+from .accountant.actor import Accountant
+from .accountant.entry_store import AccountantMessage, Daybook
+from .accountant.journal import Journal, NoJournal
+from .accountant.metrics import Metrics
+from .channel import Channel
+from .config import HouseConfig
+from .detokenizer.actor import Detokenizer, DetokenizerMessage
+from .processes.process_host import ProcessHost
+from .request_desk.front import ServingInfo
+from .request_desk.registry import EngineMessage, Registry
+from .restarts import keep_running
+from .supervisor import EngineHost, Supervisor
+from .text_workers.chat_pool import ChatPool
+from .text_workers.encode_processes import EncodeProcesses
+from .text_workers.renderer import InlineRenderer, MakeRenderer
+from .tokenizer.actor import TokenizerActor, TokenizerMessage
+from .tokenizer.vocabulary import Vocabulary
 
 ENGINE = "quipu.actors.engine"
 """Named, not imported: only `single_loop` loads it into this process."""

@@ -16,28 +16,21 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.accountant.entry_store import AccountantMessage, Daybook
+from quipu.actors.accountant.journal import Journal
+from quipu.actors.accountant.metrics import Metrics
 from quipu.actors.channel import Receiver, Sender
-from quipu.actors.counts import Known
-from quipu.actors.daybook import AccountantMessage, Daybook
-from quipu.actors.journal import Journal
-from quipu.actors.messages import (
-    Closed,
-    Completed,
-    Left,
-    OpenAccount,
-    Outcome,
-    Outlet,
-    Prompted,
-    Started,
-    StepReport,
-    Tokens,
-    UsageRecord,
-)
-from quipu.actors.metrics import Metrics
-from quipu.actors.process_host import ProcessHost
-from quipu.actors.registry import Registry
+from quipu.actors.messages.accountant import Completed, Left, OpenAccount, Prompted, StepReport
+from quipu.actors.messages.counts import Known
+from quipu.actors.messages.detokenizer import Tokens
+from quipu.actors.messages.handler import Closed, Outlet, Started
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.processes.process_host import ProcessHost
+from quipu.actors.request_desk.registry import Registry
 from quipu.actors.wiring import open_house
-from quipu.web import cli, serve_command
+from quipu.web.cli import cli
+from quipu.web.cli import serve as serve_command
 
 
 @attrs.define(eq=False)

@@ -34,7 +34,7 @@ from bench import execution
 from bench.engine_jobs import decoding_engine, quiet_collector
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
-from quipu.kernels.cpu.backend import CpuBackend
+from quipu.kernels.cpu.cpu_backend import CpuBackend
 
 PLANNED = 256
 NUM_BLOCKS = 1 << 16

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quipu.actors.chat_template import ChatTemplate
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.core.segments import SegmentCache
-from quipu.actors.messages import ChatPrompt
-from quipu.actors.text_encoder import TooMany
-from quipu.actors.vocabulary import Vocabulary
-from quipu.web.bench.prompts import WORDS
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.chat_template import ChatTemplate
+from quipu.actors.tokenizer.segments import SegmentCache
+from quipu.actors.tokenizer.text_encoder import TooMany
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.web.cli.bench.prompts import WORDS
 
 CHATS = ((2, 100), (8, 150), (40, 150), (40, 600))
 """Turns, and words of each."""

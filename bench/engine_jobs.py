@@ -18,12 +18,15 @@ import trio
 
 from bench.simulated import Job, SimulatedEngine
 from bench.trace_replay import Setting, read_trace, replay
-from quipu.actors.block_manager import run_block_manager
+from quipu.actors.block_manager.actor import run_block_manager
 from quipu.actors.channel import Channel
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.prefix import chain_keys
-from quipu.actors.messages import Granted, Reserve, StepPlan, StepReport
-from quipu.actors.scheduler import SchedulerMessage, run_scheduler
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.scheduler import Granted
+from quipu.actors.scheduler.actor import SchedulerMessage, run_scheduler
+from quipu.actors.scheduler.limits import Limits
+from quipu.actors.shared.block_keys import chain_keys
 
 VOCABULARY = 128_000
 MAX_LEN = 131_072

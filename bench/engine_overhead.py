@@ -30,7 +30,7 @@ from bench.peers.checkpoint import make_checkpoint
 from bench.peers.servers import HOME
 from bench.spans import Span, read_spans
 from bench.timed_server import MODEL, TimedServer
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
 
 LIMITS = {"overhead_1": 0.04, "overhead_8": 0.04, "first_token_warm": 8.0}
 

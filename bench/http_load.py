@@ -1,7 +1,8 @@
 """A load for OpenAI-compatible servers that costs little itself: streams of token ids in, times of events out.
 
-Used by `peers.py` and `engine_overhead.py`. All requests of a call are sent at once over connections of their own, and
-every event with a choice counts as one token, whatever text it brings: random weights draw broken characters.
+Used by `web/auth/local_clients.py` and `engine_overhead.py`. All requests of a call are sent at once over connections
+of their own, and every event with a choice counts as one token, whatever text it brings: random weights draw broken
+characters.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from bench.peers.checkpoint import make_checkpoint
 from bench.peers.servers import HOME
 from bench.spans import Span, own_seconds, read_spans
 from bench.timed_server import MODEL, TimedServer
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
 
 PARTS = {
     "parse": "the body, checked field by field",

@@ -4,7 +4,7 @@
 
 The real scheduler and block manager serve the same requests three times, in virtual time: nobody waits (`off`);
 everybody waits whom that delays by two steps at most (`always`); and by the rule that is served (`rule`, see
-`actors/core/pending.py`). A pass takes `--step-ms` and `--token-us` for each position that it computes.
+`actors/block_manager/pending.py`). A pass takes `--step-ms` and `--token-us` for each position that it computes.
 
 A workload is bursts of requests that begin alike and end each in its own way. `prompt tokens` are those computed, a
 request's time to first token runs from its arrival, `last token` from the first arrival of all. `us/step` is wall time
@@ -25,10 +25,10 @@ import attrs
 
 from bench.engine_jobs import quiet_collector
 from bench.simulated import Job, SimulatedEngine
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS
-from quipu.actors.core.prefix import chain_keys
-from quipu.actors.messages import StepPlan
+from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.scheduler.limits import Limits
+from quipu.actors.shared.block_keys import chain_keys
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 100_000

@@ -18,11 +18,15 @@ from collections.abc import Callable
 
 import attrs
 
-from quipu.actors.core.batching import Batcher
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Reserve, SamplingParams, StepDone, StepPlan, StepReport, Submit
+from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scheduler import StepDone, Submit
+from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.planning import Batcher
 
 FILLED_COLUMNS = [name for name in Reserve.__annotations__ if name.startswith("filled_")]
 clock = time.perf_counter_ns

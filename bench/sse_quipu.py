@@ -18,15 +18,17 @@ import trio
 
 from bench.sse_steps import TokenSource
 from quipu.actors import wiring
-from quipu.actors.checkpoint import DEMO
 from quipu.actors.config import EngineConfig, HouseConfig
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import EngineReady, StepReport, Submit
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.scheduler import Submit
+from quipu.actors.messages.supervisor import EngineReady
+from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.supervisor import Death, EngineLink
-from quipu.actors.vocabulary import Vocabulary
-from quipu.web import logs
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.web.app import make_app
-from quipu.web.server import serve
+from quipu.web.http.server import serve
+from quipu.web.telemetry import logs
 
 ENDLESS = 1 << 30
 

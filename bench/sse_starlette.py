@@ -27,7 +27,7 @@ from starlette.routing import Route
 from tokenizers.decoders import DecodeStream
 
 from bench.sse_steps import TokenSource
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
 
 
 class Peer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 
 class TokenSource:

@@ -6,10 +6,10 @@ import sys
 
 from bench.spans import watch
 from quipu.actors import engine
+from quipu.actors.block_manager.reservation import BlockManagerCore
 from quipu.actors.config import EngineConfig
-from quipu.actors.core.batching import Batcher
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.executor import Executor, load_executor
+from quipu.actors.executor.actor import Executor, load_executor
+from quipu.actors.scheduler.planning import Batcher
 
 
 def load(config: EngineConfig) -> Executor:

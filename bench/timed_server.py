@@ -18,13 +18,14 @@ import urllib.request
 from pathlib import Path
 
 from bench.spans import FOLDER, watch
-from quipu.actors import tokenizer
-from quipu.actors.detokenizer import Detokenizer
-from quipu.actors.process_host import ProcessHost
-from quipu.actors.text_encoder import TextEncoder
-from quipu.web import answer, cli
-from quipu.web.openai import serve
-from quipu.web.sse import Sink
+from quipu.actors.detokenizer.actor import Detokenizer
+from quipu.actors.processes.process_host import ProcessHost
+from quipu.actors.tokenizer import actor as tokenizer
+from quipu.actors.tokenizer.text_encoder import TextEncoder
+from quipu.web.api import answer
+from quipu.web.api.openai import serve
+from quipu.web.cli import cli
+from quipu.web.http.sse import Sink
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 300.0

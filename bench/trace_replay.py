@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 
 from bench.simulated import Job, SimulatedEngine, StepTime
-from quipu.actors.core.limits import Limits
+from quipu.actors.scheduler.limits import Limits
 
 KEY_BYTES = 32
 MAX_TOKEN_ID = 1 << 31

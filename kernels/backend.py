@@ -19,8 +19,8 @@ from typing import Protocol
 
 import attrs
 
-from quipu.kernels.batch import Drawn, StepBatch
-from quipu.kernels.machine import usable_cpus
+from .batch import Drawn, StepBatch
+from .machine import usable_cpus
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class KVMemory:
 
 @attrs.frozen
 class Pool:
-    """What became of a device's memory; `pool.py` decides it. Bytes."""
+    """What became of a device's memory; `kv_cache_size.py` decides it. Bytes."""
 
     num_blocks: int
     """Physical blocks, the null block (number 0, never written by a row) included."""
@@ -130,7 +130,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     for `cpu` and `triton` where this machine cannot run them.
     """
     if name == "fake":
-        from quipu.kernels.fake import FakeBackend
+        from .fake import FakeBackend
 
         return FakeBackend(config)
     if name not in ("auto", "cpu", "reference", "triton"):
@@ -142,11 +142,11 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     if name == "reference":
         return _load_reference(config)
     if name in ("auto", "triton"):
-        from quipu.kernels.triton.present import NotForTriton, why_not
+        from .triton.present import NotForTriton, why_not
 
         missing = why_not()
         if missing is None:
-            from quipu.kernels.triton.backend import TritonBackend
+            from .triton.triton_backend import TritonBackend
 
             try:
                 return TritonBackend(config)
@@ -154,7 +154,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
                 missing = str(error)
         if name == "triton":
             raise ValueError(f"the triton executor cannot run here: {missing}")
-    from quipu.kernels.cpu.backend import CpuBackend, NotForTheseKernels
+    from .cpu.cpu_backend import CpuBackend, NotForTheseKernels
 
     try:
         backend = CpuBackend(config)
@@ -168,6 +168,6 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
 
 
 def _load_reference(config: BackendConfig) -> Backend:
-    from quipu.kernels.reference.backend import ReferenceBackend
+    from .reference.reference_backend import ReferenceBackend
 
     return ReferenceBackend(config)

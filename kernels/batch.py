@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from quipu.kernels.processors import LogitProcessor
+    from .sampling.processors import LogitProcessor
 
 
 @attrs.frozen

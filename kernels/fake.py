@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory, Pool
-from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
+from .backend import BackendConfig, Capabilities, KVMemory, Pool
+from .batch import Drawn, Scores, Scoring, StepBatch
 
 _MASK = (1 << 61) - 1
 _LOGPROB_STEPS = 1 << 20

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import attrs
 
-from quipu.kernels.backend import BackendConfig, KVMemory, Pool
-from quipu.kernels.machine import Memory
+from .backend import BackendConfig, KVMemory, Pool
+from .machine import Memory
 
 DEFAULT_BYTES = 4 << 30
 """Of a machine's own memory, where nobody says how much: vLLM's figure for CPUs, too."""

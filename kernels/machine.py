@@ -1,7 +1,7 @@
 """What this machine lets one process have: processors and memory, with what its control groups take away.
 
-`backend.py` asks for the number of threads before torch loads, `pool.py` and the backends for memory. Linux only; both
-versions of control groups, where they are usually mounted. No torch here.
+`backend.py` asks for the number of threads before torch loads, `kv_cache_size.py` and the backends for memory. Linux
+only; both versions of control groups, where they are usually mounted. No torch here.
 
 What must always hold: a limit that cannot be read is no limit; nothing here is ever more than the machine has.
 """

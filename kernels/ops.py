@@ -23,7 +23,7 @@ from typing import Protocol
 import attrs
 import torch
 
-from quipu.kernels.models.rope import RopeTable
+from .models.rope import RopeTable
 
 
 @attrs.frozen(eq=False)

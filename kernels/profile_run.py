@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from quipu.kernels.backend import BackendConfig
-from quipu.kernels.batch import Scoring, StepBatch
+from .backend import BackendConfig
+from .batch import Scoring, StepBatch
 
 NUM_BLOCKS = 2
 _NUM_TOP = 20

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quipu.actors.chat_template import ChatTemplate, RenderedChat, TemplateError
-from quipu.actors.core.segments import SegmentCache
-from quipu.actors.messages import ChatPrompt
-from quipu.actors.rendering import NO_TEMPLATE
-from quipu.actors.text_encoder import EncodedChat
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.text_workers.renderer import NO_TEMPLATE
+from quipu.actors.tokenizer.chat_template import ChatTemplate, RenderedChat, TemplateError
+from quipu.actors.tokenizer.segments import SegmentCache
+from quipu.actors.tokenizer.text_encoder import EncodedChat
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 
 def render_chat(vocabulary: Vocabulary, chat: ChatPrompt) -> RenderedChat:

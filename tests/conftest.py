@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
 from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
 
 __all__ = ["postgres", "postgres_cluster", "pytest_terminal_summary"]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import attrs
 
-from quipu.actors.messages import UsageRecord
+from quipu.actors.messages.usage_record import UsageRecord
 
 
 @attrs.define(eq=False)
 class KeptJournal:
-    """Everything that `quipu.actors.journal.Journal` asks for. Releases wait for a flush, as a file's do."""
+    """Everything that `quipu.actors.accountant.journal.Journal` asks for. Releases wait for a flush, as a file's do."""
 
     has_room: Callable[[UsageRecord], bool] = lambda record: True
     open: dict[str, UsageRecord] = attrs.field(factory=dict)

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import zmq
 
-from quipu.actors.core.prefix import chain_keys
+from quipu.actors.shared.block_keys import chain_keys
 
 PATIENCE_S = 20.0
 """How long a test waits for what must come; only a test that fails waits so long."""

@@ -13,13 +13,17 @@ from typing import Any
 import attrs
 import msgspec
 
-from houses import BLOCK, Client, small_house
 from quipu.actors.config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.executor import Executor
-from quipu.actors.messages import Granted, Reserve, SamplingParams, StepDone, StepPlan, StepReport, StepResult
+from quipu.actors.executor.actor import Executor
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scheduler import Granted, StepDone, StepResult
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.backend import Backend
+from tests.runtimes import BLOCK, Client, small_house
 
 NO_SPANS: dict[str, list[Any]] = {"span_ids": [], "span_starts": [], "span_ends": []}
 NO_ADMISSIONS: dict[str, list[Any]] = {

@@ -14,14 +14,16 @@ import attrs
 import structlog.testing
 import trio
 import trio.testing
-from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import Client, small_house
-from journals import KeptJournal
-from quipu.actors.accountant import Accountant
-from quipu.actors.daybook import Page, Pending
-from quipu.actors.messages import StepReport, Tokens, UsageRecord
+from quipu.actors.accountant.actor import Accountant
+from quipu.actors.accountant.entry_store import Page, Pending
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.detokenizer import Tokens
+from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials
+from tests.journals import KeptJournal
+from tests.runtimes import Client, small_house
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 POINTS = ["unwritten", "written", "between effects", "at the send", "after the send", "done"]
 """Moments of a message's way, in order."""

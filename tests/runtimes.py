@@ -13,30 +13,31 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.accountant import Accountant
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.accountant.actor import Accountant
+from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, HouseConfig
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor import Executor, load_executor
-from quipu.actors.front import ServingInfo
-from quipu.actors.journal import Journal
-from quipu.actors.messages import (
-    Closed,
-    Delta,
-    Encode,
-    Prompt,
-    RequestError,
-    SamplingParams,
-    Started,
-    TokenPrompt,
-    UsageRecord,
-)
-from quipu.actors.registry import RequestTicket
-from quipu.actors.rendering import InlineRenderer, MakeRenderer
+from quipu.actors.executor.actor import Executor, load_executor
+from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.outcomes import RequestError
+from quipu.actors.messages.prompts import Prompt, TokenPrompt
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
 from quipu.actors.wiring import House, open_house
 from quipu.kernels.fake import Dials, FakeBackend
 
 BLOCK = 16
+
+
+def num_passes(executor: Executor) -> int:
+    """Return how many passes the fake backend of `executor` has run."""
+    assert isinstance(executor.backend, FakeBackend)
+    return executor.backend.num_passes
 
 
 def house_config(**changes: Any) -> HouseConfig:
@@ -214,7 +215,7 @@ def text_of(token_ids: list[int]) -> str:
     """What a client sees of ids, whole."""
     from pathlib import Path
 
-    from quipu.actors.vocabulary import Vocabulary
+    from quipu.actors.tokenizer.vocabulary import Vocabulary
 
     decoder = Vocabulary(Path(DEMO)).decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()

@@ -15,13 +15,16 @@ import msgspec
 import trio
 import trio.testing
 
-from houses import BLOCK, Client, house_config, serving_info
-from quipu.actors.journal import Journal
-from quipu.actors.messages import Abort, EngineReady, FinishReason, Side, StepReport, Submit
-from quipu.actors.rendering import InlineRenderer
+from quipu.actors.accountant.journal import Journal
+from quipu.actors.messages.accountant import Side, StepReport
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.scheduler import Abort, Submit
+from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
+from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import open_house
 from quipu.kernels.fake import Dials
+from tests.runtimes import BLOCK, Client, house_config, serving_info
 
 TOKEN = 40
 

@@ -40,9 +40,9 @@ def test_what_can_be_compiled_is() -> None:
     """Where there is a compiler, the installation has built the core's part in C, and the engine uses it."""
     code = """
         import sys
-        from quipu.actors.core.prefix import chain_keys, chain_keys_in_python
-        from quipu.actors.core.pools import make_pool
-        from quipu.actors.core.block_pool import BlockPool
+        from quipu.actors.shared.block_keys import chain_keys, chain_keys_in_python
+        from quipu.actors.block_manager.pools import make_pool
+        from quipu.actors.block_manager.block_pool import BlockPool
         pool = make_pool(2)
         sys.exit(chain_keys is chain_keys_in_python or isinstance(pool, BlockPool))
     """
@@ -56,7 +56,7 @@ def test_web_side_never_loads_torch() -> None:
     """Importing everything that the web process runs leaves torch outside."""
     code = """
         import sys
-        import quipu.actors.wiring, quipu.web.cli, quipu.web.app, quipu.web.server
+        import quipu.actors.wiring, quipu.web.cli.cli, quipu.web.app, quipu.web.http.server
         loaded = sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "transformers"))
         sys.exit(f"loaded: {loaded}" if loaded else 0)
     """
@@ -66,10 +66,10 @@ def test_web_side_never_loads_torch() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("actors/core/prefix.py", "import trio", "decisions and messages know no loop"),
+        ("actors/shared/block_keys.py", "import trio", "decisions and messages know no loop"),
         ("actors/messages.py", "import structlog", "decisions and messages know no loop"),
-        ("actors/scheduler.py", "import quipu.actors.executor", "each layer knows only those below it"),
-        ("actors/tokenizer.py", "import quipu.kernels.batch", "only the executor knows the kernels"),
+        ("actors/scheduler/actor.py", "import quipu.actors.executor.actor", "each layer knows only those below it"),
+        ("actors/tokenizer/actor.py", "import quipu.kernels.batch", "only the executor knows the kernels"),
         ("web/app.py", "import torch", "torch only in the kernels"),
         ("kernels/batch.py", "import quipu.actors.messages", "kernels know nobody above them"),
     ],

@@ -13,25 +13,26 @@ import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.front import FrontDesk
-from quipu.web.admin.routes import install_admin
-from quipu.web.admin.usage_anthropic import install_anthropic_usage
-from quipu.web.admin.usage_openai import install_openai_usage
-from quipu.web.admin.usage_record import install_usage_record
-from quipu.web.admin.usage_source import UsageSource
-from quipu.web.anthropic.serve import install_anthropic
-from quipu.web.auth import install_auth
-from quipu.web.bodies import BodyBudget, MeteredHTTP
-from quipu.web.browsers import install_browser_rules
-from quipu.web.errors import frames_of, install_error_handlers, respond, unavailable
-from quipu.web.keys import KeyStore
-from quipu.web.openai.models import install_models
-from quipu.web.openai.responses_serve import install_responses
-from quipu.web.openai.serve import install_openai
-from quipu.web.options import AppOptions
-from quipu.web.paths import SentPathMap
-from quipu.web.tracing import NoTracer, Tracer
-from quipu.web.visit import current_visit, install_visits
+from quipu.actors.request_desk.front import FrontDesk
+
+from .api.admin.routes import install_admin
+from .api.admin.usage_anthropic import install_anthropic_usage
+from .api.admin.usage_openai import install_openai_usage
+from .api.admin.usage_record import install_usage_record
+from .api.admin.usage_source import UsageSource
+from .api.anthropic.serve import install_anthropic
+from .api.bodies import BodyBudget, MeteredHTTP
+from .api.errors import frames_of, install_error_handlers, respond, unavailable
+from .api.openai.models import install_models
+from .api.openai.responses_serve import install_responses
+from .api.openai.serve import install_openai
+from .api.request_context import current_visit, install_visits
+from .auth.auth import install_auth
+from .auth.browsers import install_browser_rules
+from .auth.keys import KeyStore
+from .http.paths import SentPathMap
+from .options import AppOptions
+from .telemetry.tracing import NoTracer, Tracer
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Answered on connections that the server has no room for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.web.browser_rules import BrowserRules
+from .auth.browser_rules import BrowserRules
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class AppOptions:
     """Silence after which a stream sends a comment; up to a quarter more where its chunks go past the body."""
     direct_streams: bool = True
     """Chunks of a stream go to its client's socket past the response body, where the connection allows it
-    (`line.py`). Off in tests and measurements of the other way."""
+    (`http/direct_write.py`). Off in tests and measurements of the other way."""
     sink_limit_bytes: int = 4 << 20
     """What may wait for one client that does not read, before its request is ended."""
     all_sinks_limit_bytes: int = 256 << 20

@@ -15,20 +15,13 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.actors.core.coverage import Coverage
-from quipu.actors.core.prompt_book import Admission, PromptBook
-from quipu.actors.counts import UNKNOWN, Count, Known, total
-from quipu.actors.messages import (
-    Breakpoint,
-    CacheTtl,
-    Caller,
-    Fault,
-    FinishReason,
-    Outcome,
-    RequestError,
-    Side,
-    UsageRecord,
-)
+from ..messages.accountant import Caller, Side
+from ..messages.counts import UNKNOWN, Count, Known, total
+from ..messages.outcomes import Fault, FinishReason, Outcome, RequestError
+from ..messages.prompts import Breakpoint, CacheTtl
+from ..messages.usage_record import UsageRecord
+from .coverage import Coverage
+from .prompt_book import Admission, PromptBook
 
 
 @attrs.define

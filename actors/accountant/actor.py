@@ -1,9 +1,9 @@
 """The usage accountant: one account a request, two independent entries for every prompt position.
 
 Hears of a request's opening and leaving, of its prompts, of every step, of what its client was given, and of an
-engine's death, in one inbox. Writes what it hears into the daybook first, then does what is due (`reckoning.py`), then
+engine's death, in one inbox. Writes what it hears into the daybook first, then does what is due (`effects.py`), then
 passes the step's tokens on: so `Admitted` numbers reach the client's outlet before its first token. Every rule of the
-numbers is in `core/account.py`.
+numbers is in `account.py`.
 
     open ──▶ prompted ──▶ admitted ──▶ every sequence: Terminal (engine) and Completed (detokenizer) ──▶ closed
                 └─ refused, failed, left: what was submitted is ended first, then the same
@@ -25,30 +25,18 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from quipu.actors.channel import Receiver, Sender
-from quipu.actors.core.account import Ended, Estimation, FirstToken, Gap, Kept, Revision, Written
-from quipu.actors.core.prompt_book import Admission
-from quipu.actors.daybook import AccountantMessage, Daybook, Page, Pending
-from quipu.actors.journal import Journal
-from quipu.actors.messages import (
-    CacheMiss,
-    Completed,
-    EngineDied,
-    ErrorKind,
-    Fault,
-    Left,
-    MissReason,
-    OpenAccount,
-    Prompted,
-    Refused,
-    RequestError,
-    Side,
-    StepReport,
-    Tokens,
-)
-from quipu.actors.metrics import Metrics
-from quipu.actors.reckoning import Reckoning
-from quipu.actors.registry import Registry
+from ..channel import Receiver, Sender
+from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, Side, StepReport
+from ..messages.block_manager import CacheMiss, MissReason
+from ..messages.detokenizer import Tokens
+from ..messages.outcomes import ErrorKind, Fault, RequestError
+from ..request_desk.registry import Registry
+from .account import Ended, Estimation, FirstToken, Gap, Kept, Revision, Written
+from .effects import Reckoning
+from .entry_store import AccountantMessage, Daybook, Page, Pending
+from .journal import Journal
+from .metrics import Metrics
+from .prompt_book import Admission
 
 log = structlog.get_logger()
 

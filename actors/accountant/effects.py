@@ -18,14 +18,17 @@ from typing import Any
 import attrs
 import structlog
 
-from quipu.actors.core.account import Account
-from quipu.actors.core.prompt_book import PromptBook
-from quipu.actors.counts import Count, Estimate, Known, billable, kind_of, shown
-from quipu.actors.daybook import MAX_DEATHS, CountedPrompt, Daybook, Page
-from quipu.actors.journal import Journal
-from quipu.actors.messages import CacheTtl, Closed, ErrorKind, RequestError, Started, UsageRecord
-from quipu.actors.metrics import Metrics
-from quipu.actors.registry import Registry
+from ..messages.counts import Count, Estimate, Known, billable, kind_of, shown
+from ..messages.handler import Closed, Started
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.prompts import CacheTtl
+from ..messages.usage_record import UsageRecord
+from ..request_desk.registry import Registry
+from .account import Account
+from .entry_store import MAX_DEATHS, CountedPrompt, Daybook, Page
+from .journal import Journal
+from .metrics import Metrics
+from .prompt_book import PromptBook
 
 log = structlog.get_logger()
 

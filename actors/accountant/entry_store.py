@@ -16,22 +16,11 @@ from collections import deque
 
 import attrs
 
-from quipu.actors.core.account import Account, Ended, Entry, Gap, Span
-from quipu.actors.counts import UNKNOWN, Count, Known, total
-from quipu.actors.messages import (
-    Completed,
-    EngineDied,
-    ErrorKind,
-    Fault,
-    Left,
-    OpenAccount,
-    Outcome,
-    Prompted,
-    Refused,
-    RequestError,
-    StepReport,
-    UsageRecord,
-)
+from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prompted, Refused, StepReport
+from ..messages.counts import UNKNOWN, Count, Known, total
+from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
+from ..messages.usage_record import UsageRecord
+from .account import Account, Ended, Entry, Gap, Span
 
 AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied
 

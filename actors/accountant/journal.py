@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from quipu.actors.messages import UsageRecord
+from ..messages.usage_record import UsageRecord
 
 log = structlog.get_logger()
 

@@ -16,9 +16,11 @@ from collections.abc import Mapping
 
 import attrs
 
-from quipu.actors.core.coverage import Coverage
-from quipu.actors.counts import UNKNOWN, Count, Estimate, Known
-from quipu.actors.messages import Breakpoint, CacheMiss, CacheTtl, Side
+from ..messages.accountant import Side
+from ..messages.block_manager import CacheMiss
+from ..messages.counts import UNKNOWN, Count, Estimate, Known
+from ..messages.prompts import Breakpoint, CacheTtl
+from .coverage import Coverage
 
 DEVICE = "device"
 TIERS = (DEVICE, "host", "disk", "remote")

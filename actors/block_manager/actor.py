@@ -1,6 +1,6 @@
 """The KV-block manager: says what each step may use of the KV cache, and what a prompt finds there.
 
-Talks to the scheduler only: one `Reserve` in, one `Granted` out, a step. Every decision is in `core/reservation.py`.
+Talks to the scheduler only: one `Reserve` in, one `Granted` out, a step. Every decision is in `reservation.py`.
 Its grant of a cached prefix is the *reused* entry of the books. An exception here is the engine's death: block tables
 that cannot be trusted must not serve anybody. Where KV events are published, one batch a walk tells what it changed.
 The clock of pins is this loop's.
@@ -13,9 +13,10 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from quipu.actors.channel import Receiver, Sender
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Granted, Reserve
+from ..channel import Receiver, Sender
+from ..messages.block_manager import Reserve
+from ..messages.scheduler import Granted
+from .reservation import BlockManagerCore
 
 log = structlog.get_logger()
 

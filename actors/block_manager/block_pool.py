@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from itertools import islice, repeat
 from typing import Protocol
 
-from quipu.actors.core.pool_checks import COMMITTED, NULL_BLOCK, PoolChecks, PoolState
+from .pool_checks import COMMITTED, NULL_BLOCK, PoolChecks, PoolState
 
 MAX_PLACES = 4
 """Places that the queue of cached blocks may have for each block of the pool before it is tidied."""

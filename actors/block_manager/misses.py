@@ -19,7 +19,7 @@ from itertools import islice
 
 import attrs
 
-from quipu.actors.messages import CacheMiss, MissReason
+from ..messages.block_manager import CacheMiss, MissReason
 
 MAX_BRANCHES = 16
 """Continuations of one block that a prompt is compared with, newest first."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from quipu.actors.messages import Reserve
+from ..messages.block_manager import Reserve
 
 MAX_DELAY_STEPS = 2
 STEP_OVERHEAD_TOKENS = 512

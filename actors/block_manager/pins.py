@@ -21,8 +21,8 @@ from operator import attrgetter
 
 import attrs
 
-from quipu.actors.core.pools import Pool
-from quipu.actors.messages import Breakpoint, CacheTtl, Pin
+from ..messages.prompts import Breakpoint, CacheTtl, Pin
+from .pools import Pool
 
 TTL_S = {CacheTtl.FIVE_MINUTES: 300, CacheTtl.ONE_HOUR: 3600}
 

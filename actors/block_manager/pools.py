@@ -8,12 +8,12 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from quipu.actors.core.block_pool import BlockPool
-from quipu.actors.core.compiled import IS_COMPILED
-from quipu.actors.core.pool_checks import PoolChecks, PoolState
+from ..shared.native import IS_COMPILED
+from .block_pool import BlockPool
+from .pool_checks import PoolChecks, PoolState
 
 if TYPE_CHECKING or IS_COMPILED:
-    from quipu.actors.core import native
+    from ..shared.native import _native as native
 
     class CompiledPool(native.BlockPool, PoolChecks):
         """Keys have 32 bytes."""

@@ -26,13 +26,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from quipu.actors.core.block_pool import BlockObserver
-from quipu.actors.core.misses import MissTracker
-from quipu.actors.core.pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
-from quipu.actors.core.pins import NOTHING_PINNED, Pins
-from quipu.actors.core.pool_checks import COMMITTED, NULL_BLOCK
-from quipu.actors.core.pools import Pool, make_pool
-from quipu.actors.messages import CacheMiss, Granted, MissReason, Reserve
+from ..messages.block_manager import CacheMiss, MissReason, Reserve
+from ..messages.scheduler import Granted
+from .block_pool import BlockObserver
+from .misses import MissTracker
+from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
+from .pins import NOTHING_PINNED, Pins
+from .pool_checks import COMMITTED, NULL_BLOCK
+from .pools import Pool, make_pool
 
 
 @attrs.define(eq=False)

@@ -24,28 +24,17 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.channel import Poster, Receiver
-from quipu.actors.core.scribe import PromptReading, Scribe
-from quipu.actors.core.stop_strings import StopStrings
-from quipu.actors.core.text import StopMatcher, TextStream
-from quipu.actors.library import LibraryPanic
-from quipu.actors.messages import (
-    Completed,
-    Delta,
-    ErrorKind,
-    FinishReason,
-    Forget,
-    Outlet,
-    Refused,
-    RequestError,
-    ScoredDelta,
-    ScoredToken,
-    Scores,
-    StepScores,
-    Tokens,
-    Track,
-)
-from quipu.actors.vocabulary import Vocabulary
+from ..channel import Poster, Receiver
+from ..messages.accountant import Completed, Refused
+from ..messages.detokenizer import Forget, Tokens, Track
+from ..messages.handler import Delta, Outlet, ScoredDelta
+from ..messages.outcomes import ErrorKind, FinishReason, RequestError
+from ..messages.scores import ScoredToken, Scores, StepScores
+from ..shared.tokenizers_library import LibraryPanic
+from ..tokenizer.vocabulary import Vocabulary
+from .logprob_assembler import PromptReading, Scribe
+from .stop_strings import StopStrings
+from .text_stream import StopMatcher, TextStream
 
 log = structlog.get_logger()
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from array import array
 
-from quipu.actors.core.scored import ScoredColumns, Speller, Spelling, num_packed
-from quipu.actors.core.text import TokenDecoder
-from quipu.actors.messages import LikelyToken, PackedScores, PromptText, ScoredToken, Scores
+from ..messages.prompts import PromptText
+from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
+from ..shared.scored_tokens import ScoredColumns, Speller, Spelling, num_packed
+from .text_stream import TokenDecoder
 
 __all__ = ["PromptReading", "Scribe", "Speller", "Spelling"]
 

@@ -1,7 +1,7 @@
 """The stop strings of one request as one automaton (Aho and Corasick, 1975), built as far as a text gets into them.
 
-Used by `text.py`: every sequence of a request walks the same automaton with a position of its own. A node is a prefix
-of some stop string, numbered so that the characters of each string follow one another:
+Used by `text_stream.py`: every sequence of a request walks the same automaton with a position of its own. A node is a
+prefix of some stop string, numbered so that the characters of each string follow one another:
 
     stops  "abcd" "abx" "bc"      nodes  0 | a b c d | x | b c
                                           root  1 2 3 4   5   6 7      2 ─x─▶ 5 and 0 ─b─▶ 6 are branches

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from quipu.actors.core.stop_strings import ROOT, StopStrings
+from .stop_strings import ROOT, StopStrings
 
 
 class TokenDecoder(Protocol):

@@ -1,7 +1,7 @@
 """The executor: runs one pass at a time and keeps its own record of what the blocks contain.
 
 Hears `StepPlan` from the scheduler, answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. Only it and
-`passes.py`, which makes its batches, import `quipu.kernels`.
+`batch_builder.py`, which makes its batches, import `quipu.kernels`.
 
 Its record is the second entry of the books. Before a pass it clears the tags of every physical block that the pass
 will write; after it, it tags them with the chain key of what they now hold (made from the tokens that were fed, not
@@ -22,13 +22,15 @@ from pathlib import Path
 import attrs
 import trio
 
-from quipu.actors.channel import Poster, Receiver
-from quipu.actors.config import EngineConfig
-from quipu.actors.core.prefix import chain_keys
-from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepPlan, StepResult
-from quipu.actors.passes import Loan, SequenceState, make_batch, scores_of, shorten
 from quipu.kernels.backend import Backend, BackendConfig, KVMemory, load_backend
 from quipu.kernels.fake import FakeBackend
+
+from ..channel import Poster, Receiver
+from ..config import EngineConfig
+from ..messages.executor import StepPlan
+from ..messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
+from ..shared.block_keys import chain_keys
+from .batch_builder import Loan, SequenceState, make_batch, scores_of, shorten
 
 THREAD_GRACE_S = 1.0
 """How long the end of an engine waits for a pass that still runs."""

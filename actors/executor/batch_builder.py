@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 import attrs
 import msgspec
 
-from quipu.actors.core.scored import pack
-from quipu.actors.messages import SamplingParams, Scores, StepPlan, StepScores
 from quipu.kernels import batch as kernel_batch
 from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
-from quipu.kernels.processors import LogitProcessor
+from quipu.kernels.sampling.processors import LogitProcessor
+
+from ..messages.executor import StepPlan
+from ..messages.sampling import SamplingParams
+from ..messages.scores import Scores, StepScores
+from ..shared.scored_tokens import pack
 
 
 @attrs.define(eq=False)

@@ -2,7 +2,7 @@
 
 An `EventLog` follows the committed contents of the cache (it is an observer of the block pool) and hands out what one
 walk changed. A `BatchQueue` numbers the encoded batches, holds those that are not sent yet, and keeps the latest for
-subscribers that missed some. Both belong to `actors/kv_events.py`, which owns the sockets.
+subscribers that missed some. Both belong to `actors/kv_events/publisher.py`, which owns the sockets.
 
 The wire form is vLLM's (`vllm/distributed/kv_events.py`, as of 0.32), so that whatever indexes its caches indexes ours:
 a batch is an array, an event a map tagged by `type`, a block hash our 32-byte key.

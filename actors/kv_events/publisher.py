@@ -21,8 +21,8 @@ import msgspec
 import structlog
 import zmq
 
-from quipu.actors.config import KvEventsConfig
-from quipu.actors.core.kv_events import END_OF_REPLAY, SEQUENCE_BYTES, BatchQueue, EventBatch, EventLog, KvEventsError
+from ..config import KvEventsConfig
+from .event_log import END_OF_REPLAY, SEQUENCE_BYTES, BatchQueue, EventBatch, EventLog, KvEventsError
 
 log = structlog.get_logger("quipu.kv_events")
 

@@ -17,12 +17,12 @@ from typing import Final
 import attrs
 import sqlalchemy as sa
 
-from quipu.actors.ledger.entries import NO_HASH, Entry, EntryKind, hash_of, parse_text
-from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES
-from quipu.actors.ledger.folder import LedgerFolder
-from quipu.actors.ledger.reading import LedgerReader, open_reader
-from quipu.actors.ledger.schema import marks, records, sources
-from quipu.actors.ledger.segments import Damage, DiskStorage, Position, scan
+from .entries import NO_HASH, Entry, EntryKind, hash_of, parse_text
+from .fields import DEFAULTS, FIELD_NAMES
+from .folder import LedgerFolder
+from .reading import LedgerReader, open_reader
+from .schema import marks, records, sources
+from .segment_files import Damage, DiskStorage, Position, scan
 
 _PAGE: Final = 1000
 

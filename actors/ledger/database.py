@@ -17,12 +17,12 @@ import attrs
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from quipu.actors.ledger.entries import Entry, EntryKind
-from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES
-from quipu.actors.ledger.modes import make_private_database
-from quipu.actors.ledger.retries import FirstRequest, TenantKeys
-from quipu.actors.ledger.schema import HEAD, marks, records, sources
-from quipu.actors.ledger.segments import BEGINNING, Placed, Position
+from .entries import Entry, EntryKind
+from .fields import DEFAULTS, FIELD_NAMES
+from .modes import make_private_database
+from .retries import FirstRequest, TenantKeys
+from .schema import HEAD, marks, records, sources
+from .segment_files import BEGINNING, Placed, Position
 
 SQLITE_NAME: Final = "ledger.sqlite3"
 CONNECT_S: Final = 5

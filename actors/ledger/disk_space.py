@@ -12,8 +12,8 @@ import threading
 
 import attrs
 
-from quipu.actors.ledger.entries import MAX_LINE_BYTES
-from quipu.actors.ledger.segments import Position, SegmentFile, Storage
+from .entries import MAX_LINE_BYTES
+from .segment_files import Position, SegmentFile, Storage
 
 
 @attrs.define(eq=False)

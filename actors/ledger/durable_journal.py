@@ -1,4 +1,4 @@
-"""The accountant's journal as a write-ahead file: `quipu.actors.journal.Journal`, durable.
+"""The accountant's journal as a write-ahead file: `quipu.actors.accountant.journal.Journal`, durable.
 
     admit ──▶ open entry, and room for its closing      close ──▶ chained entry, waits with its release
     flush ──▶ one write(2) of all that was said since ──▶ (with fsync: one sync of all that was written) ──▶ releases
@@ -23,13 +23,14 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.journal import run_release
-from quipu.actors.ledger.entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
-from quipu.actors.ledger.refusals import RefusalBudget
-from quipu.actors.ledger.retries import RetryIndex
-from quipu.actors.ledger.room import OpenSegment, Room
-from quipu.actors.ledger.segments import Position, SegmentFile
-from quipu.actors.messages import Outcome, UsageRecord
+from ..accountant.journal import run_release
+from ..messages.outcomes import Outcome
+from ..messages.usage_record import UsageRecord
+from .disk_space import OpenSegment, Room
+from .entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
+from .refusals import RefusalBudget
+from .retries import RetryIndex
+from .segment_files import Position, SegmentFile
 
 log = structlog.get_logger("quipu.ledger")
 

@@ -8,7 +8,7 @@ incarnation: numbered from 0, each with the hash of the one before it. `admitted
 
 A record's line leaves out what has its default (`fields.DEFAULTS`), which is half of it, and nearly all for a refusal.
 
-Pure. `journal.py` makes lines, `segments.py` finds them again.
+Pure. `durable_journal.py` makes lines, `segment_files.py` finds them again.
 
 What must always hold: a line is never longer than MAX_LINE_BYTES, and a closing never longer than the admission it
 belongs to plus GROWTH_BYTES: the room that is reserved for it.
@@ -24,8 +24,8 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from quipu.actors.ledger.fields import DEFAULTS, Value, flatten, restore
-from quipu.actors.messages import UsageRecord
+from ..messages.usage_record import UsageRecord
+from .fields import DEFAULTS, Value, flatten, restore
 
 MAX_LINE_BYTES: Final = 32 * 1024
 GROWTH_BYTES: Final = 4096

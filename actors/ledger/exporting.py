@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from quipu.actors.ledger.database import LedgerError
-from quipu.actors.ledger.fields import FIELD_NAMES, Value, flatten
-from quipu.actors.ledger.reading import LedgerRecord
-from quipu.actors.ledger.schema import records as table
+from .database import LedgerError
+from .fields import FIELD_NAMES, Value, flatten
+from .reading import LedgerRecord
+from .schema import records as table
 
 EXPORT_NAMES: Final = (*FIELD_NAMES, "recovered", "server", "number", "hash")
 _GROUP_ROWS: Final = 10_000

@@ -12,8 +12,10 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from quipu.actors.counts import UNKNOWN, Count, Estimate, Known, kind_of, shown
-from quipu.actors.messages import CacheMiss, Fault, FinishReason, MissReason, Outcome, UsageRecord
+from ..messages.block_manager import CacheMiss, MissReason
+from ..messages.counts import UNKNOWN, Count, Estimate, Known, kind_of, shown
+from ..messages.outcomes import Fault, FinishReason, Outcome
+from ..messages.usage_record import UsageRecord
 
 Value = str | int | float | bool | None
 Values = Mapping[str, Value]

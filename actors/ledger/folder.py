@@ -21,8 +21,8 @@ from typing import Final
 import attrs
 import msgspec
 
-from quipu.actors.ledger.database import SQLITE_NAME, LedgerError, redacted, sqlite_url
-from quipu.actors.ledger.modes import PRIVATE, tighten
+from .database import SQLITE_NAME, LedgerError, redacted, sqlite_url
+from .modes import PRIVATE, tighten
 
 FOLDER: Final = "ledger"
 _ABOUT: Final = "ledger.json"

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quipu.actors.ledger.segments import BEGINNING, Position
-from quipu.actors.ledger.service import Ledger
+from .segment_files import BEGINNING, Position
+from .service import Ledger
 
 SUPPRESSED = "quipu:usage_records_suppressed"
 

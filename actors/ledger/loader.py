@@ -18,10 +18,10 @@ import sqlalchemy as sa
 import structlog
 import trio
 
-from quipu.actors.ledger.database import Batch, LedgerError, load, loaded_position, migrate, read_firsts, reason
-from quipu.actors.ledger.retention import delete_old
-from quipu.actors.ledger.retries import RetryIndex
-from quipu.actors.ledger.segments import Position, Storage, scan
+from .database import Batch, LedgerError, load, loaded_position, migrate, read_firsts, reason
+from .retention import delete_old
+from .retries import RetryIndex
+from .segment_files import Position, Storage, scan
 
 T = TypeVar("T")
 

@@ -13,10 +13,11 @@ from typing import Any, Final, Literal, get_args
 import attrs
 import sqlalchemy as sa
 
-from quipu.actors.counts import Count, Estimate, Known
-from quipu.actors.ledger.fields import TIERS
-from quipu.actors.ledger.schema import records
-from quipu.actors.messages import Outcome, UsageRecord
+from ..messages.counts import Count, Estimate, Known
+from ..messages.outcomes import Outcome
+from ..messages.usage_record import UsageRecord
+from .fields import TIERS
+from .schema import records
 
 GroupColumn = Literal["tenant", "key_id", "model", "endpoint", "outcome"]
 GROUP_COLUMNS: Final[tuple[GroupColumn, ...]] = get_args(GroupColumn)

@@ -24,15 +24,16 @@ from pathlib import Path
 import attrs
 import sqlalchemy as sa
 
-from quipu.actors.ledger.database import LedgerError, check_version, loaded_position, make_engine, reason
-from quipu.actors.ledger.entries import Entry, EntryKind
-from quipu.actors.ledger.fields import restore
-from quipu.actors.ledger.folder import LedgerFolder
-from quipu.actors.ledger.queries import GroupColumn, Query, Sum, SumBuilder, select_sums
-from quipu.actors.ledger.retry_groups import Member, counted, is_counted, member_of, select_members
-from quipu.actors.ledger.schema import records
-from quipu.actors.ledger.segments import DiskStorage, Position, scan
-from quipu.actors.messages import Fault, UsageRecord
+from ..messages.outcomes import Fault
+from ..messages.usage_record import UsageRecord
+from .database import LedgerError, check_version, loaded_position, make_engine, reason
+from .entries import Entry, EntryKind
+from .fields import restore
+from .folder import LedgerFolder
+from .queries import GroupColumn, Query, Sum, SumBuilder, select_sums
+from .retry_groups import Member, counted, is_counted, member_of, select_members
+from .schema import records
+from .segment_files import DiskStorage, Position, scan
 
 __all__ = ["GroupColumn", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
 

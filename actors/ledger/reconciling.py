@@ -18,14 +18,14 @@ from typing import Final
 import attrs
 import sqlalchemy as sa
 
-from quipu.actors.ledger.entries import Entry, EntryKind, parse_text
-from quipu.actors.ledger.fields import TIERS
-from quipu.actors.ledger.folder import LedgerFolder
-from quipu.actors.ledger.queries import SumBuilder
-from quipu.actors.ledger.reading import LedgerReader, entries_behind, open_reader
-from quipu.actors.ledger.schema import marks
-from quipu.actors.ledger.segments import BEGINNING
-from quipu.actors.messages import Outcome
+from ..messages.outcomes import Outcome
+from .entries import Entry, EntryKind, parse_text
+from .fields import TIERS
+from .folder import LedgerFolder
+from .queries import SumBuilder
+from .reading import LedgerReader, entries_behind, open_reader
+from .schema import marks
+from .segment_files import BEGINNING
 
 DISPUTED: Final = "usage_disputed_total"
 SUPPRESSED: Final = "usage_records_suppressed_total"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import attrs
 import structlog
 
-from quipu.actors.ledger.database import LedgerError
-from quipu.actors.ledger.entries import Entry, EntryKind
-from quipu.actors.ledger.retries import RetryIndex
-from quipu.actors.ledger.segments import Position, Storage, scan
-from quipu.actors.messages import Fault, Outcome, UsageRecord
+from ..messages.outcomes import Fault, Outcome
+from ..messages.usage_record import UsageRecord
+from .database import LedgerError
+from .entries import Entry, EntryKind
+from .retries import RetryIndex
+from .segment_files import Position, Storage, scan
 
 log = structlog.get_logger("quipu.ledger")
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from quipu.actors.ledger.schema import marks, records, sources
+from .schema import marks, records, sources
 
 BATCH_ROWS: Final = 1000
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from quipu.actors.messages import UsageRecord
+from ..messages.usage_record import UsageRecord
 
 _KEY_BYTES = 16
 

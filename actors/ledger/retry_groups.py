@@ -21,9 +21,10 @@ from enum import IntEnum
 import attrs
 import sqlalchemy as sa
 
-from quipu.actors.ledger.queries import is_faulted
-from quipu.actors.ledger.schema import records
-from quipu.actors.messages import Outcome, UsageRecord
+from ..messages.outcomes import Outcome
+from ..messages.usage_record import UsageRecord
+from .queries import is_faulted
+from .schema import records
 
 
 class Grade(IntEnum):

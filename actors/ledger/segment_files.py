@@ -1,7 +1,7 @@
 """The write-ahead file on disk: numbered segments of a fixed size, their room taken in advance.
 
-`journal.py` writes through `Storage`, everybody else reads. A segment is created full of zeros, so its entries end
-where the zeros begin. Numbers only ever rise, and the newest segment is never deleted: a position, once passed, is
+`durable_journal.py` writes through `Storage`, everybody else reads. A segment is created full of zeros, so its entries
+end where the zeros begin. Numbers only ever rise, and the newest segment is never deleted: a position, once passed, is
 never used again.
 
 What must always hold: writing into a segment needs no more room on the disk; an entry never spans two segments.
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import attrs
 
-from quipu.actors.ledger.entries import Entry, parse_line
+from .entries import Entry, parse_line
 
 SUFFIX: Final = ".wal"
 _NUMBER_BITS: Final = 32

@@ -22,16 +22,16 @@ import sqlalchemy as sa
 import structlog
 import trio
 
-from quipu.actors.ledger.database import LedgerError, make_engine, migrate, reason
-from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain
-from quipu.actors.ledger.folder import LedgerFolder
-from quipu.actors.ledger.journal import LedgerJournal
-from quipu.actors.ledger.loader import Loader
-from quipu.actors.ledger.recovery import Left, closing_of, look_back
-from quipu.actors.ledger.refusals import RefusalBudget
-from quipu.actors.ledger.retries import RetryIndex
-from quipu.actors.ledger.room import Room
-from quipu.actors.ledger.segments import DiskStorage, Storage
+from .database import LedgerError, make_engine, migrate, reason
+from .disk_space import Room
+from .durable_journal import LedgerJournal
+from .entries import MAX_LINE_BYTES, Chain
+from .folder import LedgerFolder
+from .loader import Loader
+from .recovery import Left, closing_of, look_back
+from .refusals import RefusalBudget
+from .retries import RetryIndex
+from .segment_files import DiskStorage, Storage
 
 log = structlog.get_logger("quipu.ledger")
 

@@ -1,6 +1,6 @@
 """How a child process of the web process is started, what it does first, and how all of them are ended at once.
 
-Used by `chat_worker.py` and `encode_worker.py`, in part by `engine_process.py`.
+Used by `text_workers/chat_worker.py` and `text_workers/encode_worker.py`, in part by `engine_process.py`.
 
 What must always hold: such a process ends with its parent, also with a killed one, whatever it is doing; it never has
 more memory than it was given.

@@ -1,7 +1,8 @@
 """The first lines of the engine process: bind it to its parent, then load the engine and run it.
 
-`python -P -m quipu.actors.engine_process FD INCARNATION CONFIG`, see `engine.main`. Loading (torch, the weights) takes
-from seconds to minutes, so the engine is imported only once a thread watches the socket. Started by `process_host.py`.
+`python -P -m quipu.actors.processes.engine_process FD INCARNATION CONFIG`, see `engine.main`. Started by
+`process_host.py`. Loading (torch, the weights) takes from seconds to minutes, so the engine is imported only once a
+thread watches the socket.
 
 What must always hold: this process ends within a second of its parent, also of a killed one, whatever it is doing.
 """
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 
-from quipu.actors.child import end_with_parent
+from .child import end_with_parent
 
 ENGINE = "quipu.actors.engine"
 ORDERLY_END_S = 0.75

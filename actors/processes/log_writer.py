@@ -1,8 +1,8 @@
 """Writes log lines in a thread, so that nothing that logs ever waits for who reads the log, or fails with it.
 
-Set up by `web/logs.py` and, in its process, by the engine. Lines wait in a queue that is bounded; what does not fit is
-dropped and counted. Where a line cannot be written (its reader has gone, its partition is full), it is dropped, too:
-a log is no reason to stop serving.
+Set up by `web/telemetry/logs.py` and, in its process, by the engine. Lines wait in a queue that is bounded; what does
+not fit is dropped and counted. Where a line cannot be written (its reader has gone, its partition is full), it is
+dropped, too: a log is no reason to stop serving.
 
 What must always hold: handing a line over neither blocks nor raises; lines are written in the order in which they were
 handed over, each whole or, where writing fails, not at all or cut; lines about errors find room when all others do not.

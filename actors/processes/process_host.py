@@ -1,6 +1,6 @@
 """The host of an engine in a process of its own: starts it, carries its messages, and sees how it ends.
 
-Run by the supervisor, once an engine. An engine that hangs is killed (`core/pulse.py` judges): it says nothing any
+Run by the supervisor, once an engine. An engine that hangs is killed (`pulse.py` judges): it says nothing any
 more, or one step takes too long.
 
 What must always hold: when `run` returns, the process has ended, and everything that it said has been delivered.
@@ -17,12 +17,12 @@ import sys
 import msgspec
 import trio
 
-from quipu.actors.channel import FrameReader, FrameWriter, PeerGone
-from quipu.actors.child import OWN_GROUP, kill_group
-from quipu.actors.config import EngineConfig
-from quipu.actors.core.pulse import TICK_S, Pulse
-from quipu.actors.messages import Alive
-from quipu.actors.supervisor import Death, EngineLink
+from ..channel import FrameReader, FrameWriter, PeerGone
+from ..config import EngineConfig
+from ..messages.supervisor import Alive
+from ..supervisor import Death, EngineLink
+from .child import OWN_GROUP, kill_group
+from .pulse import TICK_S, Pulse
 
 
 class ProcessHost:
@@ -32,7 +32,7 @@ class ProcessHost:
     """
 
     STOP_GRACE_S = 2.0
-    MODULE = "quipu.actors.engine_process"
+    MODULE = "quipu.actors.processes.engine_process"
     """What the process runs; a benchmark's own runs this one, and watches it."""
 
     def __init__(self, config: EngineConfig, environment: dict[str, str], *, step_timeout_s: float = 0.0) -> None:

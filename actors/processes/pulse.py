@@ -9,7 +9,7 @@ machine that was suspended nor a web process that was starved or busy makes an e
 
 from __future__ import annotations
 
-from quipu.actors.messages import Alive
+from ..messages.supervisor import Alive
 
 ALIVE_INTERVAL_S = 1.0
 """How often an engine says that it is alive."""

@@ -15,8 +15,12 @@ from typing import Protocol
 
 import attrs
 
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Caller, Encode, EngineReady, Prompt, RequestError
+from ..messages.accountant import Caller
+from ..messages.outcomes import RequestError
+from ..messages.prompts import Prompt
+from ..messages.supervisor import EngineReady
+from ..messages.tokenizer import Encode
+from .mailbox import Mailbox
 
 
 class DeskClosed(Exception):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import trio
 
-from quipu.actors.messages import Closed, OutletEvent
+from ..messages.handler import Closed, OutletEvent
 
 
 class Mailbox:

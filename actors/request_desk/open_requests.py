@@ -7,8 +7,9 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Counted, RequestError
+from ..messages.handler import Counted
+from ..messages.outcomes import RequestError
+from .mailbox import Mailbox
 
 
 @attrs.define(eq=False)

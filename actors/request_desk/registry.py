@@ -19,29 +19,19 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
-from quipu.actors.channel import Channel, Poster, Sender
-from quipu.actors.core.drawing import recorded_seed
-from quipu.actors.front import DeskClosed, Health, PromptRefused, ServingInfo, State
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import (
-    Abort,
-    Caller,
-    Counted,
-    CountTokens,
-    Encode,
-    EngineReady,
-    ErrorKind,
-    Forget,
-    Left,
-    OpenAccount,
-    Prompt,
-    Refused,
-    RequestError,
-    ResetPrefixCache,
-    Submit,
-    Track,
-)
-from quipu.actors.open_requests import CountSlot, LiveSequence, OpenRequest
+from ..channel import Channel, Poster, Sender
+from ..messages.accountant import Caller, Left, OpenAccount, Refused
+from ..messages.detokenizer import Forget, Track
+from ..messages.handler import Counted
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.prompts import Prompt
+from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.supervisor import EngineReady
+from ..messages.tokenizer import CountTokens, Encode
+from ..shared.seeds import recorded_seed
+from .front import DeskClosed, Health, PromptRefused, ServingInfo, State
+from .mailbox import Mailbox
+from .open_requests import CountSlot, LiveSequence, OpenRequest
 
 EngineMessage = Submit | Abort | ResetPrefixCache
 

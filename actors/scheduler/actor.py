@@ -2,27 +2,18 @@
 
 Hears `Submit` and `Abort` from the web side and step results from the executor, in one inbox. For each step it asks
 the KV-block manager once (`Reserve`), unless the step needs nothing of it, sends the executor its `StepPlan` and then,
-only then, the web side its `StepReport`: the device never waits for fan-out. Every decision is in `core/batching.py`.
+only then, the web side its `StepReport`: the device never waits for fan-out. Every decision is in `planning.py`.
 An exception here is the engine's death.
 """
 
 from __future__ import annotations
 
-from quipu.actors.channel import Receiver, Sender
-from quipu.actors.core.batching import Batcher
-from quipu.actors.messages import (
-    Abort,
-    Granted,
-    Reserve,
-    ResetPrefixCache,
-    StepDone,
-    StepDropped,
-    StepFailed,
-    StepPlan,
-    StepReport,
-    StepResult,
-    Submit,
-)
+from ..channel import Receiver, Sender
+from ..messages.accountant import StepReport
+from ..messages.block_manager import Reserve
+from ..messages.executor import StepPlan
+from ..messages.scheduler import Abort, Granted, ResetPrefixCache, StepDone, StepDropped, StepFailed, StepResult, Submit
+from .planning import Batcher
 
 SchedulerMessage = Submit | Abort | ResetPrefixCache | StepResult
 

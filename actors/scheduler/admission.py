@@ -10,10 +10,11 @@ import math
 
 import attrs
 
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.request import Sequence
-from quipu.actors.core.waiting import WaitingQueue
-from quipu.actors.messages import ErrorKind, Submit
+from ..messages.outcomes import ErrorKind
+from ..messages.scheduler import Submit
+from .limits import Limits
+from .sequence import Sequence
+from .waiting import WaitingQueue
 
 
 def make_sequence(message: Submit, arrival: int, limits: Limits) -> Sequence:

@@ -10,8 +10,9 @@ from collections import deque
 
 import attrs
 
-from quipu.actors.core.request import Sequence
-from quipu.actors.messages import CacheMiss, StepPlan
+from ..messages.block_manager import CacheMiss
+from ..messages.executor import StepPlan
+from .sequence import Sequence
 
 
 @attrs.frozen

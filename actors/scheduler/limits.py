@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.actors.core.waiting import Policy
+from .waiting import Policy
 
 
 @attrs.frozen

@@ -1,12 +1,12 @@
-"""What a plan tells the executor of the sequences that are new to it. Filled by `batching.py`, column by column.
+"""What a plan tells the executor of the sequences that are new to it. Filled by `planning.py`, column by column.
 
 What must always hold: an executor that has heard of a sequence knows every token before its first row.
 """
 
 from __future__ import annotations
 
-from quipu.actors.core.request import Sequence
-from quipu.actors.messages import SamplingParams
+from ..messages.sampling import SamplingParams
+from .sequence import Sequence
 
 
 class Introductions:

@@ -21,29 +21,21 @@ from __future__ import annotations
 
 import attrs
 
-from quipu.actors.core.in_flight import FirstStep, StepInFlight, StepsInFlight
-from quipu.actors.core.intake import Intake, make_sequence, why_never
-from quipu.actors.core.introductions import Introductions
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.prefix import chain_keys
-from quipu.actors.core.reporting import ReportBuilder
-from quipu.actors.core.request import Sequence, Status
-from quipu.actors.core.running import NO_DRAFT, Draft, RunningSet
-from quipu.actors.core.scoring import ask_scores, hand_out_scores
-from quipu.actors.core.waiting import WaitingQueue
-from quipu.actors.messages import (
-    ErrorKind,
-    FinishReason,
-    Granted,
-    Reserve,
-    StepDone,
-    StepDropped,
-    StepFailed,
-    StepPlan,
-    StepReport,
-    Submit,
-    ToScore,
-)
+from ..messages.accountant import StepReport
+from ..messages.block_manager import Reserve
+from ..messages.executor import StepPlan, ToScore
+from ..messages.outcomes import ErrorKind, FinishReason
+from ..messages.scheduler import Granted, StepDone, StepDropped, StepFailed, Submit
+from ..shared.block_keys import chain_keys
+from .admission import Intake, make_sequence, why_never
+from .in_flight import FirstStep, StepInFlight, StepsInFlight
+from .limits import Limits
+from .new_sequences import Introductions
+from .prompt_scores import ask_scores, hand_out_scores
+from .report_builder import ReportBuilder
+from .running import NO_DRAFT, Draft, RunningSet
+from .sequence import Sequence, Status
+from .waiting import WaitingQueue
 
 
 @attrs.frozen

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quipu.actors.core.reporting import ReportBuilder
-from quipu.actors.core.request import Sequence
-from quipu.actors.core.scored import num_packed
-from quipu.actors.messages import Scores, StepScores, ToScore
+from ..messages.executor import ToScore
+from ..messages.scores import Scores, StepScores
+from ..shared.scored_tokens import num_packed
+from .report_builder import ReportBuilder
+from .sequence import Sequence
 
 
 def ask_scores(asked: ToScore | None, sequence: Sequence, row: int, start: int, end: int) -> ToScore | None:

@@ -1,12 +1,16 @@
 """The columns of the next `StepReport`, while the scheduler fills them.
 
-Used by `batching.py` only. Columns of one step go through as they are; those of several steps are joined. What must
+Used by `planning.py` only. Columns of one step go through as they are; those of several steps are joined. What must
 always hold: entries go out in the order in which they were made, each once.
 """
 
 from __future__ import annotations
 
-from quipu.actors.messages import CacheMiss, ErrorKind, FinishReason, Granted, StepReport, StepScores
+from ..messages.accountant import StepReport
+from ..messages.block_manager import CacheMiss
+from ..messages.outcomes import ErrorKind, FinishReason
+from ..messages.scheduler import Granted
+from ..messages.scores import StepScores
 
 Columns = tuple[list[int], ...]
 

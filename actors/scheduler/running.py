@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import attrs
 
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.request import Sequence
-from quipu.actors.core.waiting import Policy, WaitingQueue
+from .limits import Limits
+from .sequence import Sequence
+from .waiting import Policy, WaitingQueue
 
 MAX_CANDIDATES = 64
 """Waiting sequences proposed in one step; more could not all be admitted within one token budget anyway."""

@@ -16,7 +16,9 @@ from enum import Enum
 
 import attrs
 
-from quipu.actors.messages import ErrorKind, Pin, SamplingParams
+from ..messages.outcomes import ErrorKind
+from ..messages.prompts import Pin
+from ..messages.sampling import SamplingParams
 
 
 class Status(Enum):

@@ -15,7 +15,7 @@ import bisect
 from collections.abc import Iterator
 from enum import StrEnum
 
-from quipu.actors.core.request import Sequence
+from .sequence import Sequence
 
 
 class Policy(StrEnum):

@@ -15,7 +15,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from quipu.actors.core.compiled import IS_COMPILED
+from .native import IS_COMPILED
 
 KEY_BYTES = 32
 """Length of a key (sha256)."""
@@ -69,6 +69,6 @@ def chain_keys_in_python(parent: bytes, token_ids: Sequence[int], block_size: in
 
 
 if IS_COMPILED:  # two and a half times as fast: setting up a hash costs more than hashing a block
-    from quipu.actors.core.native import chain_keys as chain_keys
+    from .native._native import chain_keys as chain_keys
 else:
     chain_keys = chain_keys_in_python

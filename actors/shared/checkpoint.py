@@ -1,6 +1,6 @@
 """What the web side has to know of a checkpoint, read from its JSON files without torch.
 
-Used by `web/cli.py` when it resolves the server's sizes. What must always hold: nothing here opens a weight file.
+Used by `web/cli/cli.py` when it resolves the server's sizes. What must always hold: nothing here opens a weight file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import attrs
 
-DEMO = Path(__file__).resolve().parent.parent / "kernels" / "demo"
+DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
 """The checkpoint that ships with the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")

@@ -18,7 +18,7 @@ from itertools import chain
 
 import attrs
 
-from quipu.actors.messages import LikelyToken, PackedScores, ScoredToken, Scores
+from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
 
 _ID_BYTES = array("I").itemsize
 

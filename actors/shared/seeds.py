@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from quipu.actors.messages import ErrorKind, LogitRules, RequestError, SamplingParams
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.sampling import LogitRules, SamplingParams
 
 TokenIds = tuple[int, ...]
 

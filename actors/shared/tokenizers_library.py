@@ -1,7 +1,7 @@
 """The border to the `tokenizers` library: every call into it goes through here.
 
-Used by `vocabulary.py`, `seams.py`, `encode_worker.py` and, for single tokens, the detokenizer. Three things are kept
-from everybody else:
+Used by `tokenizer/vocabulary.py`, `tokenizer/split_points.py`, `text_workers/encode_worker.py` and, for single tokens,
+the detokenizer. Three things are kept from everybody else:
 
 - `Tokenizer.encode` holds the interpreter lock for as long as it takes (4 s for 4 MB). The batch calls let go of it,
   and without offsets they take half the time and memory. Only those are used, a text at a time.

@@ -21,17 +21,17 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
-from quipu.actors.chat_wire import ANSWER, PIECE_CHARACTERS, Kind, pack_chat, pack_source, read_answer, read_head
-from quipu.actors.checkpoint import CheckpointError
-from quipu.actors.child import OWN_GROUP, command_of
-from quipu.actors.core.turns import FairQueue
-from quipu.actors.messages import ChatPrompt
-from quipu.actors.rendering import NO_TEMPLATE, does_not_compile
+from ..messages.prompts import ChatPrompt
+from ..processes.child import OWN_GROUP, command_of
+from ..shared.checkpoint import CheckpointError
+from ..tokenizer.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
+from .chat_wire import ANSWER, PIECE_CHARACTERS, Kind, pack_chat, pack_source, read_answer, read_head
+from .fair_queue import FairQueue
+from .renderer import NO_TEMPLATE, does_not_compile
 
 log = structlog.get_logger()
 
-MODULE = "quipu.actors.chat_worker"
+MODULE = "quipu.actors.text_workers.chat_worker"
 QUICK_WORKERS = 2
 """That are idle, or were a moment ago: always so many, as far as MOST_WORKERS allows."""
 MOST_WORKERS = 8

@@ -18,9 +18,9 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.chat_template import MAX_REASON_CHARACTERS, RenderedChat, TemplateError, TemplateSource, TooMuchText
-from quipu.actors.child import Read
-from quipu.actors.messages import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
+from ..messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
+from ..processes.child import Read
+from ..tokenizer.chat_template import MAX_REASON_CHARACTERS, RenderedChat, TemplateError, TemplateSource, TooMuchText
 
 PIECE_CHARACTERS = 1 << 18
 """Of one frame's messages: a longer content is sent in pieces."""

@@ -13,10 +13,10 @@ import signal
 
 import jinja2
 
-from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, TemplateError, TooMuchText
-from quipu.actors.chat_wire import Kind, pack_answer, read_chat, read_source
-from quipu.actors.child import become_child
-from quipu.actors.messages import ChatPrompt
+from ..messages.prompts import ChatPrompt
+from ..processes.child import become_child
+from ..tokenizer.chat_template import NO_UNICODE, ChatTemplate, TemplateError, TooMuchText
+from .chat_wire import Kind, pack_answer, read_chat, read_source
 
 MEMORY_BYTES = 1 << 30
 """Address space of one worker: a few times the longest body and what is made of it."""

@@ -22,14 +22,14 @@ from typing import TypeVar
 import attrs
 import structlog
 
-from quipu.actors.child import OWN_GROUP, command_of
-from quipu.actors.encode_worker import ANSWER, JOB, LENGTH, PIECE_LENGTH, Kind, What
-from quipu.actors.library import LibraryPanic
-from quipu.actors.text_encoder import TextEncoder
+from ..processes.child import OWN_GROUP, command_of
+from ..shared.tokenizers_library import LibraryPanic
+from ..tokenizer.text_encoder import TextEncoder
+from .encode_worker import ANSWER, JOB, LENGTH, PIECE_LENGTH, Kind, What
 
 log = structlog.get_logger()
 
-MODULE = "quipu.actors.encode_worker"
+MODULE = "quipu.actors.text_workers.encode_worker"
 START_S = 60.0
 """How long an interpreter may take to start and to load a tokenizer, on a machine with other things to do."""
 SPARE_S = 10.0

@@ -17,8 +17,8 @@ from array import array
 from enum import IntEnum
 from pathlib import Path
 
-from quipu.actors.child import Read, become_child
-from quipu.actors.library import Library, LibraryPanic
+from ..processes.child import Read, become_child
+from ..shared.tokenizers_library import Library, LibraryPanic
 
 MEMORY_BYTES = 4 << 30
 """Address space of one worker: 8 MB of text in which every byte is a token takes 2.9 GB with its offsets."""

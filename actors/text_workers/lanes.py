@@ -16,9 +16,9 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
-from quipu.actors.core.turns import FairQueue
-from quipu.actors.encode_processes import SPARE_S, EncodeProcesses, Loan
-from quipu.actors.text_encoder import TextEncoder
+from ..tokenizer.text_encoder import TextEncoder
+from .encode_processes import SPARE_S, EncodeProcesses, Loan
+from .fair_queue import FairQueue
 
 SHORT_BYTES = 64 << 10
 """A request whose texts are shorter than that together has threads of its own."""

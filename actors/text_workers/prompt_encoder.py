@@ -1,7 +1,7 @@
 """How one prompt becomes token ids: refused by its length, rendered, tokenised in the right place.
 
 Used by the tokenizer. What cannot fit the context is refused as early as that can be told: token ids at once, a text by
-its length (`core/text_bound.py`), a chat while its template writes.
+its length (`tokenizer/text_bound.py`), a chat while its template writes.
 
 What must always hold: nothing that grows with a prompt runs on the event loop, but for `INLINE_CHARACTERS` of text, a
 checkpoint between two of them.
@@ -14,27 +14,19 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from quipu.actors.chat_template import TemplateError, TooMuchText
-from quipu.actors.core.room import too_long
-from quipu.actors.core.segments import SegmentCache
-from quipu.actors.core.turns import Crowded
-from quipu.actors.encode_processes import CannotStart
-from quipu.actors.lanes import SHORT_BYTES, Inline, Lanes, Place
-from quipu.actors.library import LibraryPanic
-from quipu.actors.messages import (
-    Breakpoint,
-    ChatPrompt,
-    Encode,
-    ErrorKind,
-    Prompt,
-    PromptText,
-    RequestError,
-    TextPrompt,
-    TokenPrompt,
-)
-from quipu.actors.rendering import MAX_CHARACTERS, Renderer
-from quipu.actors.text_encoder import EncodedChat, TooMany
-from quipu.actors.vocabulary import Vocabulary
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.prompts import Breakpoint, ChatPrompt, Prompt, PromptText, TextPrompt, TokenPrompt
+from ..messages.tokenizer import Encode
+from ..shared.tokenizers_library import LibraryPanic
+from ..tokenizer.chat_template import TemplateError, TooMuchText
+from ..tokenizer.room import too_long
+from ..tokenizer.segments import SegmentCache
+from ..tokenizer.text_encoder import EncodedChat, TooMany
+from ..tokenizer.vocabulary import Vocabulary
+from .encode_processes import CannotStart
+from .fair_queue import Crowded
+from .lanes import SHORT_BYTES, Inline, Lanes, Place
+from .renderer import MAX_CHARACTERS, Renderer
 
 INLINE_CHARACTERS = 2048
 """So much text is encoded in the loop: a round trip to a thread costs as much. The worst text takes 2.5 ms."""

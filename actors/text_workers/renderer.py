@@ -11,9 +11,9 @@ from typing import Protocol
 import jinja2
 import trio
 
-from quipu.actors.chat_template import NO_UNICODE, ChatTemplate, RenderedChat, TemplateError, TemplateSource
-from quipu.actors.checkpoint import CheckpointError
-from quipu.actors.messages import ChatPrompt
+from ..messages.prompts import ChatPrompt
+from ..shared.checkpoint import CheckpointError
+from ..tokenizer.chat_template import NO_UNICODE, ChatTemplate, RenderedChat, TemplateError, TemplateSource
 
 MAX_CHARACTERS = 16 << 20
 """Of a rendered chat, however long the context is: twice the largest body."""

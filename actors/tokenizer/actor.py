@@ -3,9 +3,9 @@
 Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the registry's lane; tells the
 accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Answers
 `CountTokens` by itself. A short request is served on the spot, in the order of its coming; any other in a task of its
-own, which waits for its turn (`lanes.py`, `chat_pool.py`) and ends when its client leaves. A prompt that makes the
-tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent before are not tokenised
-again (`core/segments.py`).
+own, which waits for its turn (`text_workers/lanes.py`, `text_workers/chat_pool.py`) and ends when its client leaves. A
+prompt that makes the tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent
+before are not tokenised again (`segments.py`).
 
 What must always hold: nobody waits here for a longer request of somebody else; once a request is encoded, or given up,
 nothing here holds its prompts, and the registry has been told so.
@@ -19,35 +19,30 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.channel import Poster, Receiver
-from quipu.actors.config import HouseConfig
-from quipu.actors.core.drawing import complete_rules, contradiction, sequence_seed
-from quipu.actors.core.pins import in_whole_blocks, pins_of
-from quipu.actors.core.prefix import chain_keys, root_key
-from quipu.actors.core.prompt_scores import prompt_scoring, too_many_scores
-from quipu.actors.core.room import output_room
-from quipu.actors.core.segments import SegmentCache
-from quipu.actors.core.turns import Crowded
-from quipu.actors.encode_processes import EncodeProcesses
-from quipu.actors.encoding import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
-from quipu.actors.lanes import Lanes, Place
-from quipu.actors.library import catching_panics
-from quipu.actors.messages import (
-    Counted,
-    CountTokens,
-    Encode,
-    ErrorKind,
-    Prompt,
-    Prompted,
-    Refused,
-    RequestError,
-    SamplingParams,
-    Submit,
-    Track,
-)
-from quipu.actors.registry import Registry
-from quipu.actors.rendering import Renderer
-from quipu.actors.vocabulary import Vocabulary
+from ..block_manager.pins import in_whole_blocks, pins_of
+from ..channel import Poster, Receiver
+from ..config import HouseConfig
+from ..messages.accountant import Prompted, Refused
+from ..messages.detokenizer import Track
+from ..messages.handler import Counted
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.prompts import Prompt
+from ..messages.sampling import SamplingParams
+from ..messages.scheduler import Submit
+from ..messages.tokenizer import CountTokens, Encode
+from ..request_desk.registry import Registry
+from ..shared.block_keys import chain_keys, root_key
+from ..shared.seeds import complete_rules, contradiction, sequence_seed
+from ..shared.tokenizers_library import catching_panics
+from ..text_workers.encode_processes import EncodeProcesses
+from ..text_workers.fair_queue import Crowded
+from ..text_workers.lanes import Lanes, Place
+from ..text_workers.prompt_encoder import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
+from ..text_workers.renderer import Renderer
+from .prompt_scoring import prompt_scoring, too_many_scores
+from .room import output_room
+from .segments import SegmentCache
+from .vocabulary import Vocabulary
 
 log = structlog.get_logger()
 

@@ -1,8 +1,8 @@
 """A checkpoint's chat template: from a chat to the text of its prompt, and where a client's marks lie in that text.
 
-Runs in a process of its own (`chat_worker.py`): a template comes with a checkpoint, and may take for ever or write
-without end. Templates differ in what they know: one that never looks at `tools`, `tool_calls` or `reasoning_content`
-would drop them silently, so a chat that has them is put into plain text first (`plain_chat.py`).
+Runs in a process of its own (`text_workers/chat_worker.py`): a template comes with a checkpoint, and may take for ever
+or write without end. Templates differ in what they know: one that never looks at `tools`, `tool_calls` or
+`reasoning_content` would drop them silently, so a chat that has them is put into plain text first (`plain_chat.py`).
 
 A mark's place is found without knowing the template: the chat is rendered once more with something added right after
 the marked block, and the place is where that rendering begins to differ from the plain one.
@@ -24,8 +24,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from quipu.actors.core.plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
-from quipu.actors.messages import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
+from ..messages.prompts import CallMark, ChatPrompt, ContentMark, Mark, ToolMark
+from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
 
 _END = "\ufdd0"
 _MARK = "\ufdd1"

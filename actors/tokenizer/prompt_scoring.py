@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from quipu.actors.messages import Encode, ErrorKind, RequestError, SamplingParams
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.sampling import SamplingParams
+from ..messages.tokenizer import Encode
 
 _CODE = "too_many_logprobs"
 

@@ -6,7 +6,8 @@ asks for more is refused, never cut.
 
 from __future__ import annotations
 
-from quipu.actors.messages import Encode, ErrorKind, RequestError
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.tokenizer import Encode
 
 _CODE_TOO_LONG = "context_length_exceeded"
 

@@ -1,7 +1,7 @@
 """Where a rendered chat may be cut into segments that tokenise by themselves, and the ids of segments seen before.
 
 A chat grows at its end: all segments but the last are those of the turn before, and need not be tokenised again.
-Used by `vocabulary.py`; `seams.py` finds the tokens to cut at; the tokenizer keeps the cache.
+Used by `vocabulary.py`; `split_points.py` finds the tokens to cut at; the tokenizer keeps the cache.
 
 What must always hold: the ids of the segments, joined, are the ids of the whole text; nobody finds what another owner
 has put in; the cache never holds more bytes than it was given.

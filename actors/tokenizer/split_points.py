@@ -20,8 +20,8 @@ from typing import Any
 
 import tokenizers
 
-from quipu.actors.core.segments import MIN_CHARACTERS, Seams, TooDeep
-from quipu.actors.library import Library
+from ..shared.tokenizers_library import Library
+from .segments import MIN_CHARACTERS, Seams, TooDeep
 
 LOCAL_KINDS = {
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},

@@ -1,7 +1,8 @@
 """From text to token ids, for one checkpoint: refused by its length, cut into segments, and encoded by a backend.
 
-Made by `vocabulary.py`. Used by `encoding.py`, with the library in this process for short texts (`library.py`), and
-with one in a process of its own for long ones (`encode_processes.py`).
+Made by `vocabulary.py`. Used by `text_workers/prompt_encoder.py`, with the library in this process for short texts
+(`shared/tokenizers_library.py`), and with one in a process of its own for long ones
+(`text_workers/encode_processes.py`).
 
 What must always hold: the ids are the same with either backend; nothing that grows with a text holds the interpreter
 lock for longer than a few milliseconds at a time, so that a thread may run it.
@@ -17,10 +18,10 @@ from typing import Protocol
 
 import attrs
 
-from quipu.actors.chat_template import RenderedChat
-from quipu.actors.core.segments import Seams, SegmentCache
-from quipu.actors.core.text_bound import TextBound
-from quipu.actors.messages import Breakpoint, Mark, PromptText
+from ..messages.prompts import Breakpoint, Mark, PromptText
+from .chat_template import RenderedChat
+from .segments import Seams, SegmentCache
+from .text_bound import TextBound
 
 NO_LIMIT = 1 << 62
 """Tokens: any number of them will do."""

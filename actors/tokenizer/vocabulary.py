@@ -2,7 +2,8 @@
 
 Loaded once by `wiring` and shared: read-only after that, and usable by several threads at once. Byte-level vocabularies
 (Qwen, Llama 3, the demo) decode through a table of bytes; others through the tokenizer itself. Whatever grows with a
-text is done where the interpreter lock is let go of, or in pieces (`library.py`): so it belongs into a thread.
+text is done where the interpreter lock is let go of, or in pieces (`shared/tokenizers_library.py`): so it belongs into
+a thread.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any
 
 import tokenizers
 
-from quipu.actors.chat_template import TemplateSource
-from quipu.actors.checkpoint import CheckpointError, read_json
-from quipu.actors.core.scribe import Spelling
-from quipu.actors.core.text import ByteDecoder, TokenDecoder
-from quipu.actors.core.text_bound import byte_alphabet, find_bound
-from quipu.actors.library import Library, LibraryPanic
-from quipu.actors.messages import PromptText
-from quipu.actors.seams import seams_of
-from quipu.actors.text_encoder import TextEncoder
+from ..detokenizer.logprob_assembler import Spelling
+from ..detokenizer.text_stream import ByteDecoder, TokenDecoder
+from ..messages.prompts import PromptText
+from ..shared.checkpoint import CheckpointError, read_json
+from ..shared.tokenizers_library import Library, LibraryPanic
+from .chat_template import TemplateSource
+from .split_points import seams_of
+from .text_bound import byte_alphabet, find_bound
+from .text_encoder import TextEncoder
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """How vocabularies that are not byte-level name a single byte."""

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.shapes import QWEN3_06B, TINY
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
 
 SHAPE: dict[str, Any] = {
     **QWEN3_06B,

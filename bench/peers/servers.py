@@ -72,7 +72,7 @@ def serve_quipu(model: str, port: int) -> list[str]:
         "--max-model-len",
         str(CONTEXT),
     ]
-    return ["-m", "quipu.web.cli", "serve", model, *flags, "--data-dir", str(HOME / "quipu-data")]
+    return ["-m", "quipu.web.cli.cli", "serve", model, *flags, "--data-dir", str(HOME / "quipu-data")]
 
 
 def serve_vllm(model: str, port: int) -> list[str]:

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import torch
 
-from quipu.kernels.weight_sources import Shape
+from .sources import Shape
 
 _STD = 0.02
 # A prime: no row length is a multiple of it, so tiling the block makes no two rows of a matrix alike.
@@ -18,7 +18,7 @@ _BLOCK = 65_537
 
 @attrs.frozen
 class DummySource:
-    """Implements `Source` of `weight_sources.py` for benchmarks, which need shapes and no sense."""
+    """Implements `Source` of `sources.py` for benchmarks, which need shapes and no sense."""
 
     dtype: torch.dtype
 

@@ -1,6 +1,6 @@
 """What tensors are made of: numbers by name, from a checkpoint's files, a few at a time.
 
-`weights.py` makes whole tensors of a `Source`; `dummy_weights.py` has another one.
+`weights.py` makes whole tensors of a `Source`; `dummy.py` has another one.
 
 What must always hold: every number handed out is finite in the dtype that the model has.
 """
@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from quipu.kernels.checkpoint_files import STORED_DTYPES, MappedFiles, StoredTensor
-from quipu.kernels.progress import LoadProgress
+from .files import STORED_DTYPES, MappedFiles, StoredTensor
+from .progress import LoadProgress
 
 # Numbers whose exponent is all ones are infinite or none at all. Looked at as integers: several times faster than
 # torch's own test.

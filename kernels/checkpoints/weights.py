@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
-from quipu.kernels.checkpoint_files import STORED_DTYPES, StoredTensor, find_tensors
-from quipu.kernels.dummy_weights import DummySource
-from quipu.kernels.weight_sources import SafetensorsSource, Scratch, Shape, Source, foreign
+from .dummy import DummySource
+from .files import STORED_DTYPES, StoredTensor, find_tensors
+from .sources import SafetensorsSource, Scratch, Shape, Source, foreign
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """What weights and KV may be made of, by the name in configurations."""

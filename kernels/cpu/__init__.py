@@ -1,0 +1,1 @@
+"""C++ kernels for the CPU, and the Python that records and runs their programs."""

@@ -4,7 +4,7 @@
 
 A wheel brings a library for each instruction set in `lib/`. In a checkout, and where those cannot be loaded,
 `compiling.py` makes the one that is needed. Nothing in a library comes from torch: it is plain C functions over
-pointers, so one made once serves any torch. `backend.py` asks for `load_kernels` at start.
+pointers, so one made once serves any torch. `cpu_backend.py` asks for `load_kernels` at start.
 
 What must always hold: torch is imported before a library, which then shares torch's OpenMP (libgomp is found by its
 name among what is loaded); two of them would fight for the cores.
@@ -21,8 +21,8 @@ from pathlib import Path
 import attrs
 import torch
 
-from quipu.kernels.cpu.compiling import build
-from quipu.kernels.cpu.instruction_sets import (
+from .compiling import build
+from .instruction_sets import (
     INSTRUCTION_SETS,
     CannotBuild,
     InstructionSet,

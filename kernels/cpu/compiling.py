@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quipu.kernels.cpu.instruction_sets import CannotBuild, InstructionSet
+from .instruction_sets import CannotBuild, InstructionSet
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")

@@ -14,22 +14,22 @@ from collections.abc import Sequence
 
 import torch
 
-from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
-from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
-from quipu.kernels.cpu.build import CannotBuild, Kernels, load_kernels
-from quipu.kernels.cpu.packing import PackedWeights
-from quipu.kernels.cpu.profile import each_kernel_once
-from quipu.kernels.cpu.program import STORED, Bounds, Pass, check_layout
-from quipu.kernels.cpu.recorder import Program, record
-from quipu.kernels.cpu.sampler import draw
-from quipu.kernels.cpu.scores import score
-from quipu.kernels.kv_cache import BlockShape, KVCache
-from quipu.kernels.machine import memory, peak_of, resident
-from quipu.kernels.models.config import DecoderConfig, check_length, read_config
-from quipu.kernels.models.registry import find_family
-from quipu.kernels.pool import Device, check_weights_fit, choose_pool
-from quipu.kernels.profile import NUM_BLOCKS, largest_pass
-from quipu.kernels.weights import open_weights
+from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..batch import Drawn, Scores, Scoring, StepBatch
+from ..checkpoints.weights import open_weights
+from ..kv_cache import BlockShape, KVCache
+from ..kv_cache_size import Device, check_weights_fit, choose_pool
+from ..machine import memory, peak_of, resident
+from ..models.config import DecoderConfig, check_length, read_config
+from ..models.families import find_family
+from ..profile_run import NUM_BLOCKS, largest_pass
+from .build import CannotBuild, Kernels, load_kernels
+from .packing import PackedWeights
+from .profile_program import each_kernel_once
+from .program import STORED, Bounds, Pass, check_layout
+from .recorder import Program, record
+from .sampler import draw
+from .scores import score
 
 # Below this hidden size a second thread costs more than it brings.
 _ONE_THREAD_BELOW = 512

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quipu.kernels.cpu import program
-from quipu.kernels.cpu.notes import Note, Place
+from . import program
+from .notes import Note, Place
 
 
 def fuse(notes: list[Note]) -> list[Note]:

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import torch
 
-from quipu.kernels.cpu import program
-from quipu.kernels.cpu.notes import Note
-from quipu.kernels.cpu.program import Op
+from . import program
+from .notes import Note
+from .program import Op
 
 
 def join(notes: list[Note]) -> None:

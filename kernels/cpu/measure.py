@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.cpu import program
-from quipu.kernels.cpu.packing import PackedMatrix, pack
-from quipu.kernels.cpu.program import STORED, Bounds, Op, Pass
+from ..batch import StepBatch
+from . import program
+from .packing import PackedMatrix, pack
+from .program import STORED, Bounds, Op, Pass
 
 
 def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Callable[[], None]:

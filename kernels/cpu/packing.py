@@ -15,8 +15,8 @@ import ctypes
 import attrs
 import torch
 
-from quipu.kernels.cpu.program import STORED
-from quipu.kernels.weights import PieceByPiece, Shape
+from ..checkpoints.weights import PieceByPiece, Shape
+from .program import STORED
 
 PANEL = 32
 """Rows are packed so many at a time: as many as lie side by side in csrc/micro.h's panels, or twice as many."""
@@ -33,7 +33,7 @@ class PackedMatrix:
 
 
 class PackedWeights:
-    """Implements `quipu.kernels.weights.Weights` over another source of them."""
+    """Implements `quipu.kernels.checkpoints.weights.Weights` over another source of them."""
 
     def __init__(self, source: PieceByPiece, library: ctypes.CDLL) -> None:
         self._source = source

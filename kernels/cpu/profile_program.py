@@ -11,8 +11,8 @@ import ctypes
 import attrs
 import torch
 
-from quipu.kernels.cpu.program import Op
-from quipu.kernels.cpu.recorder import Program
+from .program import Op
+from .recorder import Program
 
 _NUMBERS = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p and name != "joined"]
 

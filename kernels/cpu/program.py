@@ -1,6 +1,6 @@
 """A step as the kernels take it: a list of operations, and the columns of a pass. The Python side of csrc/program.h.
 
-`recorder.py` writes a program once, `backend.py` fills a pass each step and runs both in one call.
+`recorder.py` writes a program once, `cpu_backend.py` fills a pass each step and runs both in one call.
 
 What must always hold: the fields are those of the C structs, each where it is there (`check_layout` compares them at
 load); what a pointer points to lives as long as the struct that holds it.
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quipu.kernels.batch import StepBatch
+from ..batch import StepBatch
 
 STORED = {torch.float32: 0, torch.bfloat16: 1}
 """How weights and caches may be stored."""

@@ -3,7 +3,7 @@
 A model is Python, its steps are not: `Recorder` gives it small tensors (two rows, never looked at) and notes for each
 call which of them went in and which came out. Then calls that one kernel does together are fused (`fusing.py`), each
 value becomes memory for as many rows as a pass may have, and the notes a list of C structs that one call replays
-(`layout.py`). `backend.py` is the only caller.
+(`layout.py`). `cpu_backend.py` is the only caller.
 
 What must always hold: every number that a model makes comes from a recorded call. A tensor that torch made itself has
 memory that no note names, and using it is refused at load.
@@ -17,16 +17,16 @@ from typing import Any
 import attrs
 import torch
 
-from quipu.kernels.cpu import program
-from quipu.kernels.cpu.fusing import fuse
-from quipu.kernels.cpu.layout import compile_note, join, lay_out
-from quipu.kernels.cpu.notes import Note, Place
-from quipu.kernels.cpu.packing import PackedWeights
-from quipu.kernels.cpu.program import STORED, Bounds, Op
-from quipu.kernels.kv_cache import KVCache
-from quipu.kernels.models.registry import Model
-from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.ops import Experts
+from ..kv_cache import KVCache
+from ..models.families import Model
+from ..models.rope import RopeTable
+from ..ops import Experts
+from . import program
+from .fusing import fuse
+from .layout import compile_note, join, lay_out
+from .notes import Note, Place
+from .packing import PackedWeights
+from .program import STORED, Bounds, Op
 
 _ROWS = 2  # one would leave strides between rows undefined
 

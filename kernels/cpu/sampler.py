@@ -1,6 +1,6 @@
 """Drawing a step's tokens in one call: what `sampling.draw` gives, many times sooner. See csrc/sample.cpp.
 
-`backend.py` is the only caller.
+`cpu_backend.py` is the only caller.
 
 What must always hold: the tokens are the oracle's. A row that the C code cannot decide for certain is drawn by it.
 """
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.processors import edited
-from quipu.kernels.sampling import sample_row
+from ..batch import StepBatch
+from ..sampling.oracle import sample_row
+from ..sampling.processors import edited
 
 _DRAW = np.dtype(
     [(name, "f8") for name in ("temperature", "top_p", "log_min_p")]

@@ -1,6 +1,6 @@
 """Scoring rows of logits in one call: what `logprobs.score` says, many times sooner. See csrc/scores.cpp.
 
-`backend.py` is the only caller.
+`cpu_backend.py` is the only caller.
 
 What must always hold: ids and ranks are the oracle's; what is said of a row depends on that row alone, to the bit.
 """
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quipu.kernels.batch import Scores
-from quipu.kernels.logprobs import not_numbers
+from ..batch import Scores
+from ..sampling.logprobs import not_numbers
 
 _SCORED = np.dtype([(name, "i8") for name in ("row", "target_id", "num_top", "first_top")])
 

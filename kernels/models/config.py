@@ -1,6 +1,6 @@
 """`config.json` as the decoder families read it.
 
-`registry.py` reads it once at load; a family's file takes the numbers from here, and `refusals.py` refuses what it asks
+`families.py` reads it once at load; a family's file takes the numbers from here, and `refusals.py` refuses what it asks
 for and we do not compute: a checkpoint must never load and answer nonsense.
 
 What must always hold: an absent entry means what it means in the architecture's own configuration class, and where that
@@ -15,8 +15,8 @@ from typing import Any
 
 import attrs
 
-from quipu.kernels.models.kinds import check_kinds, is_deep, is_number, is_whole, shown
-from quipu.kernels.models.rope_config import Rope, ShortFactors, YarnScaling
+from .kinds import check_kinds, is_deep, is_number, is_whole, shown
+from .rope_config import Rope, ShortFactors, YarnScaling
 
 
 @attrs.frozen

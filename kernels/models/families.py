@@ -11,17 +11,17 @@ from typing import Any, Protocol
 import attrs
 import torch
 
-from quipu.kernels.models.config import DecoderConfig
-from quipu.kernels.models.gemma2 import Gemma2, parse_gemma2
-from quipu.kernels.models.gemma3 import Gemma3, parse_gemma3
-from quipu.kernels.models.llama import Llama, parse_llama
-from quipu.kernels.models.mistral import Mistral, parse_mistral
-from quipu.kernels.models.phi3 import Phi3, parse_phi3
-from quipu.kernels.models.qwen2 import Qwen2, parse_qwen2
-from quipu.kernels.models.qwen3 import Qwen3, parse_qwen3
-from quipu.kernels.models.qwen3_moe import Qwen3Moe, parse_qwen3_moe
-from quipu.kernels.ops import Ops
-from quipu.kernels.weights import Weights
+from ..checkpoints.weights import Weights
+from ..ops import Ops
+from .config import DecoderConfig
+from .gemma2 import Gemma2, parse_gemma2
+from .gemma3 import Gemma3, parse_gemma3
+from .llama import Llama, parse_llama
+from .mistral import Mistral, parse_mistral
+from .phi3 import Phi3, parse_phi3
+from .qwen2 import Qwen2, parse_qwen2
+from .qwen3 import Qwen3, parse_qwen3
+from .qwen3_moe import Qwen3Moe, parse_qwen3_moe
 
 
 class Model(Protocol):

@@ -16,21 +16,13 @@ from typing import Any
 import attrs
 import torch
 
-from quipu.kernels.models.config import DecoderConfig, positive, positive_number, read_sizes, read_windows
-from quipu.kernels.models.parts import (
-    Attention,
-    Mlp,
-    read_attention,
-    read_ends,
-    read_gemma_norm,
-    read_mlp,
-    split_heads,
-)
-from quipu.kernels.models.refusals import check_entries
-from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.models.rope_config import Rope, parse_rope, rope_entries
-from quipu.kernels.ops import Ops
-from quipu.kernels.weights import Weights
+from ..checkpoints.weights import Weights
+from ..ops import Ops
+from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
+from .parts import Attention, Mlp, read_attention, read_ends, read_gemma_norm, read_mlp, split_heads
+from .refusals import check_entries
+from .rope import RopeTable
+from .rope_config import Rope, parse_rope, rope_entries
 
 READ = (
     "attention_bias query_pre_attn_scalar sliding_window sliding_window_pattern _sliding_window_pattern "

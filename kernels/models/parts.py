@@ -11,8 +11,8 @@ from __future__ import annotations
 import attrs
 import torch
 
-from quipu.kernels.models.config import DecoderConfig
-from quipu.kernels.weights import Weights
+from ..checkpoints.weights import Weights
+from .config import DecoderConfig
 
 
 @attrs.frozen

@@ -13,13 +13,13 @@ from typing import Any
 import attrs
 import torch
 
-from quipu.kernels.models.config import DecoderConfig, MoeConfig, positive, read_sizes, same_window
-from quipu.kernels.models.parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
-from quipu.kernels.models.refusals import check_entries
-from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.models.rope_config import parse_rope
-from quipu.kernels.ops import Experts, Ops
-from quipu.kernels.weights import Weights
+from ..checkpoints.weights import Weights
+from ..ops import Experts, Ops
+from .config import DecoderConfig, MoeConfig, positive, read_sizes, same_window
+from .parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
+from .refusals import check_entries
+from .rope import RopeTable
+from .rope_config import parse_rope
 
 READ = (
     "attention_bias sliding_window use_sliding_window max_window_layers num_experts num_local_experts "

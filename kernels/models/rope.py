@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from quipu.kernels.models.rope_config import LinearScaling, Llama3Scaling, Rope, ShortFactors, YarnScaling
+from .rope_config import LinearScaling, Llama3Scaling, Rope, ShortFactors, YarnScaling
 
 
 class RopeTable:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from quipu.kernels.models.kinds import is_number, shown
+from .kinds import is_number, shown
 
 
 @attrs.frozen

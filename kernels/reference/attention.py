@@ -15,8 +15,8 @@ from __future__ import annotations
 import attrs
 import torch
 
-from quipu.kernels.reference.plan import Span
-from quipu.kernels.reference.tiles import KEYS, QUERIES, round_up
+from .plan import Span
+from .tiles import KEYS, QUERIES, round_up
 
 # How far before each query of a tile at position 0 each key of a chunk at position 0 lies.
 _DISTANCE_QC = torch.arange(QUERIES).view(-1, 1) - torch.arange(KEYS)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from quipu.kernels.ops import Experts
-from quipu.kernels.reference.rows import multiply, row_by_row, silu_mul
-from quipu.kernels.reference.tiles import ROWS, round_up
+from ..ops import Experts
+from .rows import multiply, row_by_row, silu_mul
+from .tiles import ROWS, round_up
 
 
 def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:

@@ -16,13 +16,13 @@ from functools import partial
 
 import torch
 
-from quipu.kernels.kv_cache import KVCache
-from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.ops import Experts
-from quipu.kernels.reference.attention import Scores, attend_span
-from quipu.kernels.reference.experts import mix_experts
-from quipu.kernels.reference.plan import StepPlan
-from quipu.kernels.reference.rows import multiply, row_by_row, silu_mul
+from ..kv_cache import KVCache
+from ..models.rope import RopeTable
+from ..ops import Experts
+from .attention import Scores, attend_span
+from .experts import mix_experts
+from .plan import StepPlan
+from .rows import multiply, row_by_row, silu_mul
 
 
 class ReferenceOps:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import attrs
 import torch
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.reference.tiles import ROWS, round_up
+from ..batch import StepBatch
+from .tiles import ROWS, round_up
 
 
 @attrs.frozen

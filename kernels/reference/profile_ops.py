@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quipu.kernels.reference.ops import ReferenceOps
+from .ops import ReferenceOps
 
 
 class EmptyOps(ReferenceOps):

@@ -16,21 +16,21 @@ from functools import partial
 import attrs
 import torch
 
-from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
-from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
-from quipu.kernels.kv_cache import BlockShape, KVCache
-from quipu.kernels.logprobs import score
-from quipu.kernels.machine import memory, peak_of, resident
-from quipu.kernels.models.config import check_length, read_config
-from quipu.kernels.models.registry import Model, find_family
-from quipu.kernels.pool import Device, check_weights_fit, choose_pool
-from quipu.kernels.profile import NUM_BLOCKS, largest_pass, logits_of_all
-from quipu.kernels.reference.ops import ReferenceOps
-from quipu.kernels.reference.plan import make_plan
-from quipu.kernels.reference.profile import EmptyOps
-from quipu.kernels.reference.tiles import ROWS, round_up
-from quipu.kernels.sampling import draw
-from quipu.kernels.weights import open_weights
+from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..batch import Drawn, Scores, Scoring, StepBatch
+from ..checkpoints.weights import open_weights
+from ..kv_cache import BlockShape, KVCache
+from ..kv_cache_size import Device, check_weights_fit, choose_pool
+from ..machine import memory, peak_of, resident
+from ..models.config import check_length, read_config
+from ..models.families import Model, find_family
+from ..profile_run import NUM_BLOCKS, largest_pass, logits_of_all
+from ..sampling.logprobs import score
+from ..sampling.oracle import draw
+from .ops import ReferenceOps
+from .plan import make_plan
+from .profile_ops import EmptyOps
+from .tiles import ROWS, round_up
 
 # Below this hidden size a second thread costs more than it brings.
 _ONE_THREAD_BELOW = 512

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from quipu.kernels.reference.tiles import ROWS
+from .tiles import ROWS
 
 # Torch splits a loop over threads from 32,768 elements on, at borders that depend on the number of threads.
 _SERIAL_ELEMENTS = 16_384

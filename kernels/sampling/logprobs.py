@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quipu.kernels.batch import Scores
+from ..batch import Scores
 
 
 def score(logits_MV: torch.Tensor, target_ids: Sequence[int], num_top: Sequence[int]) -> Scores:

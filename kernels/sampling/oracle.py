@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.philox import uniform
-from quipu.kernels.processors import edited
+from ..batch import StepBatch
+from .philox import uniform
+from .processors import edited
 
 Float64s = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Philox4x32-10: random numbers that are a pure function of (key, counter).
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; checked against the
-known-answer vectors of its authors' Random123. `sampling.py` is the only caller.
+known-answer vectors of its authors' Random123. `oracle.py` is the only caller.
 
 What must always hold: no state anywhere. A draw is the same whatever was drawn before it, beside it, or in which
 process, which is what lets a preempted or restarted sequence go on as it would have.

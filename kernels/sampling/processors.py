@@ -3,7 +3,7 @@
 The executor makes one `LogitProcessor` for each sequence that asks for any of it, from its rules and its tokens, and
 tells it of every token that is drawn; a backend edits the rows of a step by `edited`, draws, and finds them as they
 were. The order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties
-(repetition, frequency, presence). Temperature and the filters follow in `sampling.py`.
+(repetition, frequency, presence). Temperature and the filters follow in `oracle.py`.
 
 What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on how often or in how
 many pieces these were computed; a row costs by its own rules, and one without rules nothing. A ban that would leave no
@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quipu.kernels.batch import LogitRules, Processing
+from ..batch import LogitRules, Processing
 
 Row = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

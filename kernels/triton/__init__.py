@@ -1,0 +1,1 @@
+"""Triton kernels for NVIDIA GPUs, and the Python that launches them."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 import triton
-from quipu.kernels.triton.columns import Columns
-from quipu.kernels.triton.configs import Launch, Tiles
-from quipu.kernels.triton.decode import decode_chunks_kernel, decode_sum_kernel
-from quipu.kernels.triton.device import Device
-from quipu.kernels.triton.prefill import prefill_kernel
+
+from .columns import Columns
+from .configs import Launch, Tiles
+from .decode import decode_chunks_kernel, decode_sum_kernel
+from .device import Device
+from .prefill import prefill_kernel
 
 
 class Parts:

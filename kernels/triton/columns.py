@@ -1,7 +1,7 @@
 """A pass's columns on the device: one buffer of 32-bit integers for each padded number of tokens, filled by the host.
 
-`backend.py` fills one a pass and copies it over in one go; `ops.py` hands its parts to the kernels. A CUDA graph keeps
-reading the same buffer.
+`triton_backend.py` fills one a pass and copies it over in one go; `ops.py` hands its parts to the kernels. A CUDA graph
+keeps reading the same buffer.
 
 What must always hold: padding tokens stand at position 0 and write into slot 0 of the null block, which no row reads;
 padding rows are empty and have no items. Items of a row are ascending chunks, side by side.
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.triton.device import Device
+from ..batch import StepBatch
+from .device import Device
 
 Int32s = npt.NDArray[np.int32]
 

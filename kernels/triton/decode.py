@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from quipu.kernels.triton.tile import add_chunk, attend_chunk
+
+from .tile import add_chunk, attend_chunk
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from quipu.kernels.models.rope import RopeTable
+from ..models.rope import RopeTable
 
 
 @attrs.frozen

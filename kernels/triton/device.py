@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from quipu.kernels import machine
-from quipu.kernels.backend import KVMemory
-from quipu.kernels.machine import Memory
+from .. import machine
+from ..backend import KVMemory
+from ..machine import Memory
 
 _cuda: Any = torch.cuda  # torch gives no types to part of it
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from quipu.kernels.weights import Shape, Weights
+from ..checkpoints.weights import Shape, Weights
 
 
 class DeviceWeights:
-    """Implements `quipu.kernels.weights.Weights`; remembers one matrix of each shape, for `probe.py`."""
+    """Implements `quipu.kernels.checkpoints.weights.Weights`; remembers one matrix of each shape, for `probe.py`."""
 
     def __init__(self, source: Weights, device: torch.device) -> None:
         self._source = source

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from quipu.kernels.triton.linear import slice_product
+
+from .linear import slice_product
 
 
 @triton.jit

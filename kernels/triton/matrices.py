@@ -7,8 +7,9 @@ from typing import Protocol
 import torch
 
 import triton
-from quipu.kernels.triton.configs import Tiles
-from quipu.kernels.triton.linear import add_slices_kernel, linear_kernel, slices_kernel
+
+from .configs import Tiles
+from .linear import add_slices_kernel, linear_kernel, slices_kernel
 
 
 class Linear(Protocol):

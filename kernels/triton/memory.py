@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 import torch
 
-from quipu.kernels.kv_cache import KVCache
-from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.triton.attention import Parts
-from quipu.kernels.triton.mixture import Addresses
+from ..kv_cache import KVCache
+from ..models.rope import RopeTable
+from .attention import Parts
+from .mixture import Addresses
 
 
 class RopeTables:

@@ -8,9 +8,10 @@ import attrs
 import torch
 
 import triton
-from quipu.kernels.ops import Experts
-from quipu.kernels.triton.configs import Tiles
-from quipu.kernels.triton.experts import pairs_linear_kernel, route_kernel, weigh_kernel
+
+from ..ops import Experts
+from .configs import Tiles
+from .experts import pairs_linear_kernel, route_kernel, weigh_kernel
 
 _BLOCK = 1024
 

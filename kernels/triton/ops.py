@@ -1,9 +1,9 @@
 """The operations that a model is written in, as launches of kernels: each at once, or later and joined with others.
 
-`backend.py` makes one a pass (or one a CUDA graph: then the launches are recorded). A model asks for small steps, and
-each launch costs; so a sum waits for the norm that follows it, and what is done to queries and keys waits until they
-are written. The result's memory exists meanwhile, so a model can look at it in other shapes; whoever needs the numbers
-has them computed then (`_numbers`).
+`triton_backend.py` makes one a pass (or one a CUDA graph: then the launches are recorded). A model asks for small
+steps, and each launch costs; so a sum waits for the norm that follows it, and what is done to queries and keys waits
+until they are written. The result's memory exists meanwhile, so a model can look at it in other shapes; whoever needs
+the numbers has them computed then (`_numbers`).
 
 What must always hold: no kernel reads a tensor that is still owed. What is owed for longer than the next layer's
 `write_kv` is forgotten: no model comes back to a layer's queries or keys by then.
@@ -15,18 +15,19 @@ import attrs
 import torch
 
 import triton
-from quipu.kernels.models.rope import RopeTable
-from quipu.kernels.ops import Experts
-from quipu.kernels.triton import attention
-from quipu.kernels.triton.activation import add_kernel, embed_kernel, gated_kernel, soft_cap_kernel
-from quipu.kernels.triton.columns import Columns
-from quipu.kernels.triton.configs import Tiles
-from quipu.kernels.triton.matrices import Linear
-from quipu.kernels.triton.memory import Memory
-from quipu.kernels.triton.mixture import mix
-from quipu.kernels.triton.norm import rms_norm_kernel
-from quipu.kernels.triton.owed import Added, Turned
-from quipu.kernels.triton.rope_kv import turn_and_write_kernel, turn_kernel
+
+from ..models.rope import RopeTable
+from ..ops import Experts
+from . import attention
+from .activation import add_kernel, embed_kernel, gated_kernel, soft_cap_kernel
+from .columns import Columns
+from .configs import Tiles
+from .deferred import Added, Turned
+from .matrices import Linear
+from .memory import Memory
+from .mixture import mix
+from .norm import rms_norm_kernel
+from .rope_kv import turn_and_write_kernel, turn_kernel
 
 _BLOCK = 1024
 

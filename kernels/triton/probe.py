@@ -17,19 +17,19 @@ import attrs
 import numpy as np
 import torch
 
-from quipu.kernels.backend import BackendConfig
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.kv_cache import BlockShape, KVCache
-from quipu.kernels.models.registry import Model
-from quipu.kernels.triton.attention import Parts, tile_tokens
-from quipu.kernels.triton.columns import Columns, Room, lengths_of
-from quipu.kernels.triton.configs import Tiles, shared_tile, token_ladder
-from quipu.kernels.triton.device import Device
-from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
-from quipu.kernels.triton.memory import Heads, Memory, RopeTables
-from quipu.kernels.triton.mixture import Addresses
-from quipu.kernels.triton.ops import TritonOps
-from quipu.kernels.weights import Shape
+from ..backend import BackendConfig
+from ..batch import StepBatch
+from ..checkpoints.weights import Shape
+from ..kv_cache import BlockShape, KVCache
+from ..models.families import Model
+from .attention import Parts, tile_tokens
+from .columns import Columns, Room, lengths_of
+from .configs import Tiles, shared_tile, token_ladder
+from .device import Device
+from .matrices import LibraryLinear, Linear, OwnLinear
+from .memory import Heads, Memory, RopeTables
+from .mixture import Addresses
+from .ops import TritonOps
 
 _LARGEST_RESULT = 1 << 28
 """Numbers: larger products are asked about with fewer rows than a pass may have (the head never has so many)."""

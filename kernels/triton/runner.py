@@ -1,6 +1,6 @@
 """Runs a model's passes: pads a batch to one of few sizes, launches, and replays a CUDA graph where there is one.
 
-`backend.py` makes one once the model is loaded. A pass in which every row has one token is the same sequence of
+`triton_backend.py` makes one once the model is loaded. A pass in which every row has one token is the same sequence of
 launches whatever its rows and contexts, so for each size of those a graph is recorded when it is first met; the host
 then costs one launch instead of hundreds. Other passes are launched kernel by kernel.
 
@@ -16,18 +16,18 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.kv_cache import KVCache
-from quipu.kernels.models.registry import Model
-from quipu.kernels.triton.attention import Parts, tile_tokens
-from quipu.kernels.triton.columns import Columns, Int32s, Room, lengths_of
-from quipu.kernels.triton.configs import Tiles, token_ladder
-from quipu.kernels.triton.device import Device
-from quipu.kernels.triton.matrices import Linear
-from quipu.kernels.triton.memory import Heads, Memory, RopeTables
-from quipu.kernels.triton.mixture import Addresses
-from quipu.kernels.triton.ops import TritonOps
-from quipu.kernels.triton.tables import Tables
+from ..batch import StepBatch
+from ..kv_cache import KVCache
+from ..models.families import Model
+from .attention import Parts, tile_tokens
+from .columns import Columns, Int32s, Room, lengths_of
+from .configs import Tiles, token_ladder
+from .device import Device
+from .matrices import Linear
+from .memory import Heads, Memory, RopeTables
+from .mixture import Addresses
+from .ops import TritonOps
+from .tables import Tables
 
 _PARTS_BYTES = 256 << 20
 """What decode's parts take at first; they grow where many rows have long contexts."""

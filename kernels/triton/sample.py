@@ -1,4 +1,4 @@
-"""Drawing a token from each row of logits, on the device: the draw of `kernels/sampling.py`, without a sort.
+"""Drawing a token from each row of logits, on the device: the draw of `kernels/sampling/oracle.py`, without a sort.
 
 Order a row's tokens by logit, descending, and equals by id, ascending. Every filter then keeps a head of that order,
 and the draw is the first token at which the mass before and with it passes u times the mass of the head. So all
@@ -6,8 +6,8 @@ there is to find is borders: a logit and how many of the tokens that have it. A 
 largest down, by asking how many tokens (or how much mass) a guess leaves above.
 
 What must always hold: the draw depends on its own row, parameters, seed and output position, on nothing else; u is
-Philox's number of `kernels/philox.py`, so a seed gives the token that the CPU would draw from the same logits, but
-where rounding moves a border (weights are float32 here, their sums float64).
+Philox's number of `kernels/sampling/philox.py`, so a seed gives the token that the CPU would draw from the same logits,
+but where rounding moves a border (weights are float32 here, their sums float64).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drawing for a step: on the device, except rows whose rules the device does not know, which the host draws as ever.
 
-`backend.py` is the only caller. What a slot drew last stays on the device, where the next pass feeds it from.
+`triton_backend.py` is the only caller. What a slot drew last stays on the device, where the next pass feeds it from.
 
 What must always hold: where any row failed, no slot's last token has moved.
 """
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 import triton
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.sampling import draw
-from quipu.kernels.triton.device import Device
-from quipu.kernels.triton.sample import draw_kernel, keep_drawn_kernel
+
+from ..batch import StepBatch
+from ..sampling.oracle import draw
+from .device import Device
+from .sample import draw_kernel, keep_drawn_kernel
 
 _BLOCK = 4096
 _INT64_AT = 1 << 63

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quipu.kernels.triton.device import Device
+from .device import Device
 
 
 class Tables:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from quipu.kernels.triton.activation import tanh
+
+from .activation import tanh
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

@@ -16,26 +16,26 @@ import logging
 import attrs
 import torch
 
-from quipu.kernels.backend import BackendConfig, Capabilities, Pool, wants_strict
-from quipu.kernels.batch import Drawn, Scores, Scoring, StepBatch
-from quipu.kernels.kv_cache import BlockShape, KVCache
-from quipu.kernels.logprobs import score
-from quipu.kernels.models.config import DecoderConfig, check_length, read_config
-from quipu.kernels.models.registry import find_family
-from quipu.kernels.pool import Device as PoolDevice
-from quipu.kernels.pool import choose_pool
-from quipu.kernels.profile import NUM_BLOCKS, largest_pass
-from quipu.kernels.triton.configs import Tiles, shared_tile, tiles_for, token_ladder
-from quipu.kernels.triton.device import CudaDevice, Device
-from quipu.kernels.triton.matrices import LibraryLinear, Linear
-from quipu.kernels.triton.memory import Heads
-from quipu.kernels.triton.present import ask_for_strict, check_capability
-from quipu.kernels.triton.probe import Way, attention_kinds, find_strict_way
-from quipu.kernels.triton.runner import Bounds, Finished, Runner
-from quipu.kernels.triton.sampler import Sampler
-from quipu.kernels.triton.tables import Tables
-from quipu.kernels.triton.weights import DeviceWeights
-from quipu.kernels.weights import open_weights
+from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..batch import Drawn, Scores, Scoring, StepBatch
+from ..checkpoints.weights import open_weights
+from ..kv_cache import BlockShape, KVCache
+from ..kv_cache_size import Device as PoolDevice
+from ..kv_cache_size import choose_pool
+from ..models.config import DecoderConfig, check_length, read_config
+from ..models.families import find_family
+from ..profile_run import NUM_BLOCKS, largest_pass
+from ..sampling.logprobs import score
+from .configs import Tiles, shared_tile, tiles_for, token_ladder
+from .device import CudaDevice, Device
+from .device_weights import DeviceWeights
+from .matrices import LibraryLinear, Linear
+from .memory import Heads
+from .present import ask_for_strict, check_capability
+from .probe import Way, attention_kinds, find_strict_way
+from .runner import Bounds, Finished, Runner
+from .sampler import Sampler
+from .tables import Tables
 
 # Tokens of a prompt whose logits are held at a time.
 _SCORED_AT_ONCE = 256

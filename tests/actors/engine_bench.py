@@ -12,38 +12,27 @@ from pathlib import Path
 
 import attrs
 from msgspec.structs import replace
-from properties import never_write_a_shared_or_committed_block
-from proposals import keys_of, reused_of, root_of
 
-from quipu.actors.core.account import Account, Ended, FirstToken, Kept, Span, Written
-from quipu.actors.core.batching import Batcher
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.pins import in_whole_blocks, pins_of
-from quipu.actors.core.prompt_book import Admission
-from quipu.actors.core.request import Status
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.counts import shown
-from quipu.actors.executor import Executor
-from quipu.actors.messages import (
-    Breakpoint,
-    Caller,
-    ErrorKind,
-    FinishReason,
-    Granted,
-    LogitRules,
-    Reserve,
-    SamplingParams,
-    Side,
-    StepDone,
-    StepDropped,
-    StepFailed,
-    StepPlan,
-    StepReport,
-    StepResult,
-    Submit,
-)
+from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
+from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.block_manager.pins import in_whole_blocks, pins_of
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.executor.actor import Executor
+from quipu.actors.messages.accountant import Caller, Side, StepReport
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.counts import shown
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason
+from quipu.actors.messages.prompts import Breakpoint
+from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
+from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.planning import Batcher
+from quipu.actors.scheduler.sequence import Status
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
+from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
+from tests.actors.properties import never_write_a_shared_or_committed_block
 
 
 @attrs.define(eq=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Granted
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.messages.scheduler import Granted
 
 
 def never_write_a_shared_or_committed_block(manager: BlockManagerCore, granted: Granted) -> None:

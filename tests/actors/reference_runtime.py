@@ -8,15 +8,15 @@ from typing import Any
 
 import attrs
 import trio
-from tests.traps.wire import COMPLETIONS, body, prompt_of
-from tests.web.fakes import Client as HttpClient
 
-from houses import house_config, serving_info
 from quipu.actors.engine import LoopHost
-from quipu.actors.rendering import InlineRenderer
+from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import House, open_house
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.runtimes import house_config, serving_info
+from tests.traps.wire import COMPLETIONS, body, prompt_of
+from tests.web.fakes import Client as HttpClient
 
 
 @attrs.define

@@ -9,7 +9,10 @@ import trio
 import trio.testing
 
 from quipu.actors.channel import Channel, FrameReader, FrameWriter, PeerGone, WireMessage
-from quipu.actors.messages import Abort, EngineReady, LogitRules, SamplingParams, StepReport, Submit
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.messages.scheduler import Abort, Submit
+from quipu.actors.messages.supervisor import EngineReady
 
 
 async def test_first_in_first_out_across_both_ways_in() -> None:

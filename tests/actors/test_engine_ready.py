@@ -5,10 +5,11 @@ from __future__ import annotations
 import attrs
 import trio
 
-from houses import house_config, serving_info, small_house
-from quipu.actors.front import describe_pool
-from quipu.actors.messages import EngineReady, ErrorKind
+from quipu.actors.messages.outcomes import ErrorKind
+from quipu.actors.messages.supervisor import EngineReady
+from quipu.actors.request_desk.front import describe_pool
 from quipu.actors.wiring import single_loop
+from tests.runtimes import house_config, serving_info, small_house
 
 
 async def test_blocks_that_the_engine_counted(autojump_clock: trio.abc.Clock) -> None:

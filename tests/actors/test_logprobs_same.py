@@ -5,7 +5,7 @@ The whole of quipu in one loop, over HTTP, on the reference backend with the dem
 
 from __future__ import annotations
 
-from tests.actors.reference_house import cached, reference_house
+from tests.actors.reference_runtime import cached, reference_house
 from tests.traps.wire import prompt_of
 
 PROMPT = prompt_of(70, seed=5)

@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
 
-from houses import BLOCK, Client, small_house, text_of
 from quipu.actors.channel import Channel
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.detokenizer import Detokenizer, DetokenizerMessage
-from quipu.actors.messages import Completed, Refused, ScoredDelta, Scores, StepScores, Tokens, Track
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.detokenizer.actor import Detokenizer, DetokenizerMessage
+from quipu.actors.messages.accountant import Completed, Refused
+from quipu.actors.messages.detokenizer import Tokens, Track
+from quipu.actors.messages.handler import ScoredDelta
+from quipu.actors.messages.scores import Scores, StepScores
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
+from tests.runtimes import BLOCK, Client, small_house, text_of
+from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50, seed=1)
 

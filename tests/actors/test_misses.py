@@ -8,9 +8,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from houses import Answer, kill_engine, small_house, text_of
-from quipu.actors.messages import CacheMiss, MissReason, TextPrompt
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.prompts import TextPrompt
 from quipu.kernels.fake import continuation
+from tests.runtimes import Answer, kill_engine, small_house, text_of
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

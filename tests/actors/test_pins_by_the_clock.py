@@ -11,10 +11,10 @@ import pytest
 import structlog
 import trio
 import trio.testing
-from tests.traps.wire import over_http, samples, settle
-from tests.web.messages_api import PATH, text, total
 
-from houses import BLOCK, Client, small_house
+from tests.runtimes import BLOCK, Client, small_house
+from tests.traps.wire import over_http, samples, settle
+from tests.web.api.anthropic.messages_api import PATH, text, total
 
 TTL_S = {"5m": 300, "1h": 3600}
 USER = {"role": "user", "content": "what?"}

@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from houses import Answer, Client, small_house, text_of
-from quipu.actors.messages import ErrorKind, Outcome
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import Answer, Client, num_passes, small_house, text_of
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -136,9 +136,9 @@ async def test_long_prefill_threshold(autojump_clock: trio.abc.Clock) -> None:
                 )
                 nursery.start_soon(lambda client=client: client.ask(prompt_of(20, 3), max_tokens=200))
                 await trio.sleep(0.1)
-            before = client.engine.executor.backend.num_passes
+            before = num_passes(client.engine.executor)
             answer = await client.ask(prompt, max_tokens=1)
-            passes[alone] = client.engine.executor.backend.num_passes - before
+            passes[alone] = num_passes(client.engine.executor) - before
             assert answer.texts[0] == text_of(continuation(prompt, 1))
     assert passes[True] <= 4
     assert passes[False] >= 600 // 32

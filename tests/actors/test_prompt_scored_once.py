@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import Client, small_house, text_of
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation, prompt_scores
+from tests.runtimes import Client, small_house, text_of
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50, seed=1)
 AHEAD = {"long_prefill_token_threshold": 8}

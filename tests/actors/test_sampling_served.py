@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import trio
-from tests.actors.reference_house import Server, cached, reference_house
-from tests.traps.wire import COMPLETIONS, body, prompt_of
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.actors.reference_runtime import Server, cached, reference_house
+from tests.traps.wire import COMPLETIONS, body, prompt_of
 
 PROMPT = prompt_of(70, seed=5)
 GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}

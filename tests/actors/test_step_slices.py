@@ -10,11 +10,14 @@ import pytest
 import trio
 import trio.testing
 
-from houses import BLOCK, Client, small_house
-from quipu.actors import accountant, detokenizer
+from quipu.actors.accountant import actor as accountant
+from quipu.actors.accountant.effects import Reckoning
 from quipu.actors.channel import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
-from quipu.actors.messages import SamplingParams, Submit, Tokens
-from quipu.actors.reckoning import Reckoning
+from quipu.actors.detokenizer import actor as detokenizer
+from quipu.actors.messages.detokenizer import Tokens
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scheduler import Submit
+from tests.runtimes import BLOCK, Client, small_house
 
 NUM_REQUESTS = 12
 

@@ -14,15 +14,15 @@ import pytest
 import structlog.testing
 import trio
 
-from houses import house_config, kill_engine, serving_info, small_house
 from quipu.actors import engine
 from quipu.actors.engine import LoopHost
-from quipu.actors.front import State
-from quipu.actors.log_writer import LogWriter
-from quipu.actors.process_host import ProcessHost
-from quipu.actors.rendering import InlineRenderer
+from quipu.actors.processes.log_writer import LogWriter
+from quipu.actors.processes.process_host import ProcessHost
+from quipu.actors.request_desk.front import State
 from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal
+from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import open_house
+from tests.runtimes import house_config, kill_engine, serving_info, small_house
 
 PROMPT = list(range(300, 340))
 SHORTAGE = Death("no engine can be started: too many open files", is_shortage=True)

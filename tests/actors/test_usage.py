@@ -10,10 +10,11 @@ import random
 import pytest
 import trio
 
-from houses import BLOCK, Answer, Client, small_house, text_of
-from quipu.actors.core.drawing import sequence_seed
-from quipu.actors.messages import ChatPrompt, ErrorKind, Outcome, TextPrompt
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
+from quipu.actors.shared.seeds import sequence_seed
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import BLOCK, Answer, Client, small_house, text_of
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -12,7 +12,7 @@ time, so everything that is cached is in it. A request
 
 from __future__ import annotations
 
-from traces import Row
+from tests.bench.traces import Row
 
 
 def hits_without_limit(rows: list[Row], block: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.e2e.servers import QUIPU
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bench.engine_core import Peer, Task, make_rows, make_tasks, measure, open_peer
 
 from bench import engine_core, engine_jobs
+from bench.engine_core import Peer, Task, make_rows, make_tasks, measure, open_peer
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bench.execution import Moment, Work
 from bench.shapes import QWEN3_06B as SHAPE
 

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from bench.chat_tokens import measure_row
 from bench.engine_overhead import describe, period_of
 from bench.http_load import Answer
 from bench.request_budget import PARTS, budget_of, make_chat
 from bench.spans import FOLDER, Span, own_seconds, read_spans
-
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 
 def test_period_and_step() -> None:

@@ -17,12 +17,13 @@ from typing import Any
 
 import attrs
 import pytest
+from tokenizers import Tokenizer
+
 from bench.http_load import Answer, EventCounter, LoadFailed, ask_all, completion, decode_rate
 from bench.peers.__main__ import Load, best_of, compare, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import run_engine, serve
-from tokenizers import Tokenizer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -214,7 +215,7 @@ def test_only_one_computes(tmp_path: Path) -> None:
     """A paused server answers nobody until it goes on; at the end it is gone."""
     flags = ["--executor", "fake", "--log-level", "warning", "--data-dir", str(tmp_path), "--served-model-name", "m"]
     peer = attrs.evolve(
-        PEERS[0], command=lambda model, port: ["-m", "quipu.web.cli", "serve", model, "--port", str(port), *flags]
+        PEERS[0], command=lambda model, port: ["-m", "quipu.web.cli.cli", "serve", model, "--port", str(port), *flags]
     )
     server = Server(peer, Path("kernels/demo"), tmp_path / "log")
     try:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from bench.sharing import MODES, WORKLOADS, Costs, Workload, make_engine, measure, serve
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from bench.stalls.__main__ import QUICK, Seen, faults_of
 from bench.stalls.rows import ROWS, Row
 

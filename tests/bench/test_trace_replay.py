@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.trace_replay import Setting, TracedRequest, read_trace, replay
 from hypothesis import given
 from hypothesis import strategies as st
-from lru_model import hits_with_lru, hits_without_limit
-from traces import Row, traces, write_trace
+
+from bench.trace_replay import Setting, TracedRequest, read_trace, replay
+from tests.bench.lru_model import hits_with_lru, hits_without_limit
+from tests.bench.traces import Row, traces, write_trace
 
 BLOCK = 4
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+
 from tests.e2e.servers import Server, serving
 
 TIGHT_BLOCKS = 25

@@ -21,14 +21,14 @@ from typing import Any
 
 import attrs
 import httpx
-from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import Server, eventually, has_ended, start_quipu
 
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.entries import EntryKind
 from quipu.actors.ledger.folder import LedgerFolder
 from quipu.actors.ledger.reading import entries_behind, open_reader
-from quipu.actors.ledger.segments import BEGINNING
+from quipu.actors.ledger.segment_files import BEGINNING
+from tests.e2e.prompts import token_prompt
+from tests.e2e.servers import Server, eventually, has_ended, start_quipu
 
 NUM_CLIENTS = 10
 START_S = 100.0

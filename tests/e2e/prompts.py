@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 _WORDS = "the list method returns a new object that sorts every item in place when its key is given as second argument"
 

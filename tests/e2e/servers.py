@@ -128,11 +128,11 @@ class Server:
 
     def engines(self) -> list[int]:
         """The web process's engines that live."""
-        return [pid for pid in self.children() if runs(pid, "quipu.actors.engine")]
+        return [pid for pid in self.children() if runs(pid, "quipu.actors.processes.engine_process")]
 
     def chat_workers(self) -> list[int]:
         """Those of its children that render chats."""
-        return [pid for pid in self.children() if runs(pid, "quipu.actors.chat_worker")]
+        return [pid for pid in self.children() if runs(pid, "quipu.actors.text_workers.chat_worker")]
 
     def children(self) -> list[int]:
         """The web process's children that live."""

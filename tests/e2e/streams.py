@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import httpx
+
 from tests.e2e.servers import PATIENCE_S, Server
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types import Message, Usage
+
 from tests.e2e.prompts import text_prompt
 from tests.e2e.servers import PATIENCE_S, Server, full_blocks
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, full_blocks
 
 CACHED = 'cached_tokens_total{tier="device"}'

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.e2e.prompts import text_prompt, token_prompt
 from tests.e2e.servers import Server, eventually
 from tests.e2e.streams import streaming

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.e2e.servers import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
-from quipu.actors.checkpoint import DEMO, resolve
+from quipu.actors.shared.checkpoint import DEMO, resolve
+from tests.e2e.servers import serving
 
 PROMPT = list(range(300, 340))
 CLEAR_MARGIN = 1e-3

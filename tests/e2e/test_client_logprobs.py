@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
+
 from tests.e2e.prompts import text_prompt, vocabulary
 from tests.e2e.servers import Server, cached_of
 

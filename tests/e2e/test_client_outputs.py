@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from tests.e2e.conftest import TIGHT_BLOCKS
 from tests.e2e.prompts import PLAIN_TOKENS, VARIED, text_prompt, token_prompt
 from tests.e2e.servers import BLOCK, Server, cached_of, full_blocks, usage_of

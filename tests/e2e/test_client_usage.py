@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import openai
+
+from quipu.actors.messages.prompts import ChatPrompt
 from tests.chats import encode_chat
 from tests.e2e.prompts import count, piece_of, text_prompt, token_prompt, vocabulary
 from tests.e2e.servers import BLOCK, cached_of, full_blocks, usage_of
-
-from quipu.actors.messages import ChatPrompt
 
 
 def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:

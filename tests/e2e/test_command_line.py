@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch
 
 import quipu
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch
 
 
 def run_quipu(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

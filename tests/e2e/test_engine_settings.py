@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.e2e.servers import Server, eventually, serving
 
 PROMPT = list(range(300, 350))

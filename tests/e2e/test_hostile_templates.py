@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, serving, start_quipu
 
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
+from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, serving, start_quipu
 
 TEMPLATE = (
     "{% set said = messages[0].content %}"

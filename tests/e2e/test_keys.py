@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from quipu.web.auth.key_file import hash_key
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, serving
 from tests.e2e.streams import Stream
-
-from quipu.web.key_file import hash_key
 
 A, B, C, ADMIN = "sk-quipu-of-a", "sk-quipu-of-b", "sk-quipu-of-c", "sk-quipu-admin-of-ops"
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0.01", "--log-level", "debug")

@@ -10,8 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tests.e2e.servers import BLOCK, Server, eventually, serving
-
-from kv_mirror import Subscriber
+from tests.kv_mirror import Subscriber
 
 
 def has_zmq(pid: int) -> bool:

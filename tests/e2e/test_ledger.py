@@ -16,14 +16,14 @@ from typing import Any
 
 import attrs
 import pytest
+
+from quipu.actors.ledger.reading import open_reader
+from quipu.actors.ledger.reconciling import parse_metrics
+from quipu.web.cli.cli import main
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import QUIPU, Server, eventually, serving, start_quipu
 from tests.e2e.streams import streaming
 from tests.postgres import PASSWORD, Postgres
-
-from quipu.actors.ledger.reading import open_reader
-from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.web.cli import main
 
 FAKE = ["--executor", "fake"]
 

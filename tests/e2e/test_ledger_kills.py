@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.ledger_kills import SMALL_SEGMENT, kill_in_lanes
 
 

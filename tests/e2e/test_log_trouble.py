@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually
 
 KINDS = ("reader gone", "reader that does not read", "partition full", "none")

@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic
 from anthropic.types import Usage
+
 from tests.e2e.prompts import text_prompt, token_prompt
 from tests.e2e.servers import BLOCK, PATIENCE_S, Server, full_blocks, serving
 

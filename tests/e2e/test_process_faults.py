@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from quipu.kernels.fake import continuation
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
 from tests.e2e.streams import streaming
 from tests.e2e.test_ledger import ledger
-from tests.houses import text_of
-
-from quipu.kernels.fake import continuation
+from tests.runtimes import text_of
 
 POISON = 299
 LONG = 4000

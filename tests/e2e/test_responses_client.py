@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from tests.e2e.prompts import VARIED, count, text_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, full_blocks, serving, usage_of
 

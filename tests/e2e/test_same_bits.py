@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.servers import Server, serving
 
-from kernels_here import needs_kernels
+from tests.e2e.servers import Server, serving
+from tests.kernels_here import needs_kernels
 
 pytestmark = needs_kernels
 

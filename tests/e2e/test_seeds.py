@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.e2e.prompts import text_prompt
 from tests.e2e.servers import Server
 

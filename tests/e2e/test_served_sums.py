@@ -1,6 +1,6 @@
 """Two real processes and a real ledger: after a random run counters, records and what clients were told add up alike.
 
-The long run is `tests/web/test_sums.py`, in one loop.
+The long run is `tests/web/api/test_sums.py`, in one loop.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+
+from quipu.actors.ledger.reading import open_reader
+from quipu.actors.messages.outcomes import Outcome
 from tests.e2e.servers import PATIENCE_S, Server, serving
 from tests.e2e.test_ledger import ledger
 from tests.web.surfaces import SURFACES, Surface
-
-from quipu.actors.ledger.reading import open_reader
-from quipu.actors.messages import Outcome
 
 NUM_REQUESTS = 200
 POISON = 777

@@ -8,12 +8,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from quipu.kernels.fake import continuation
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, runs, serving
 from tests.e2e.streams import streaming
-from tests.houses import text_of
-
-from quipu.kernels.fake import continuation
+from tests.runtimes import text_of
 
 
 def test_stream_finishes_within_the_grace(tmp_path: Path) -> None:
@@ -66,7 +65,11 @@ def test_asked_twice(tmp_path: Path) -> None:
 
 def everybody(server: Server) -> list[int] | None:
     """All children of the web process, once there are some of each kind."""
-    kinds = ("quipu.actors.engine", "quipu.actors.chat_worker", "quipu.actors.encode_worker")
+    kinds = (
+        "quipu.actors.processes.engine_process",
+        "quipu.actors.text_workers.chat_worker",
+        "quipu.actors.text_workers.encode_worker",
+    )
     children = server.children()
     return children if all(any(runs(pid, kind) for pid in children) for kind in kinds) else None
 

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+
 from tests.e2e.collector import Collector, collecting, plain
 from tests.e2e.servers import PATIENCE_S, Server, eventually, serving
 from tests.web.surfaces import SURFACES, Surface, prompt_ids

@@ -19,11 +19,11 @@ import attrs
 import httpx
 import openai
 import pytest
+
+from quipu.web.auth.key_file import hash_key
 from tests.e2e.prompts import text_prompt, token_prompt
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
 from tests.postgres import Postgres
-
-from quipu.web.key_file import hash_key
 
 KEYS = {"acme": "sk-quipu-of-acme", "bolt": "sk-quipu-of-bolt", "ops": "sk-quipu-of-ops"}
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0.001")

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import attrs
 import pytest
 import trio
-from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import PATIENCE_S, Server, eventually, num_files, serving, settled_num_files
-from tests.houses import text_of
 
 from quipu.kernels.fake import continuation
+from tests.e2e.prompts import token_prompt
+from tests.e2e.servers import PATIENCE_S, Server, eventually, num_files, serving, settled_num_files
+from tests.runtimes import text_of
 
 NUM_CLIENTS = 200
 NUM_SEATS = 16

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
-from tests.kernels.broken_checkpoints import BREAKS, change_config
 
-from kernels_here import needs_kernels
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
+from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
+from tests.kernels_here import needs_kernels
 
 FAST_BREAK = "not a number in a matrix"
 BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2

@@ -14,12 +14,7 @@ from pathlib import Path
 import pytest
 
 from quipu.kernels.cpu.compiling import find_compiler
-from quipu.kernels.cpu.instruction_sets import (
-    INSTRUCTION_SETS,
-    CannotBuild,
-    choose_instruction_set,
-    processor_flags,
-)
+from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild, choose_instruction_set, processor_flags
 
 pytestmark = pytest.mark.timeout(300)  # the first build compiles the kernels of every instruction set
 
@@ -124,7 +119,7 @@ def test_installed_kernels_load(environment: Path, tmp_path: Path) -> None:
 def test_installed_wheel_serves(environment: Path, tmp_path: Path) -> None:
     """In a clean environment that has our dependencies and the wheel, the end-to-end tests of usage pass."""
     (packages,) = environment.glob("lib/python*/site-packages")
-    where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli as m; print(m.__file__)"]
+    where = [str(environment / "bin" / "python"), "-P", "-c", "import quipu.web.cli.cli as m; print(m.__file__)"]
     found = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert Path(found).is_relative_to(packages)
     result = subprocess.run(

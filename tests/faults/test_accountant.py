@@ -16,15 +16,17 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import small_house
-from journals import KeptJournal
-from lives import POINTS, Doom, Killed, Life, live
-from quipu.actors.accountant import Accountant
-from quipu.actors.daybook import MAX_DEATHS, Page, Pending
-from quipu.actors.messages import OpenAccount, Outcome, UsageRecord
+from quipu.actors.accountant.actor import Accountant
+from quipu.actors.accountant.entry_store import MAX_DEATHS, Page, Pending
+from quipu.actors.messages.accountant import OpenAccount
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.restarts import ActorGivenUp
+from tests.journals import KeptJournal
+from tests.lives import POINTS, Doom, Killed, Life, live
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from houses import Client, kill_engine, small_house
-from journals import KeptJournal
-from quipu.actors.messages import Closed, ErrorKind, Outcome, OutletEvent
-from quipu.actors.registry import RequestTicket
+from quipu.actors.messages.handler import Closed, OutletEvent
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+from quipu.actors.request_desk.registry import RequestTicket
 from quipu.kernels.fake import Dials
+from tests.journals import KeptJournal
+from tests.runtimes import Client, kill_engine, small_house
 
 PROMPT = list(range(300, 340))
 

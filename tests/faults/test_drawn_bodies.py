@@ -12,16 +12,16 @@ from http import HTTPStatus
 import attrs
 import pytest
 import trio
-from bench.bodies import COUNT, ENDPOINTS, MESSAGES, bodies
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bench.bodies import COUNT, ENDPOINTS, MESSAGES, bodies
+from quipu.actors.messages.outcomes import Outcome
+from quipu.kernels.fake import Dials
+from tests.journals import KeptJournal
+from tests.runtimes import small_house
 from tests.traps.wire import over_http, samples, settle
 from tests.web.fakes import Client as HttpClient
-
-from houses import small_house
-from journals import KeptJournal
-from quipu.actors.messages import Outcome
-from quipu.kernels.fake import Dials
 
 BODIES_A_HOUSE = 10
 IN_TIME_S = 60.0

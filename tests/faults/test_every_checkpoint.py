@@ -18,12 +18,13 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import Client, small_house
-from journals import KeptJournal
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Delta, Outcome
+from quipu.actors.messages.handler import Delta
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.request_desk.mailbox import Mailbox
+from tests.journals import KeptJournal
+from tests.runtimes import Client, small_house
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
 MOST = 400

@@ -8,11 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from houses import Answer, read_answer
-from journals import KeptJournal
-from quipu.actors.messages import EngineReady, Fault, Outcome, Submit
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.messages.scheduler import Submit
+from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
-from scripted_engine import BLOCK, Admit, Compute, Said, ScriptedHost, scripted_house, settle_scripted, tokens
+from tests.journals import KeptJournal
+from tests.runtimes import Answer, read_answer
+from tests.scripted_engine import BLOCK, Admit, Compute, Said, ScriptedHost, scripted_house, settle_scripted, tokens
 
 PROMPT = list(range(300, 340))
 NUM_REQUESTS = 8

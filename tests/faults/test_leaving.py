@@ -13,9 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from houses import Client, kill_engine, small_house, text_of
-from quipu.actors.messages import Closed, Delta, Outcome, Started
+from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import Client, kill_engine, num_passes, small_house, text_of
 
 PROMPT = random.Random(1).choices(range(300, 4000), k=40)
 
@@ -56,7 +57,7 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED
-        assert client.engine.executor.backend.num_passes == 0
+        assert num_passes(client.engine.executor) == 0
         assert (await client.ask(PROMPT)).record.cached_tokens == 0
 
 
@@ -75,7 +76,7 @@ async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.ab
         await trio.testing.wait_all_tasks_blocked()
         assert client.house.daybook.num_open_accounts == 1, "submitted: the account waits for its Terminal"
         await trio.sleep(10)
-        assert client.engine.executor.backend.num_passes <= 2
+        assert num_passes(client.engine.executor) <= 2
         await settle(client)
         assert ticket.mailbox.closed is not None
         assert ticket.mailbox.closed.record.outcome is Outcome.CANCELLED

@@ -13,12 +13,12 @@ import attrs
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import BLOCK, Client, text_of
-from liars import Lies, lying_house
-from quipu.actors.messages import StepReport
+from quipu.actors.messages.accountant import StepReport
 from quipu.kernels.fake import continuation
+from tests.liars import Lies, lying_house
+from tests.runtimes import BLOCK, Client, text_of
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 KNOWN = prompt_of(32, seed=1)
 PROMPT = KNOWN + prompt_of(70, seed=2)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import Client, small_house, text_of
-from journals import KeptJournal
-from quipu.actors.counts import UNKNOWN
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages.counts import UNKNOWN
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import continuation
+from tests.journals import KeptJournal
+from tests.runtimes import Client, small_house, text_of
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
 MESSAGES = [{"role": "user", "content": "why is that so? " * 5}]

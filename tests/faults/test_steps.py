@@ -9,11 +9,14 @@ import pytest
 import trio
 import trio.testing
 
-from houses import Answer, kill_engine, small_house, text_of
-from quipu.actors.front import State
-from quipu.actors.messages import ErrorKind, Fault, Outcome, StepPlan, TextPrompt
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
+from quipu.actors.messages.prompts import TextPrompt
+from quipu.actors.messages.scheduler import StepResult
+from quipu.actors.request_desk.front import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import Answer, kill_engine, small_house, text_of
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -121,7 +124,7 @@ async def test_tokenizer_trouble_is_one_request_s(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
-    from quipu.actors.text_encoder import TextEncoder
+    from quipu.actors.tokenizer.text_encoder import TextEncoder
 
     encode = TextEncoder.encode_text
 
@@ -225,7 +228,7 @@ async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> Non
         inbox, executor = client.engine.inbox, client.engine.executor
         run = executor.run
 
-        def run_and_repeat(plan: StepPlan) -> object:
+        def run_and_repeat(plan: StepPlan) -> StepResult:
             result = run(plan)
             inbox.post(result)  # the actor posts it again
             return result

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from bench.peers.checkpoint import make_checkpoint
 from tests.gpu.machine import Machine
 
@@ -39,7 +40,7 @@ def throughput(machine: Machine) -> list[dict[str, Any]]:
 
 def _quipu(path: Path, count: int, executor: str, output: int) -> float:
     command = [
-        sys.executable, "-m", "quipu.web.cli", "bench", "throughput", "--model", str(path), "--executor", executor,
+        sys.executable, "-m", "quipu.web.cli.cli", "bench", "throughput", "--model", str(path), "--executor", executor,
         "--num-prompts", str(count), "--input-len", str(INPUT), "--output-len", str(output), "--max-num-seqs", "64",
         "--max-model-len", "1024", "--kv-cache-memory", "8GiB" if executor == "triton" else "1GiB", "--json",
         "--disable-tqdm",

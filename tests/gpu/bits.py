@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.gpu.machine import Machine
-from tests.gpu.models import make_backend, one_row, several_rows
 
 from quipu.kernels.triton.configs import shared_tile, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
 from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.probe import AttentionKind, attention_alike
+from tests.gpu.machine import Machine
+from tests.gpu.models import make_backend, one_row, several_rows
 
 # (in, out) of Qwen3-0.6B's and of an 8B model's matrices
 SHAPES = [(1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (4096, 6144), (4096, 24576), (12288, 4096)]

@@ -12,16 +12,16 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tests.gpu.machine import Machine
-from tests.gpu.models import blocks_of, make_backend, make_batch, shape_of, text
 
 from quipu.kernels.batch import StepBatch
-from quipu.kernels.triton.backend import TritonBackend
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.ops import TritonOps
 from quipu.kernels.triton.probe import make_pass, same_blocks
 from quipu.kernels.triton.sampler import Sampler
+from quipu.kernels.triton.triton_backend import TritonBackend
+from tests.gpu.machine import Machine
+from tests.gpu.models import blocks_of, make_backend, make_batch, shape_of, text
 
 
 @attrs.frozen

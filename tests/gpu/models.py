@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.shapes import QWEN3_06B
-from tests.gpu.machine import Machine
 
+from bench.shapes import QWEN3_06B
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import StepBatch
-from quipu.kernels.triton.backend import TritonBackend
+from quipu.kernels.triton.triton_backend import TritonBackend
+from tests.gpu.machine import Machine
 
 _REHEARSED = {
     "dtype": "float32", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,

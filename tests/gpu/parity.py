@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_checkpoints import CONFIGS, backend_config, make_batch, make_checkpoint, prompt, scattered_blocks
-from tests.gpu.machine import Machine
 
-from quipu.kernels.reference.backend import ReferenceBackend
-from quipu.kernels.triton.backend import TritonBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from quipu.kernels.triton.triton_backend import TritonBackend
+from tests.gpu.machine import Machine
+from tests.kernels.kernel_checkpoints import (
+    CONFIGS,
+    backend_config,
+    make_batch,
+    make_checkpoint,
+    prompt,
+    scattered_blocks,
+)
 
 # In standard deviations of the logits. In bfloat16 the reference still computes in float32: what is compared is the
 # rounding of every operation.

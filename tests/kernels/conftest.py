@@ -10,7 +10,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face import: no test ma
 
 import pytest
 import torch
-from kernel_checkpoints import CONFIGS, make_checkpoint
+
+from tests.kernels.kernel_checkpoints import CONFIGS, make_checkpoint
 
 
 @pytest.fixture(scope="session")

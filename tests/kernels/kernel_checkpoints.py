@@ -27,7 +27,7 @@ from transformers import (
 
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import StepBatch
-from quipu.kernels.reference.backend import ReferenceBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
 
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
 VOCAB_SIZE = 320

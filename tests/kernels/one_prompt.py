@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import attrs
 import torch
-from kernel_checkpoints import make_batch, prompt, scattered_blocks
 
-from quipu.kernels.cpu.backend import CpuBackend
-from quipu.kernels.reference.backend import ReferenceBackend
+from quipu.kernels.cpu.cpu_backend import CpuBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
 
 Backend = CpuBackend | ReferenceBackend
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
-from kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
-from one_prompt import Backend
 from transformers import AutoModelForCausalLM
+
+from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.one_prompt import Backend
 
 NUM_PREFILL = 300  # a whole chunk of keys and part of the next
 NUM_DECODES = 64

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_backends import needs_kernels
-from kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
 
 from quipu.kernels.backend import KVMemory, Pool, load_backend
 from quipu.kernels.kv_cache import BlockShape
+from quipu.kernels.kv_cache_size import Device, choose_pool
 from quipu.kernels.machine import Memory
-from quipu.kernels.pool import Device, choose_pool
+from tests.kernels.cpu.cpu_backends import needs_kernels
+from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -142,7 +142,9 @@ def test_weights_larger_than_memory(
     """They are refused before they are read, with both figures; what just fits is loaded."""
     num_bytes = load_backend(executor, backend_config(checkpoints["llama"])).pool.weights_bytes
     for available in (num_bytes // 2, 2 * num_bytes):
-        monkeypatch.setattr(f"quipu.kernels.{executor}.backend.memory", lambda a=available: Memory(8 * GIB, a))
+        monkeypatch.setattr(
+            f"quipu.kernels.{executor}.{executor}_backend.memory", lambda a=available: Memory(8 * GIB, a)
+        )
         with pytest.raises(ValueError, match="the weights take" if available < num_bytes else "of memory are left"):
             load_backend(executor, backend_config(checkpoints["llama"]))
 

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from kernel_checkpoints import backend_config
 
 from quipu.kernels.backend import load_backend
 from quipu.kernels.triton import present
+from tests.kernels.kernel_checkpoints import backend_config
 
 
 class Taken:
@@ -27,7 +27,7 @@ class Taken:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
     """A machine that has a device and Triton."""
-    module = ModuleType("quipu.kernels.triton.backend")
+    module = ModuleType("quipu.kernels.triton.triton_backend")
     taken = type("Taken", (Taken,), {})
     setattr(module, "TritonBackend", taken)  # noqa: B010
     monkeypatch.setitem(sys.modules, module.__name__, module)

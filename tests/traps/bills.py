@@ -11,17 +11,17 @@ from typing import Any, Final
 import attrs
 import trio
 import trio.testing
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
-from tests.web.fakes import Client as HttpClient
-from tests.web.usage_books import ANTHROPIC, OPENAI, ask, client_of
 
-from houses import Client, small_house
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.messages import UsageRecord
+from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials
-from quipu.web.admin.usage_params import rfc3339
-from quipu.web.admin.usage_source import LedgerUsage
+from quipu.web.api.admin.usage_params import rfc3339
+from quipu.web.api.admin.usage_source import LedgerUsage
+from tests.runtimes import Client, small_house
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
+from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, ask, client_of
+from tests.web.fakes import Client as HttpClient
 
 REQUEST: Final = body(prompt_of(50))
 KEY: Final = {"Idempotency-Key": "8e03978e"}

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
-from houses import small_house
-from quipu.actors.messages import ErrorKind, Outcome
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
 

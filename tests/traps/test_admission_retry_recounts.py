@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import trio
 import trio.testing
-from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 
-from houses import Answer, small_house, text_of
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import Answer, small_house, text_of
+from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 
 
 async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import CHAT, over_http, settle
-from tests.web.messages_api import COUNT_PATH, PATH, stream, text, total
 
-from houses import BLOCK, small_house
+from tests.runtimes import BLOCK, small_house
+from tests.traps.wire import CHAT, over_http, settle
+from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, stream, text, total
 
 MARKS: dict[str, Any] = {
     "nothing": {},

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
-from houses import BLOCK, Client, small_house, text_of
 from quipu.kernels.fake import continuation
+from tests.runtimes import BLOCK, Client, small_house, text_of
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import trio
-from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 COUNTS: dict[str, Any] = dict.fromkeys(("cached_tokens", "num_cached_tokens", "cache_read_input_tokens"), 999)
 FORGED: dict[str, Any] = {

@@ -6,11 +6,11 @@ Elsewhere the hit rate came to more than 100 %. Here one event raises both.
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import prompt_of, samples, settle
 
-from houses import small_house
-from quipu.actors.messages import Started
+from quipu.actors.messages.handler import Started
 from quipu.kernels.fake import Dials
+from tests.runtimes import small_house
+from tests.traps.wire import prompt_of, samples, settle
 
 PREFIX = prompt_of(64)
 

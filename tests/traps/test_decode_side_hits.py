@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
-from quipu.actors.messages import Side
-from scripted_engine import Admit, Compute, Said, Token, scripted_house, settle_scripted, tokens
+from quipu.actors.messages.accountant import Side
+from tests.scripted_engine import Admit, Compute, Said, Token, scripted_house, settle_scripted, tokens
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
 PREFILL: list[Said] = [Admit(read=16, tiers={"device": 16}), Compute(16, 70)]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+
+from quipu.web.app import make_app
+from tests.runtimes import small_house
 from tests.traps.wire import COMPLETIONS, STREAMED, body, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
-
-from houses import small_house
-from quipu.web.app import make_app
 
 
 @pytest.mark.parametrize("moment", ["before the first event", "before the body begins", "in the body"])

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
-from houses import small_house
-from quipu.actors.messages import MissReason
+from quipu.actors.messages.block_manager import MissReason
 from quipu.kernels.fake import prompt_scores
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
 PROMPT = prompt_of(50, seed=3)
 EXPECTED = prompt_scores(PROMPT, 0).logprobs

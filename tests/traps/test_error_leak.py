@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import trio
+
+from quipu.kernels.fake import Dials
+from tests.runtimes import small_house
 from tests.traps.wire import CHAT, COMPLETIONS, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import parse_events
-
-from houses import small_house
-from quipu.kernels.fake import Dials
 
 POISON = 299
 CASES: list[Any] = [

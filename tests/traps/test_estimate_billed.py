@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
-from journals import KeptJournal
-from quipu.actors.counts import UNKNOWN, Count, Estimate, Known, billable
-from scripted_engine import Admit, Compute, Guess, Said, Token, scripted_house, settle_scripted, tokens
+from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known, billable
+from tests.journals import KeptJournal
+from tests.scripted_engine import Admit, Compute, Guess, Said, Token, scripted_house, settle_scripted, tokens
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
 SILENT: list[list[Said]] = tokens(3)
@@ -36,7 +36,7 @@ async def test_a_guess_is_marked_and_never_billed(
     autojump_clock: trio.abc.Clock, said: list[list[Said]], guess: int | None, count: Count, shown: int | None
 ) -> None:
     """Shown, where nothing better is known; in the ledger it is an estimate; no counter has heard of it."""
-    whole_script = [*([] if guess is None else [[Guess(guess)]]), *said]
+    whole_script: list[list[Said]] = [*([] if guess is None else [[Guess(guess)]]), *said]
     journal = KeptJournal()
     async with scripted_house(lambda submit: whole_script, journal=journal) as client:
         http = over_http(client)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
-from scripted_engine import Admit, Compute, Revise, Said, Token, scripted_house, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, Revise, Said, Token, scripted_house, settle_scripted, tokens
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
 TIERS = {"device": 16, "host": 32, "remote": 16}

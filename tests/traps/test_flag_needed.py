@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, over_http, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, over_http, settle
 
 MESSAGES = [{"role": "user", "content": "a question that is long enough to fill some blocks of sixteen tokens " * 3}]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import prompt_of, settle
 
-from houses import BLOCK, small_house, text_of
 from quipu.kernels.fake import continuation
+from tests.runtimes import BLOCK, small_house, text_of
+from tests.traps.wire import prompt_of, settle
 
 
 @pytest.mark.parametrize(("length", "cached"), [(BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (50, 48)])

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from tests.traps.bills import KEY, Bill, bill_of, open_shop, records_of
 
-from quipu.actors.messages import Outcome
+from quipu.actors.messages.outcomes import Outcome
+from tests.traps.bills import KEY, Bill, bill_of, open_shop, records_of
 
 NUM = 20
 MAX_TOKENS = 200

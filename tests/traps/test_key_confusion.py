@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import combinations
 
 import trio
-from tests.traps.wire import prompt_of, settle
 
-from houses import small_house
-from quipu.actors.core.prefix import root_key
+from quipu.actors.shared.block_keys import root_key
+from tests.runtimes import small_house
+from tests.traps.wire import prompt_of, settle
 
 TEXT = "tenant:7:model=demo-lora"
 

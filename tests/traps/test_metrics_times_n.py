@@ -6,9 +6,9 @@ Here a prompt is counted once a request; what was done n times (tokens drawn) is
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 
 async def test_prompt_counted_once(autojump_clock: trio.abc.Clock) -> None:

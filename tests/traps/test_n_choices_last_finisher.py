@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])

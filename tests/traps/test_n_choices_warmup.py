@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 
 @pytest.mark.parametrize("num_choices", [1, 2, 4])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import trio
-from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
 
 async def test_counters_never_fall(autojump_clock: trio.abc.Clock) -> None:

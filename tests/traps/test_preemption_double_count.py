@@ -7,10 +7,10 @@ of the first admission.
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
-from houses import small_house, text_of
 from quipu.kernels.fake import continuation
+from tests.runtimes import small_house, text_of
+from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
 
 async def test_second_admission_adds_no_hits(autojump_clock: trio.abc.Clock) -> None:

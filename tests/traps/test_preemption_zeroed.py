@@ -6,9 +6,9 @@ Here the number is frozen at the first admission, and whatever is freed afterwar
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import SHARED, TIGHT, crowd, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import SHARED, TIGHT, crowd, settle
 
 
 async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 COLD, SHORT, LONG = prompt_of(20, 1), prompt_of(40, 2), prompt_of(50, 3)
 CACHED = 32 + 48

@@ -7,10 +7,10 @@ that come after it miss, also those hashed before; those that run go on over the
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import prompt_of, settle
 
-from houses import Answer, small_house, text_of
 from quipu.kernels.fake import continuation
+from tests.runtimes import Answer, small_house, text_of
+from tests.traps.wire import prompt_of, settle
 
 
 async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:

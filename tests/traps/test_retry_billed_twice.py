@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import trio
+
+from quipu.actors.ledger.reconciling import parse_metrics, reconcile
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.kernels.fake import Dials
+from tests.runtimes import kill_engine
 from tests.traps.bills import KEY, Bill, Shop, bill_of, open_shop, records_of
 from tests.traps.wire import settle
-
-from houses import kill_engine
-from quipu.actors.ledger.reconciling import parse_metrics, reconcile
-from quipu.actors.messages import Fault, Outcome
-from quipu.kernels.fake import Dials
 
 NO_KEY: dict[str, str] = {}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
 
 @pytest.mark.parametrize("salt", [7, 1.5, True, ["s"], {"a": 1}, "s" * 257, "❤" * 300])

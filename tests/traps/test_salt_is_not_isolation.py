@@ -7,9 +7,9 @@ comes from whom the server serves; a salt only subdivides it.
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import prompt_of, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import prompt_of, settle
 
 
 async def test_another_tenant_s_salt_opens_nothing(autojump_clock: trio.abc.Clock) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import prompt_of, samples, settle
 
-from houses import small_house, text_of
 from quipu.kernels.fake import continuation
+from tests.runtimes import small_house, text_of
+from tests.traps.wire import prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
 

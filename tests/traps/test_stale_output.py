@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 import trio
-from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
 
-from houses import Client, small_house, text_of
-from quipu.actors.messages import StepPlan
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.scheduler import StepResult
 from quipu.kernels.fake import continuation
+from tests.runtimes import Client, small_house, text_of
+from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
 
 
 @pytest.mark.parametrize("num_blocks", [11, 12, 13])
@@ -51,9 +52,9 @@ async def test_result_that_comes_twice(autojump_clock: trio.abc.Clock) -> None:
 
 def repeat_results(client: Client) -> None:
     inbox, executor = client.engine.inbox, client.engine.executor
-    run: Callable[[StepPlan], object] = executor.run
+    run: Callable[[StepPlan], StepResult] = executor.run
 
-    def run_twice(plan: StepPlan) -> object:
+    def run_twice(plan: StepPlan) -> StepResult:
         result = run(plan)
         inbox.post(result)  # the actor posts it again
         return result

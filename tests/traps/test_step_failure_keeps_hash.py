@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import trio
 import trio.testing
-from tests.traps.wire import prompt_of, samples, settle
 
-from houses import Answer, small_house, text_of
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import Answer, small_house, text_of
+from tests.traps.wire import prompt_of, samples, settle
 
 SHARED = prompt_of(32, 1)
 DOOMED = SHARED + prompt_of(32, 2)

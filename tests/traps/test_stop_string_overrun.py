@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-from houses import small_house, text_of
 from quipu.kernels.fake import Dials, continuation
+from tests.runtimes import small_house, text_of
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
 DIALS = Dials(first_token_id=35, num_token_ids=60)  # printable ASCII, one character a token

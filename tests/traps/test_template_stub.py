@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import CHAT, STREAMED, over_http, samples, settle
 
-from houses import BLOCK, small_house
-from quipu.actors.messages import ChatPrompt
+from quipu.actors.messages.prompts import ChatPrompt
+from tests.runtimes import BLOCK, small_house
+from tests.traps.wire import CHAT, STREAMED, over_http, samples, settle
 
 
 def chat(num_messages: int) -> list[dict[str, Any]]:

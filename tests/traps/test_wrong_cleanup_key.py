@@ -7,10 +7,10 @@ echoed and never keys.
 from __future__ import annotations
 
 import trio
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
-from houses import small_house, text_of
 from quipu.kernels.fake import continuation
+from tests.runtimes import small_house, text_of
+from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 PROMPTS = prompt_of(40, 1), prompt_of(40, 2)
 

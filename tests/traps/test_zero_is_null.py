@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import trio
-from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 CONTINUOUS = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
 

@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 import trio
 import trio.testing
-from tests.web.fakes import Client as HttpClient
 
-from houses import BLOCK, Answer, Client
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.runtimes import BLOCK, Answer, Client
+from tests.web.fakes import Client as HttpClient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -7,14 +7,11 @@ whether Triton is installed or not. (This folder is not called `triton`: it woul
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # the checkpoints of the other backends' tests
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +26,7 @@ class _Checkpoints(dict[str, Path]):
         self._root = root
 
     def __missing__(self, name: str) -> Path:
-        from kernel_checkpoints import make_checkpoint
+        from tests.kernels.kernel_checkpoints import make_checkpoint
 
         self[name] = make_checkpoint(self._root / name, name)
         return self[name]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
 
 from quipu.kernels.triton.configs import SMALL
+from tests.triton_kernels.passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
 
 SCALE = 0.3
 

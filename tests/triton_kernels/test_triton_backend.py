@@ -9,14 +9,21 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from kernel_checkpoints import VOCAB_SIZE, backend_config, make_backend, make_batch, prompt, scattered_blocks
 
 from quipu.kernels.batch import LogitRules, Processing, Scoring, StepBatch
-from quipu.kernels.processors import LogitProcessor
-from quipu.kernels.reference.backend import ReferenceBackend
-from quipu.kernels.triton.backend import TritonBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from quipu.kernels.sampling.processors import LogitProcessor
 from quipu.kernels.triton.configs import SMALL
 from quipu.kernels.triton.device import CpuDevice
+from quipu.kernels.triton.triton_backend import TritonBackend
+from tests.kernels.kernel_checkpoints import (
+    VOCAB_SIZE,
+    backend_config,
+    make_backend,
+    make_batch,
+    prompt,
+    scattered_blocks,
+)
 
 TOKENS = prompt(40, seed=3)
 BLOCKS = scattered_blocks(3, seed=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from passes import make_batch
 
 from quipu.kernels.triton.columns import Columns, Room, lengths_of
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.tables import Tables
+from tests.triton_kernels.passes import make_batch
 
 
 def test_columns() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
 
 from quipu.kernels.kv_cache import KVCache
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
 from quipu.kernels.triton.ops import TritonOps
+from tests.triton_kernels.passes import BLOCK_SIZE, Cache, Shape, make_batch, make_ops
 
 SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=16)
 BATCH = make_batch(

@@ -9,12 +9,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from passes import make_batch
 
 from quipu.kernels.batch import StepBatch
-from quipu.kernels.sampling import draw
+from quipu.kernels.sampling.oracle import draw
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.sampler import Sampler
+from tests.triton_kernels.passes import make_batch
 
 V = 100
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_checkpoints import make_batch, prompt, scattered_blocks
-from test_triton_backend import BLOCKS, TOKENS, make_triton
 from triton.runtime import interpreter
 
-from gpu.interpreted import create_dot
 from quipu.kernels.triton import probe
 from quipu.kernels.triton.configs import SMALL, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.probe import products_alike
+from tests.gpu.interpreted import create_dot
+from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """A front desk without an engine, and a client without a network.
 
-`FakeDesk` implements the protocol of `quipu.actors.front`: each ticket plays a script of outlet events into a real
-mailbox. Its dials: the script, a desk that is closed, a start that fails, a state of health. `Client` speaks ASGI to
-the app directly, so a test decides when a body is read and when the client leaves.
+`FakeDesk` implements the protocol of `quipu.actors.request_desk.front`: each ticket plays a script of outlet events
+into a real mailbox. Its dials: the script, a desk that is closed, a start that fails, a state of health. `Client`
+speaks ASGI to the app directly, so a test decides when a body is read and when the client leaves.
 """
 
 from __future__ import annotations
@@ -15,27 +15,18 @@ from typing import Any
 import attrs
 import trio
 
-from quipu.actors.core.scored import ScoredColumns, Spelling
-from quipu.actors.counts import UNKNOWN, Known
-from quipu.actors.front import DeskClosed, Health, ServingInfo, State
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import (
-    CacheMiss,
-    Caller,
-    Closed,
-    Delta,
-    Encode,
-    ErrorKind,
-    FinishReason,
-    LikelyToken,
-    Outcome,
-    OutletEvent,
-    Prompt,
-    RequestError,
-    ScoredToken,
-    Started,
-    UsageRecord,
-)
+from quipu.actors.messages.accountant import Caller
+from quipu.actors.messages.block_manager import CacheMiss
+from quipu.actors.messages.counts import UNKNOWN, Known
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.prompts import Prompt
+from quipu.actors.messages.scores import LikelyToken, ScoredToken
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.front import DeskClosed, Health, ServingInfo, State
+from quipu.actors.request_desk.mailbox import Mailbox
+from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
 
 NOBODY = Caller()
 INFO = ServingInfo(

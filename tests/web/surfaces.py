@@ -9,11 +9,11 @@ import json
 from typing import Any
 
 import attrs
-from tests.chats import encode_chat
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.messages import ChatPrompt
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.chats import encode_chat
 
 VOCABULARY = Vocabulary(DEMO)
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -20,14 +20,14 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from tests.web.fakes import FakeDesk
 
-from quipu.actors.messages import OutletEvent
-from quipu.web import connection
+from quipu.actors.messages.handler import OutletEvent
 from quipu.web.app import make_app
-from quipu.web.line import ChunkLine, Gate, Wire
+from quipu.web.http import connection
+from quipu.web.http.direct_write import ChunkLine, Gate, Wire
+from quipu.web.http.server import serve
 from quipu.web.options import AppOptions
-from quipu.web.server import serve
+from tests.web.fakes import FakeDesk
 
 PATIENCE_S = 10.0
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}

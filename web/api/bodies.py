@@ -18,10 +18,10 @@ from quart.wrappers.request import Request
 from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import RequestTimeout
 
-from quipu.web.connection import Connection
-from quipu.web.errors import APIError, unavailable
-from quipu.web.scope import SCOPE_KEY, RequestScope, ScopedHTTP
-from quipu.web.visit import current_visit
+from ..http.connection import Connection
+from ..http.scope import SCOPE_KEY, RequestScope, ScopedHTTP
+from .errors import APIError, unavailable
+from .request_context import current_visit
 
 FREE_BYTES = 64 * 1024
 """Of each body, not counted: the number of connections bounds them."""

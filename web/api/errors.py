@@ -21,8 +21,10 @@ from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
-from quipu.actors.messages import Closed, ErrorKind, Outcome, RequestError
-from quipu.web.visit import current_visit, note_error
+from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
+
+from .request_context import current_visit, note_error
 
 RETRY_AFTER_S = 1
 """What a client is told to wait before it tries again; a restart of the engine takes about as long."""

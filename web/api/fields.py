@@ -1,7 +1,7 @@
 """Reading a JSON object field by field, with errors that name the field.
 
-Used by the parsers of every API. Null means absent, unknown fields are left alone (`ignored.py` names them), and a bool
-is never a number.
+Used by the parsers of every API. Null means absent, unknown fields are left alone (`ignored_fields.py` names them), and
+a bool is never a number.
 
 What must always hold: messages name fields and limits, never quote what the client wrote there.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quipu.web.errors import APIError, invalid
-from quipu.web.json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
-from quipu.web.pace import Pace
+from .errors import APIError, invalid
+from .json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
+from .pace import Pace
 
 
 async def parse_object(

@@ -10,10 +10,13 @@ import secrets
 
 import attrs
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Encode, Prompt, SamplingParams
-from quipu.web.errors import invalid, no_model
-from quipu.web.fields import Fields, wrong_type
+from quipu.actors.messages.prompts import Prompt
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.request_desk.front import ServingInfo
+
+from .errors import invalid, no_model
+from .fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096

@@ -1,8 +1,8 @@
 """Which fields of a body nobody has read: they are named to the client, which may have misspelt one.
 
-Each API has a `Shape` of what its readers know (`openai/shapes.py`, `anthropic/shapes.py`). When a body has been read
-it is compared with its shape, and what is not in it goes into the response header `X-Quipu-Ignored-Fields`: paths as in
-the `param` of an error, percent-encoded, with commas between.
+Each API has a `Shape` of what its readers know (`api/openai/shapes.py`, `api/anthropic/shapes.py`). When a body has
+been read it is compared with its shape, and what is not in it goes into the response header `X-Quipu-Ignored-Fields`:
+paths as in the `param` of an error, percent-encoded, with commas between.
 
 What must always hold: the header is ASCII and at most `MAX_HEADER_BYTES` long; the comparison is linear in the body and
 lets others run, like its reader.
@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import attrs
 
-from quipu.web.pace import Pace
+from .pace import Pace
 
 MAX_NAMES = 16
 MAX_HEADER_BYTES = 1024

@@ -20,19 +20,22 @@ import trio
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from quipu.actors.front import FrontDesk
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import Closed, Outcome, UsageRecord
-from quipu.web.connection import Connection
-from quipu.web.keys import Principal
-from quipu.web.scope import RequestScope, request_scope
-from quipu.web.sse import Sink
-from quipu.web.tracing import Asked, Refusal, Tracer
-from quipu.web.usage import Tally
+from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.mailbox import Mailbox
+
+from ..auth.keys import Principal
+from ..http.connection import Connection
+from ..http.scope import RequestScope, request_scope
+from ..http.sse import Sink
+from ..telemetry.tracing import Asked, Refusal, Tracer
+from .usage import Tally
 
 MAX_CLIENT_REQUEST_ID_CHARS = 256
 IGNORED_FIELDS_HEADER = "X-Quipu-Ignored-Fields"
-"""What `ignored.py` found in its body."""
+"""What `ignored_fields.py` found in its body."""
 
 _log = structlog.get_logger("quipu.web")
 

@@ -17,21 +17,14 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.core.scored import ScoredColumns, Spelling
-from quipu.actors.messages import (
-    Closed,
-    Delta,
-    FinishReason,
-    LikelyToken,
-    OutletEvent,
-    ScoredDelta,
-    ScoredToken,
-    Started,
-    TokenScores,
-)
-from quipu.web.errors import APIError, frames_of, internal
-from quipu.web.sse import Sink
-from quipu.web.usage import Tally
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
+from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
+
+from ..http.sse import Sink
+from .errors import APIError, frames_of, internal
+from .usage import Tally
 
 MAX_LOOSE_PIECES = 256
 """Pieces of a text that are kept apart: a string of a few characters takes more than ten times their bytes."""

@@ -1,9 +1,10 @@
 """Taking turns at work that grows with a request, or with their number, so that the event loop is never held for long.
 
-A large answer is encoded in slices (`answer.py`, `sse.py`), a large body is read in slices (`json_body.py`, `pace.py`).
-A checkpoint between two of them lets everybody else run, but fifty answers would have fifty slices done in each round
-of the loop. So they take turns: of all slices in a process one is done in each round. In the same way one request is
-begun in each round (`http11.py`): a thousand at once would make a round so long that streams wait for it.
+A large answer is encoded in slices (`answer.py`, `http/sse.py`), a large body is read in slices (`json_body.py`,
+`pace.py`). A checkpoint between two of them lets everybody else run, but fifty answers would have fifty slices done in
+each round of the loop. So they take turns: of all slices in a process one is done in each round. In the same way one
+request is begun in each round (`http/http11.py`): a thousand at once would make a round so long that streams wait for
+it.
 
 What must always hold: a turn takes about SLICE_S, whatever is behind it; nobody waits for anything while it is theirs.
 """
@@ -18,8 +19,8 @@ import trio
 SLICE_S = 0.002
 """How long one turn may hold the loop; the piece that is begun before is still made."""
 
-_SLICES: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.turns.slices")
-_STARTS: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.turns.starts")
+_SLICES: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.api.turns.slices")
+_STARTS: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.api.turns.starts")
 
 
 def turn() -> trio.Lock:

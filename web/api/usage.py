@@ -10,7 +10,9 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.messages import CacheMiss, Delta, MissReason, Started, UsageRecord
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.handler import Delta, Started
+from quipu.actors.messages.usage_record import UsageRecord
 
 _NAMED_TIERS = ("device", "host", "disk", "remote")
 

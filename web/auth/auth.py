@@ -14,10 +14,10 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.web.errors import APIError, turn_away
-from quipu.web.keys import KeyStore, house_principal
-from quipu.web.peers import is_from_this_machine
-from quipu.web.visit import current_visit
+from ..api.errors import APIError, turn_away
+from ..api.request_context import current_visit
+from .keys import KeyStore, house_principal
+from .local_clients import is_from_this_machine
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no key."""

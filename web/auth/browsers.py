@@ -14,8 +14,8 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.web.browser_rules import BrowserRules, is_same_origin
-from quipu.web.errors import APIError, turn_away
+from ..api.errors import APIError, turn_away
+from .browser_rules import BrowserRules, is_same_origin
 
 EXPOSED_HEADERS = "X-Request-Id, X-Quipu-Request-Id, X-Quipu-Ignored-Fields, request-id, Retry-After"
 """What a page may read of an answer, beside what every page may."""

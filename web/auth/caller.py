@@ -13,9 +13,10 @@ import hashlib
 import trio
 from quart import request
 
-from quipu.actors.messages import Caller
-from quipu.web.errors import invalid
-from quipu.web.visit import Visit
+from quipu.actors.messages.accountant import Caller
+
+from ..api.errors import invalid
+from ..api.request_context import Visit
 
 HEADER = "Idempotency-Key"
 MAX_IDEMPOTENCY_KEY_CHARS = 255

@@ -1,7 +1,7 @@
 """The key file: one entry a key, with the key's hash and never the key.
 
-TOML (`[[keys]]` tables) or, where the file's name ends in `.json`, JSON (`{"keys": [...]}`). Read by `web/keys.py` at
-the start and on SIGHUP; `web/key_command.py` writes new entries for it.
+TOML (`[[keys]]` tables) or, where the file's name ends in `.json`, JSON (`{"keys": [...]}`). Read by `web/auth/keys.py`
+at the start and on SIGHUP; `web/cli/keys.py` writes new entries for it.
 
 What must always hold: a file is taken whole or not at all, and what is refused is named by entry and field, never by
 its value: somebody may have put a key where its hash belongs.

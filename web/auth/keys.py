@@ -1,7 +1,7 @@
 """Who may ask: whose key a request brought, and the keys that this server knows.
 
-The command line makes a `KeyStore` from its flags and has it reload on SIGHUP; `web/auth.py` asks it, and hangs the
-`Principal` that it finds on the visit.
+The command line makes a `KeyStore` from its flags and has it reload on SIGHUP; `web/auth/auth.py` asks it, and hangs
+the `Principal` that it finds on the visit.
 
 What must always hold: a plain key lives only while it is hashed; no key and no hash reaches a log, an error or an
 answer. Where keys were asked for, nobody gets in without one, also when the file lists none.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from quipu.web.key_file import KeyEntry, check_distinct, read_key_file
+from .key_file import KeyEntry, check_distinct, read_key_file
 
 DEFAULT_TENANT = "default"
 

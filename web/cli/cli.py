@@ -8,17 +8,18 @@ import sys
 from collections.abc import Sequence
 
 import quipu
-from quipu.web.key_command import add_key_actions, run_keys
-from quipu.web.ledger_command import add_ledger_actions, run_ledger
-from quipu.web.serve_flags import add_serve_flags
-from quipu.web.usage_command import add_usage_flags, run_usage
+
+from .keys import add_key_actions, run_keys
+from .ledger import add_ledger_actions, run_ledger
+from .serve_flags import add_serve_flags
+from .usage import add_usage_flags, run_usage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `quipu` command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["bench"]:  # a client, with flags of its own: no server loads it
-        from quipu.web.bench.command import main as bench
+        from .bench.command import main as bench
 
         return bench(argv[1:])
     arguments = make_parser().parse_args(argv)
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         case "usage":
             return run_usage(arguments, os.environ)
         case _:
-            from quipu.web.serve_command import run_serve
+            from .serve import run_serve
 
             return run_serve(arguments)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import structlog
 import trio
 
-from quipu.web.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
-from quipu.web.keys import KeyStore, given_keys
+from ..auth.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
+from ..auth.keys import KeyStore, given_keys
 
 API_KEY_VARIABLE = "QUIPU_API_KEY"
 ADMIN_KEY_VARIABLE = "QUIPU_ADMIN_KEY"

@@ -28,8 +28,9 @@ from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.exporting import ExportFormat, export
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import Account, parse_metrics, reconcile
-from quipu.web.key_command import ADMIN_KEY_VARIABLE
-from quipu.web.ledger_flags import URL_VARIABLE
+
+from .keys import ADMIN_KEY_VARIABLE
+from .ledger_flags import URL_VARIABLE
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2

@@ -1,5 +1,5 @@
 """The flags of `quipu serve` about its ledger, and the config that they make. Used by `serve_flags.py` and
-`serve_command.py`."""
+`serve.py`."""
 
 from __future__ import annotations
 

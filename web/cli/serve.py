@@ -17,33 +17,34 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.checkpoint import CheckpointError
-from quipu.actors.child import kill_children
 from quipu.actors.config import HouseConfig
-from quipu.actors.front import ServingInfo
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.log_writer import LogWriter
+from quipu.actors.processes.child import kill_children
+from quipu.actors.processes.log_writer import LogWriter
+from quipu.actors.request_desk.front import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
+from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.wiring import House, split
-from quipu.web import logs
-from quipu.web.admin.usage_source import LedgerUsage
-from quipu.web.app import make_app
-from quipu.web.browser_rules import BrowserRules
-from quipu.web.connection_table import default_max_connections, raise_file_limit
-from quipu.web.key_command import key_store, reloading_on_hangup
-from quipu.web.key_file import KeyFileError
-from quipu.web.keys import KeyStore
-from quipu.web.ledger_flags import ledger_config, ledger_settings
-from quipu.web.loop_watch import watch_loop
-from quipu.web.options import AppOptions
-from quipu.web.peers import is_loopback
-from quipu.web.server import Address, ServerConfig, serve
-from quipu.web.settings import resolve_config
-from quipu.web.tracing import TracingConfig, TracingError, open_tracer, tracing_config
+
+from ..api.admin.usage_source import LedgerUsage
+from ..app import make_app
+from ..auth.browser_rules import BrowserRules
+from ..auth.key_file import KeyFileError
+from ..auth.keys import KeyStore
+from ..auth.local_clients import is_loopback
+from ..http.connection_table import default_max_connections, raise_file_limit
+from ..http.server import Address, ServerConfig, serve
+from ..options import AppOptions
+from ..telemetry import logs
+from ..telemetry.loop_watch import watch_loop
+from ..telemetry.tracing import TracingConfig, TracingError, open_tracer, tracing_config
+from .keys import key_store, reloading_on_hangup
+from .ledger_flags import ledger_config, ledger_settings
+from .settings import resolve_config
 
 log = structlog.get_logger("quipu.cli")
 

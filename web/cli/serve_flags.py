@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from quipu.web.browser_rules import parse_hosts, parse_origins
-from quipu.web.key_command import add_key_flags
-from quipu.web.kv_events import parse_kv_events
-from quipu.web.ledger_flags import add_ledger_flags
-from quipu.web.options import AppOptions
-from quipu.web.sizes import parse_size
+from ..auth.browser_rules import parse_hosts, parse_origins
+from ..options import AppOptions
+from .keys import add_key_flags
+from .kv_events_flag import parse_kv_events
+from .ledger_flags import add_ledger_flags
+from .sizes import parse_size
 
 OPTIONS = AppOptions()
 """The defaults of the web layer."""

@@ -1,6 +1,6 @@
 """From flags and checkpoint to every size of the server, and to what `/server_info` shows of them.
 
-Used by `serve_command.py`. What must always hold: whatever the engine is started with is shown.
+Used by `serve.py`. What must always hold: whatever the engine is started with is shown.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from quipu.actors.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 from quipu.actors.config import EngineConfig, HouseConfig
-from quipu.actors.front import ServingInfo
+from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
 log = structlog.get_logger("quipu.cli")
 

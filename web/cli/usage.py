@@ -1,7 +1,7 @@
 """`quipu usage`: what was used, by model, key, tenant, endpoint or outcome, as a table or as JSON.
 
 Reads a data directory, a database, or both, like `quipu ledger`: with the server down, after a crash, or beside a
-running one. Counts as the reports over HTTP do (`web/admin/usage_report.py`). The answer goes to stdout, errors to
+running one. Counts as the reports over HTTP do (`web/api/admin/usage_report.py`). The answer goes to stdout, errors to
 stderr, and then the exit code is 2.
 """
 
@@ -22,11 +22,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.reading import GroupColumn, Query, Sum, open_reader
-from quipu.web.admin.usage_buckets import WIDTHS
-from quipu.web.admin.usage_params import LATEST
-from quipu.web.admin.usage_report import COUNTED, RETRIES
-from quipu.web.ledger_command import EXIT_USAGE, moment
-from quipu.web.ledger_flags import URL_VARIABLE
+
+from ..api.admin.usage_buckets import WIDTHS
+from ..api.admin.usage_params import LATEST
+from ..api.admin.usage_report import COUNTED, RETRIES
+from .ledger import EXIT_USAGE, moment
+from .ledger_flags import URL_VARIABLE
 
 GROUPS: Final[Mapping[str, GroupColumn]] = {
     "model": "model",

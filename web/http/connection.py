@@ -25,8 +25,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from quipu.web.http11 import AppTasks, Protocol
-from quipu.web.line import ChunkLine
+from .direct_write import ChunkLine
+from .http11 import AppTasks, Protocol
 
 RECEIVE_BYTES = 64 * 1024
 WRITE_BYTES = 64 * 1024

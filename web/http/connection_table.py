@@ -16,7 +16,7 @@ import resource
 import structlog
 import trio
 
-from quipu.web.connection import Connection
+from .connection import Connection
 
 RESERVED_PLACES = 16
 RESERVED_FILES = 64

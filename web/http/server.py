@@ -23,8 +23,8 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, LifespanState
 
-from quipu.web.connection import Connection, ConnectionLimits
-from quipu.web.connection_table import ConnectionTable, default_max_connections
+from .connection import Connection, ConnectionLimits
+from .connection_table import ConnectionTable, default_max_connections
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,11 @@
 """Server-sent events: the sink that a stream's chunks are pushed into, and the body that drains it.
 
 The writing side (a renderer attached to a request's mailbox) pushes from the task that produced the token. While the
-body waits, and where the server has given it a direct line to the client (`web/line.py`), a chunk goes to the socket
-within the push, and nobody is woken. Otherwise it joins a backlog that is bounded in bytes, and the body's generator
-wakes once for everything that is there: a client that does not read is cut off, and stops nobody else. What is large
-(a prompt that is echoed) is pushed as an iterator of chunks, which are made when the client has read those before.
+body waits, and where the server has given it a direct line to the client (`web/http/direct_write.py`), a chunk goes to
+the socket within the push, and nobody is woken. Otherwise it joins a backlog that is bounded in bytes, and the body's
+generator wakes once for everything that is there: a client that does not read is cut off, and stops nobody else. What
+is large (a prompt that is echoed) is pushed as an iterator of chunks, which are made when the client has read those
+before.
 
     push ──▶ line ──▶ socket                            the body waits, the kernel has room
       └────▶ backlog ──▶ body ──▶ Quart, h11 ──▶ socket    it does not, or there is no line
@@ -23,9 +24,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 import orjson
 import trio
 
-from quipu.web.line import ChunkLine
-from quipu.web.shelf import Shelf
-from quipu.web.turns import take_slice, turn
+from ..api.turns import take_slice, turn
+from .direct_write import ChunkLine
+from .unread_limit import Shelf
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -53,7 +53,7 @@ class Shelf:
         self.num_bytes -= self._waiting.pop(keeper, 0)
 
 
-_SHELF: trio.lowlevel.RunVar[Shelf] = trio.lowlevel.RunVar("quipu.web.shelf")
+_SHELF: trio.lowlevel.RunVar[Shelf] = trio.lowlevel.RunVar("quipu.web.http.unread_limit")
 
 
 def shelf_of_run(limit_bytes: int) -> Shelf:

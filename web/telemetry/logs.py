@@ -1,7 +1,7 @@
 """The log of the whole process, configured once by the command line.
 
 One JSON object a line on stderr, or coloured text where stderr is a terminal. What is logged is decided where it
-happens; here is only its form. Lines are written by a thread (`actors/log_writer.py`).
+happens; here is only its form. Lines are written by a thread (`actors/processes/log_writer.py`).
 
 What must always hold: values of local variables never reach a log, since they may be what a client sent.
 """
@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quipu.actors.log_writer import LogLines, LogWriter, Relay, standard_error
+from quipu.actors.processes.log_writer import LogLines, LogWriter, Relay, standard_error
 
 
 def count_in(registry: CollectorRegistry, writer: LogWriter) -> None:

@@ -28,10 +28,13 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import quipu
-from quipu.actors.counts import Estimate, Known
-from quipu.actors.messages import Closed, ErrorKind, Outcome, UsageRecord
-from quipu.web.errors import frames_of
-from quipu.web.tracing import Asked, Refusal
+from quipu.actors.messages.counts import Estimate, Known
+from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+
+from ..api.errors import frames_of
+from .tracing import Asked, Refusal
 
 log = structlog.get_logger("quipu.tracing")
 

@@ -19,7 +19,7 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from quipu.actors.messages import Closed
+from quipu.actors.messages.handler import Closed
 
 log = structlog.get_logger("quipu.tracing")
 
@@ -145,7 +145,7 @@ async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
         yield NoTracer()
         return
     try:
-        from quipu.web.otel import OtelTracer
+        from .otel import OtelTracer
     except ImportError as error:
         if config.endpoint is not None:
             raise TracingError(_missing(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from quipu.actors.ledger.schema import metadata
+from quipu.actors.ledger.schema import metadata  # absolute: Alembic loads this file by its path
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, transactional_ddl=True)
 with context.begin_transaction():

@@ -1,7 +1,7 @@
-"""Whether the part of this package that is written in C is there.
+"""The parts of `shared` and of the KV-block manager that are also written in C.
 
-It is where it was installed with a C compiler at hand; everything in it stands in Python too and says the same there.
-`QUIPU_COMPILED=0` in the environment goes without it, to compare or to look for a fault.
+`_native` exists where the package was installed with a C compiler at hand. Everything in it also exists in Python and
+behaves the same there. Set `QUIPU_COMPILED=0` in the environment to run without it, for comparing or debugging.
 """
 
 from __future__ import annotations
@@ -9,4 +9,4 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-IS_COMPILED = os.environ.get("QUIPU_COMPILED") != "0" and find_spec("quipu.actors.core.native") is not None
+IS_COMPILED = os.environ.get("QUIPU_COMPILED") != "0" and find_spec(f"{__name__}._native") is not None

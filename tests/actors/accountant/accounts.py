@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quipu.actors.core.account import Account, Ended, FirstToken, Span, Written
-from quipu.actors.core.prompt_book import Admission
-from quipu.actors.messages import CacheMiss, Caller, FinishReason, MissReason, Side
+from quipu.actors.accountant.account import Account, Ended, FirstToken, Span, Written
+from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.messages.accountant import Caller, Side
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.outcomes import FinishReason
 
 MISS = CacheMiss(MissReason.NONE, 0)
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from accounts import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.actors.accountant.account import Account, Ended, Gap, Span
+from quipu.actors.accountant.coverage import Coverage
+from quipu.actors.messages.counts import UNKNOWN, Known
+from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
+from quipu.actors.messages.usage_record import UsageRecord
+from tests.actors.accountant.accounts import (
     account_of,
     admission,
     admit,
@@ -12,13 +20,6 @@ from accounts import (
     new_account,
     write,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from quipu.actors.core.account import Account, Ended, Gap, Span
-from quipu.actors.core.coverage import Coverage
-from quipu.actors.counts import UNKNOWN, Known
-from quipu.actors.messages import ErrorKind, Outcome, RequestError, UsageRecord
 
 
 def record_of(account: Account) -> UsageRecord:

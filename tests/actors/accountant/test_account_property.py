@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import attrs
-from accounts import admission
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.core.account import Account, Ended, Entry, FirstToken, Revision, SequenceBook, Span, Written
-from quipu.actors.core.prompt_book import Admission
-from quipu.actors.daybook import Daybook, Page
-from quipu.actors.mailbox import Mailbox
-from quipu.actors.messages import OpenAccount, Prompted
+from quipu.actors.accountant.account import Account, Ended, Entry, FirstToken, Revision, SequenceBook, Span, Written
+from quipu.actors.accountant.entry_store import Daybook, Page
+from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.messages.accountant import OpenAccount, Prompted
+from quipu.actors.request_desk.mailbox import Mailbox
+from tests.actors.accountant.accounts import admission
 
 PROMPT, MOST = 24, 40
 """Prompt tokens, and positions in all."""

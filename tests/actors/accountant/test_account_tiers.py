@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from accounts import account_of, admission, compute, finish, first_token
 
-from quipu.actors.core.account import Account, Ended, Estimation, Revision
-from quipu.actors.counts import UNKNOWN, Count, Estimate, Known
-from quipu.actors.messages import Side
+from quipu.actors.accountant.account import Account, Ended, Estimation, Revision
+from quipu.actors.messages.accountant import Side
+from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known
+from tests.actors.accountant.accounts import account_of, admission, compute, finish, first_token
 
 
 def granted(reused: int, read: int, **tiers: int) -> Account:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-from proposals import Candidate
 
-from quipu.actors.messages import Pin
+from quipu.actors.messages.prompts import Pin
+from tests.actors.block_manager.proposals import Candidate
 
 Content = tuple[str, tuple[int, ...]]
 """Who may share it, and every token from position 0 to the block's end."""

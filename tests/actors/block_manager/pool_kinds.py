@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quipu.actors.core.block_pool import BlockPool
-from quipu.actors.core.compiled import IS_COMPILED
-from quipu.actors.core.pools import make_pool
+from quipu.actors.block_manager.block_pool import BlockPool
+from quipu.actors.block_manager.pools import make_pool
+from quipu.actors.shared.native import IS_COMPILED
 
 POOLS = [BlockPool, make_pool] if IS_COMPILED else [BlockPool]

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from quipu.actors.core.prefix import chain_keys, root_key
-from quipu.actors.messages import Granted, Pin, Reserve
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.prompts import Pin
+from quipu.actors.messages.scheduler import Granted
+from quipu.actors.shared.block_keys import chain_keys, root_key
 
 
 @attrs.frozen

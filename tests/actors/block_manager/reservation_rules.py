@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import attrs
-from block_oracle import Content
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from pool_kinds import POOLS
-from proposals import Candidate, keys_of, reserve
 
-from quipu.actors.core.block_pool import BlockPool
-from quipu.actors.core.pools import Pool
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Granted, Pin, Reserve
+from quipu.actors.block_manager.block_pool import BlockPool
+from quipu.actors.block_manager.pools import Pool
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.prompts import Pin
+from quipu.actors.messages.scheduler import Granted
+from tests.actors.block_manager.block_oracle import Content
+from tests.actors.block_manager.pool_kinds import POOLS
+from tests.actors.block_manager.proposals import Candidate, keys_of, reserve
 
 MAX_IN_FLIGHT = 3
 MAX_OUTPUTS = 7

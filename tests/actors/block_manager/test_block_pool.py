@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from pool_kinds import POOLS
 
-from quipu.actors.core.block_pool import MAX_PLACES
-from quipu.actors.core.pool_checks import COMMITTED
-from quipu.actors.core.pools import Pool
-from quipu.actors.core.prefix import KEY_BYTES
+from quipu.actors.block_manager.block_pool import MAX_PLACES
+from quipu.actors.block_manager.pool_checks import COMMITTED
+from quipu.actors.block_manager.pools import Pool
+from quipu.actors.shared.block_keys import KEY_BYTES
+from tests.actors.block_manager.pool_kinds import POOLS
 
 Make = Callable[[int], Pool]
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quipu.actors.core.block_pool import BlockPool
-from quipu.actors.core.compiled import IS_COMPILED
-from quipu.actors.core.pool_checks import COMMITTED
-from quipu.actors.core.pools import Pool, make_pool
-from quipu.actors.core.prefix import KEY_BYTES
+from quipu.actors.block_manager.block_pool import BlockPool
+from quipu.actors.block_manager.pool_checks import COMMITTED
+from quipu.actors.block_manager.pools import Pool, make_pool
+from quipu.actors.shared.block_keys import KEY_BYTES
+from quipu.actors.shared.native import IS_COMPILED
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="installed without a C compiler: there is no pool in C")
 

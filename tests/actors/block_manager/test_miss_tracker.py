@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.core import misses
-from quipu.actors.core.misses import MAX_RUN_BLOCKS, MissTracker
-from quipu.actors.core.prefix import chain_keys
-from quipu.actors.messages import CacheMiss, MissReason
+from quipu.actors.block_manager import misses
+from quipu.actors.block_manager.misses import MAX_RUN_BLOCKS, MissTracker
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.shared.block_keys import chain_keys
 
 SIZE = 2
 ROOTS = (b"r" * 32, b"s" * 32)

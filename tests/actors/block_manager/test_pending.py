@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proposals import Candidate, keys_of, reserve
 
-from quipu.actors.core.pending import MAX_DELAY_STEPS, _num_shared
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Granted
+from quipu.actors.block_manager.pending import MAX_DELAY_STEPS, _num_shared
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.messages.scheduler import Granted
+from tests.actors.block_manager.proposals import Candidate, keys_of, reserve
 
 SIZE = 4
 SHARED = list(range(100, 132))

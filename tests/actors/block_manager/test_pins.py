@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proposals import Candidate, keys_of, pinned_of, reserve, reused_of
 
-from quipu.actors.core.pins import in_whole_blocks, pins_of
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Breakpoint, CacheTtl, Granted, Pin
+from quipu.actors.block_manager.pins import in_whole_blocks, pins_of
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.messages.prompts import Breakpoint, CacheTtl, Pin
+from quipu.actors.messages.scheduler import Granted
+from tests.actors.block_manager.proposals import Candidate, keys_of, pinned_of, reserve, reused_of
 
 SIZE = 4
 SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from proposals import Candidate, keys_of, reserve, reused_of, written_of
-
-from quipu.actors.core.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from tests.actors.block_manager.proposals import Candidate, keys_of, reserve, reused_of, written_of
 
 SIZE = 4
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 from copy import deepcopy
 
-from block_oracle import NaiveManager, Outcome
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from properties import never_write_a_shared_or_committed_block
-from proposals import Candidate, lent_of, pinned_of, reserve, reused_of, written_of
-from reservation_rules import LONG_S, PROMPTS, ReservationRules
 
-from quipu.actors.messages import Granted, Reserve
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.scheduler import Granted
+from tests.actors.block_manager.block_oracle import NaiveManager, Outcome
+from tests.actors.block_manager.proposals import Candidate, lent_of, pinned_of, reserve, reused_of, written_of
+from tests.actors.block_manager.reservation_rules import LONG_S, PROMPTS, ReservationRules
+from tests.actors.properties import never_write_a_shared_or_committed_block
 
 
 class Conservation(ReservationRules):

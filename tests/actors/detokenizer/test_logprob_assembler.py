@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from quipu.actors.core.scored import pack
-from quipu.actors.core.scribe import PromptReading, Scribe, Spelling
-from quipu.actors.core.text import ByteDecoder
-from quipu.actors.messages import LikelyToken, PromptText, ScoredToken, Scores
+from quipu.actors.detokenizer.logprob_assembler import PromptReading, Scribe, Spelling
+from quipu.actors.detokenizer.text_stream import ByteDecoder
+from quipu.actors.messages.prompts import PromptText
+from quipu.actors.messages.scores import LikelyToken, ScoredToken, Scores
+from quipu.actors.shared.scored_tokens import pack
 
 TABLE = [b"a", b"bc", "é".encode()[:1], "é".encode()[1:], b"", b" d"]
 

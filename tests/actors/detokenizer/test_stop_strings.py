@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quipu.actors.core.stop_strings import NODE_BYTES, ROOT, StopStrings
-from quipu.actors.core.text import Piece, StopMatcher
+from quipu.actors.detokenizer.stop_strings import NODE_BYTES, ROOT, StopStrings
+from quipu.actors.detokenizer.text_stream import Piece, StopMatcher
 
 SMALL = st.text(alphabet="ab", min_size=1, max_size=9)
 STOPS = st.lists(SMALL, min_size=1, max_size=6)

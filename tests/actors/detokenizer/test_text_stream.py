@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.core.stop_strings import StopStrings
-from quipu.actors.core.text import ByteDecoder, Piece, StopMatcher, TextStream
+from quipu.actors.detokenizer.stop_strings import StopStrings
+from quipu.actors.detokenizer.text_stream import ByteDecoder, Piece, StopMatcher, TextStream
 
 LETTERS = st.text(alphabet="abé🌍", max_size=24)
 STOPS = st.lists(st.text(alphabet="abé🌍", min_size=1, max_size=4), max_size=4)

@@ -6,12 +6,14 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_bench import EngineBench
 from msgspec.structs import replace
 
-from quipu.actors.core.limits import Limits
-from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepPlan
+from quipu.actors.messages.executor import StepPlan
+from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
+from quipu.actors.scheduler.limits import Limits
 from quipu.kernels.fake import continuation
+from tests.actors.engine_bench import EngineBench
+from tests.runtimes import num_passes
 
 PROMPT = list(range(100, 110))
 
@@ -122,9 +124,9 @@ def test_plans_of_a_failed_generation_are_dropped_until_it_is_raised() -> None:
     plan = hit(bench)
     bench.dials.fail_steps = 1
     assert isinstance(bench.executor.run(plan), StepFailed)
-    num_passes = bench.executor.backend.num_passes
+    before = num_passes(bench.executor)
     assert bench.executor.run(plan) == StepDropped(plan.step, 0)
-    assert bench.executor.backend.num_passes == num_passes
+    assert num_passes(bench.executor) == before
     assert isinstance(bench.executor.run(replace(plan, generation=1)), StepDone)
 
 

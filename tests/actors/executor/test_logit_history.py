@@ -6,17 +6,21 @@ The fake's tokens are a function of prompt and position, so what a history must 
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 import attrs
 import pytest
-from engine_bench import EngineBench, Life
 from msgspec.structs import replace
 
-from quipu.actors.core.limits import Limits
-from quipu.actors.messages import LogitRules, StepDropped, StepFailed, TokenMasks
+from quipu.actors.messages.executor import TokenMasks
+from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.messages.scheduler import StepDropped, StepFailed
+from quipu.actors.scheduler.limits import Limits
+from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, Processing, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
-from quipu.kernels.processors import SeenTokens
+from quipu.kernels.sampling.processors import SeenTokens
+from tests.actors.engine_bench import EngineBench, Life
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
 LIMITS = Limits(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
@@ -34,7 +38,7 @@ class Spy:
     @classmethod
     def on(cls, bench: EngineBench) -> Spy:
         spy = cls(bench, bench.executor.backend)
-        bench.executor.backend = spy
+        bench.executor.backend = cast(Backend, spy)
         return spy
 
     def step(self, batch: StepBatch) -> Drawn:

@@ -6,17 +6,18 @@ from typing import Any
 
 import attrs
 import msgspec
-from engine_bench import EngineBench
 from hypothesis import settings
-from proposals import Candidate, keys_of, reserve, root_of
-from test_batching_property import EngineMachine
 
-from kv_mirror import Mirror
-from quipu.actors.core.kv_events import BatchQueue, Event, EventBatch, EventLog
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.reservation import BlockManagerCore
-from quipu.actors.messages import Granted, Reserve
+from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.kv_events.event_log import BatchQueue, Event, EventBatch, EventLog
+from quipu.actors.messages.block_manager import Reserve
+from quipu.actors.messages.scheduler import Granted
+from quipu.actors.scheduler.limits import Limits
 from quipu.kernels.fake import Dials
+from tests.actors.block_manager.proposals import Candidate, keys_of, reserve, root_of
+from tests.actors.engine_bench import EngineBench
+from tests.actors.scheduler.test_planning_property import EngineMachine
+from tests.kv_mirror import Mirror
 
 SIZE = 2
 

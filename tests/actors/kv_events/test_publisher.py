@@ -10,14 +10,14 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from houses import house_config
-from kv_mirror import END, Subscriber
 from quipu.actors.config import KvEventsConfig
-from quipu.actors.core.kv_events import EventLog, KvEventsError
-from quipu.actors.core.prefix import chain_keys
 from quipu.actors.engine import Engine
-from quipu.actors.executor import load_executor
-from quipu.actors.kv_events import EventPublisher
+from quipu.actors.executor.actor import load_executor
+from quipu.actors.kv_events.event_log import EventLog, KvEventsError
+from quipu.actors.kv_events.publisher import EventPublisher
+from quipu.actors.shared.block_keys import chain_keys
+from tests.kv_mirror import END, Subscriber
+from tests.runtimes import house_config
 
 SIZE = 4
 ROOT = b"r" * 32

@@ -9,10 +9,12 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.counts import Known
 from quipu.actors.ledger.entries import Entry, EntryKind
-from quipu.actors.ledger.segments import DiskStorage, Position, SegmentFile, scan
-from quipu.actors.messages import CacheMiss, MissReason, Outcome, UsageRecord
+from quipu.actors.ledger.segment_files import DiskStorage, Position, SegmentFile, scan
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.counts import Known
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 
 T0 = 1_700_000_000.0
 SEGMENT = 256 * 1024

@@ -12,6 +12,14 @@ from typing import Any
 import attrs
 import trio
 import trio.testing
+
+from quipu.actors.ledger.disk_space import Room
+from quipu.actors.ledger.durable_journal import RETRY_S, LedgerJournal
+from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
+from quipu.actors.ledger.refusals import RefusalBudget
+from quipu.actors.ledger.retries import RetryIndex
+from quipu.actors.ledger.segment_files import DiskStorage
+from quipu.actors.messages.outcomes import Outcome
 from tests.actors.ledger.ledgers import (
     SEGMENT,
     T0,
@@ -22,14 +30,6 @@ from tests.actors.ledger.ledgers import (
     record_of,
     so_far_of,
 )
-
-from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
-from quipu.actors.ledger.journal import RETRY_S, LedgerJournal
-from quipu.actors.ledger.refusals import RefusalBudget
-from quipu.actors.ledger.retries import RetryIndex
-from quipu.actors.ledger.room import Room
-from quipu.actors.ledger.segments import DiskStorage
-from quipu.actors.messages import Outcome
 
 
 @attrs.define

@@ -8,9 +8,7 @@ from typing import Any
 import attrs
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.actors.ledger.ledgers import T0, record_of, so_far_of
 
-from quipu.actors.counts import UNKNOWN, Estimate, Known
 from quipu.actors.ledger.entries import (
     GROWTH_BYTES,
     MAX_LINE_BYTES,
@@ -22,7 +20,11 @@ from quipu.actors.ledger.entries import (
 )
 from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
 from quipu.actors.ledger.schema import CHAIN_COLUMNS, records
-from quipu.actors.messages import CacheMiss, Fault, FinishReason, MissReason, Outcome, UsageRecord
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
+from quipu.actors.messages.outcomes import Fault, FinishReason, Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from tests.actors.ledger.ledgers import T0, record_of, so_far_of
 
 texts = st.text(max_size=300) | st.just("\x01" * 300) | st.just("\ud800\0")
 numbers = st.integers(0, 2**62)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.actors.ledger.test_service import loaded, opened, write
 
 from quipu.actors.ledger.database import SQLITE_NAME, make_engine, migrate, sqlite_url
+from tests.actors.ledger.test_service import loaded, opened, write
 
 PRIVATE = 0o600
 

@@ -10,17 +10,18 @@ import attrs
 import pytest
 import sqlalchemy as sa
 import trio
-from tests.actors.ledger.ledgers import SEGMENT, record_of, so_far_of
-from tests.postgres import Postgres
 
 from quipu.actors.ledger import entries
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import make_engine, migrate, sqlite_url
+from quipu.actors.ledger.durable_journal import LedgerJournal
 from quipu.actors.ledger.fields import flatten
-from quipu.actors.ledger.journal import LedgerJournal
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.messages import Fault, Outcome, UsageRecord
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from tests.actors.ledger.ledgers import SEGMENT, record_of, so_far_of
+from tests.postgres import Postgres
 
 
 @attrs.frozen

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 import trio
-from tests.actors.ledger.ledgers import SEGMENT, T0, record_of, so_far_of
-from tests.postgres import PASSWORD, Postgres
 
-from quipu.actors.counts import UNKNOWN, Estimate, Known
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import LedgerError, make_engine, migrate
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.reading import LedgerReader, LedgerRecord, Query, open_reader
-from quipu.actors.ledger.segments import DiskStorage
+from quipu.actors.ledger.segment_files import DiskStorage
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
-from quipu.actors.messages import Fault, Outcome, UsageRecord
+from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from tests.actors.ledger.ledgers import SEGMENT, T0, record_of, so_far_of
+from tests.postgres import PASSWORD, Postgres
 
 
 def config_of(folder: Path, url: str | None, **changes: object) -> LedgerConfig:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from tests.actors.ledger.ledgers import T0
-from tests.actors.ledger.test_journal import open_desk
 
 from quipu.actors.ledger import refusals
 from quipu.actors.ledger.refusals import LOG_EVERY_S, PERIOD_S, RefusalBudget
-from quipu.actors.messages import Outcome
+from quipu.actors.messages.outcomes import Outcome
+from tests.actors.ledger.ledgers import T0
+from tests.actors.ledger.test_durable_journal import open_desk
 
 REFUSED = {"outcome": Outcome.REJECTED, "admitted_at": None}
 

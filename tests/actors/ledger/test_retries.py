@@ -8,14 +8,14 @@ from typing import Any
 
 import attrs
 import pytest
-from tests.actors.ledger.ledgers import SEGMENT, T0, record_of, so_far_of
-from tests.actors.ledger.test_service import loaded
-from tests.postgres import Postgres
 
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.retries import FirstRequest, RetryIndex, TenantKeys
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
-from quipu.actors.messages import UsageRecord
+from quipu.actors.messages.usage_record import UsageRecord
+from tests.actors.ledger.ledgers import SEGMENT, T0, record_of, so_far_of
+from tests.actors.ledger.test_service import loaded
+from tests.postgres import Postgres
 
 WINDOW_S = 3600.0
 

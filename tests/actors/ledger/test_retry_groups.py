@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import attrs
 import pytest
-from tests.actors.ledger.ledgers import record_of, so_far_of
-from tests.actors.ledger.test_service import loaded, opened, sqlite_url
 
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.service import Ledger
-from quipu.actors.messages import Fault, Outcome
+from quipu.actors.messages.outcomes import Fault, Outcome
+from tests.actors.ledger.ledgers import record_of, so_far_of
+from tests.actors.ledger.test_service import loaded, opened, sqlite_url
 
 SAME = {"idempotency_digest": "d" * 64}
 

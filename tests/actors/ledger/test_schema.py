@@ -10,10 +10,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from tests.postgres import Postgres
 
 from quipu.actors.ledger.database import LedgerError, make_engine, migrate, redacted, sqlite_url
 from quipu.actors.ledger.schema import HEAD, metadata
+from tests.postgres import Postgres
 
 
 def differences(url: str) -> list[object]:

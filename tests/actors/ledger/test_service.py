@@ -12,7 +12,6 @@ import attrs
 import pytest
 import sqlalchemy as sa
 import trio
-from tests.actors.ledger.ledgers import SEGMENT, T0, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
 
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import Batch, LedgerError, load, make_engine, sqlite_url
@@ -24,9 +23,10 @@ from quipu.actors.ledger.reconciling import reconcile
 from quipu.actors.ledger.recovery import look_back
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.schema import HEAD
-from quipu.actors.ledger.segments import DiskStorage, Position, scan
+from quipu.actors.ledger.segment_files import DiskStorage, Position, scan
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
-from quipu.actors.messages import Fault, Outcome
+from quipu.actors.messages.outcomes import Fault, Outcome
+from tests.actors.ledger.ledgers import SEGMENT, T0, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
 
 
 def config_of(folder: Path, **changes: object) -> LedgerConfig:

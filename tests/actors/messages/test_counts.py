@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mypy import api
 
-from quipu.actors.counts import UNKNOWN, Count, Estimate, Known, Unknown, billable, kind_of, shown, total
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known, Unknown, billable, kind_of, shown, total
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 NAMES = {"known": Known(3), "estimate": Estimate(5), "unknown": UNKNOWN, "n": 7, "sum": sum}
 MIXED = [
@@ -52,8 +53,9 @@ FINE = [
 ]
 
 HEAD = """
-from quipu.actors.counts import Count, Estimate, Known, Unknown, total
-from quipu.actors.messages import Outcome, UsageRecord
+from quipu.actors.messages.counts import Count, Estimate, Known, Unknown, total
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
 
 def takes_known(known: Known) -> None: ...
 

@@ -12,8 +12,8 @@ import attrs
 import pytest
 import structlog
 
-from quipu.actors import log_writer
-from quipu.actors.log_writer import ERROR_BYTES, MAX_BYTES, LogLines, LogWriter, Relay
+from quipu.actors.processes import log_writer
+from quipu.actors.processes.log_writer import ERROR_BYTES, MAX_BYTES, LogLines, LogWriter, Relay
 
 PATIENCE_S = 20.0
 LINE = b"x" * 999 + b"\n"

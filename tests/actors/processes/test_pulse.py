@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quipu.actors.core.pulse import ALIVE_INTERVAL_S, SILENCE_S, TICK_S, Pulse
-from quipu.actors.messages import Alive
+from quipu.actors.messages.supervisor import Alive
+from quipu.actors.processes.pulse import ALIVE_INTERVAL_S, SILENCE_S, TICK_S, Pulse
 
 
 def pass_ticks(pulse: Pulse, seconds: float, *, could_hear: bool = True) -> str | None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_bench import EngineBench
 
-from quipu.actors.core import running
-from quipu.actors.core.limits import Limits
-from quipu.actors.messages import StepDone, StepDropped, StepFailed, StepReport
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
+from quipu.actors.scheduler import running
+from quipu.actors.scheduler.limits import Limits
 from quipu.kernels.fake import Dials
+from tests.actors.engine_bench import EngineBench
 
 PROMPT = list(range(100, 110))
 

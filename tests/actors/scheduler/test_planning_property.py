@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine_bench import EngineBench, Life
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.waiting import Policy
-from quipu.actors.messages import Breakpoint, CacheTtl, StepResult
+from quipu.actors.messages.prompts import Breakpoint, CacheTtl
+from quipu.actors.messages.scheduler import StepResult
+from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.waiting import Policy
 from quipu.kernels.fake import Dials
+from tests.actors.engine_bench import EngineBench, Life
 
 POISON = 9
 EOS = 5
@@ -255,6 +256,7 @@ class TwiceBench(EngineBench):
 
 class Duplicates(EngineMachine):
     bench_type = TwiceBench
+    bench: TwiceBench
 
     @precondition(lambda self: self.bench.heard)
     @rule(data=st.data())

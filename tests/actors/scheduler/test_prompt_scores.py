@@ -7,11 +7,14 @@ from array import array
 
 import pytest
 
-from quipu.actors.core.reporting import ReportBuilder
-from quipu.actors.core.request import Sequence
-from quipu.actors.core.scored import pack
-from quipu.actors.core.scoring import ask_scores, hand_out_scores
-from quipu.actors.messages import PackedScores, SamplingParams, Scores, StepReport, StepScores, ToScore
+from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.executor import ToScore
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scores import PackedScores, Scores, StepScores
+from quipu.actors.scheduler.prompt_scores import ask_scores, hand_out_scores
+from quipu.actors.scheduler.report_builder import ReportBuilder
+from quipu.actors.scheduler.sequence import Sequence
+from quipu.actors.shared.scored_tokens import pack
 
 
 def make(sequence_id: int, length: int, *, outputs: int = 0) -> Sequence:

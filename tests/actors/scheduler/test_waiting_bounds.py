@@ -10,11 +10,13 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from houses import Answer, Client, small_house
-from quipu.actors.core.intake import Intake, make_sequence
-from quipu.actors.core.limits import Limits
-from quipu.actors.core.waiting import Policy, WaitingQueue
-from quipu.actors.messages import ErrorKind, Outcome, SamplingParams, Submit
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scheduler import Submit
+from quipu.actors.scheduler.admission import Intake, make_sequence
+from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.waiting import Policy, WaitingQueue
+from tests.runtimes import Answer, Client, small_house
 
 MANY = 512
 

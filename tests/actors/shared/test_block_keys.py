@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quipu.actors.core.prefix import KEY_BYTES, chain_keys, chain_keys_in_python, root_key
+from quipu.actors.shared.block_keys import KEY_BYTES, chain_keys, chain_keys_in_python, root_key
 
 Chain = Callable[[bytes, Sequence[int], int], list[bytes]]
 CHAINS = [chain_keys_in_python, chain_keys]

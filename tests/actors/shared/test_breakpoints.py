@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.core.prompt_book import Admission, PromptBook
-from quipu.actors.messages import Breakpoint, CacheTtl
+from quipu.actors.accountant.prompt_book import Admission, PromptBook
+from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 
 LENGTH = 40
 SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR

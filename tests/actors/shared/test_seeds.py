@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.core.drawing import complete_rules, contradiction, sequence_seed
-from quipu.actors.messages import LogitRules, SamplingParams
+from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.shared.seeds import complete_rules, contradiction, sequence_seed
 
 
 def test_each_sequence_has_a_seed_of_its_own() -> None:

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import tokenizers
 import trio
-from tests.actors.tokenizer_kinds import demo, qwen_like, save
-from tests.houses import Client, small_house
 from tokenizers import Regex, pre_tokenizers
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.library import Library, LibraryPanic, catching_panics
-from quipu.actors.messages import ChatPrompt, ErrorKind, Outcome, TextPrompt
-from quipu.actors.vocabulary import Vocabulary, WindowDecoder
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics
+from quipu.actors.tokenizer.vocabulary import Vocabulary, WindowDecoder
+from tests.actors.tokenizer.tokenizer_kinds import demo, qwen_like, save
+from tests.runtimes import Client, small_house
 
 PANICKING = "a" * 64
 """For `backtracking`: more ways to split it than the library's regular expressions try."""

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import trio
 
-from quipu.actors import chat_pool
-from quipu.actors.chat_pool import MOST_OF_ONE, ChatPool
-from quipu.actors.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
-from quipu.actors.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
-from quipu.actors.checkpoint import CheckpointError
-from quipu.actors.core.turns import Crowded
-from quipu.actors.messages import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
-from quipu.actors.rendering import InlineRenderer
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
+from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.actors.text_workers import chat_pool
+from quipu.actors.text_workers.chat_pool import MOST_OF_ONE, ChatPool
+from quipu.actors.text_workers.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
+from quipu.actors.text_workers.fair_queue import Crowded
+from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
 
 PATIENCE_S = 30.0
 TIMEOUT_S = 2.0
@@ -311,9 +311,9 @@ async def test_no_template() -> None:
 
 PARENT = """
 import sys, trio
-from quipu.actors.chat_pool import ChatPool
-from quipu.actors.chat_template import TemplateSource
-from quipu.actors.messages import ChatPrompt
+from quipu.actors.text_workers.chat_pool import ChatPool
+from quipu.actors.tokenizer.chat_template import TemplateSource
+from quipu.actors.messages.prompts import ChatPrompt
 
 async def main():
     pool = ChatPool(TemplateSource("here", sys.argv[1], {}), 600)

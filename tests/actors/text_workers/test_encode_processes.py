@@ -17,18 +17,20 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.actors.test_library import PANICKING, backtracking_model
-from tests.houses import Client, small_house
 
-from quipu.actors import child, encode_processes
-from quipu.actors.chat_template import RenderedChat
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.encode_processes import CannotStart, EncodeProcess, EncodeProcesses, Loan
-from quipu.actors.lanes import SHORT_BYTES
-from quipu.actors.library import LibraryPanic
-from quipu.actors.messages import CacheTtl, ChatPrompt, ContentMark, ErrorKind, Outcome, TextPrompt
-from quipu.actors.text_encoder import EncodedChat, EncodedText, TextEncoder, TooMany
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+from quipu.actors.messages.prompts import CacheTtl, ChatPrompt, ContentMark, TextPrompt
+from quipu.actors.processes import child
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import LibraryPanic
+from quipu.actors.text_workers import encode_processes
+from quipu.actors.text_workers.encode_processes import CannotStart, EncodeProcess, EncodeProcesses, Loan
+from quipu.actors.text_workers.lanes import SHORT_BYTES
+from quipu.actors.tokenizer.chat_template import RenderedChat
+from quipu.actors.tokenizer.text_encoder import EncodedChat, EncodedText, TextEncoder, TooMany
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
+from tests.runtimes import Client, small_house
 
 PATIENCE_S = 30.0
 VOCABULARY = Vocabulary(DEMO)
@@ -224,7 +226,7 @@ def test_a_parent_that_is_killed() -> None:
         "them.run(lambda there: there.count(FOREVER, most=10**9), Loan())\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
     ) as parent:
         try:
             assert parent.stdout is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.core.turns import Crowded, FairQueue
+from quipu.actors.text_workers.fair_queue import Crowded, FairQueue
 
 KINDS = st.sampled_from(["put", "take", "done", "drop", "back"])
 STEPS = st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60)

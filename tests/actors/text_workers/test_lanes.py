@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.core.turns import Crowded
-from quipu.actors.lanes import SHORT_BYTES, Lane, Lanes, Turn
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.text_workers.fair_queue import Crowded
+from quipu.actors.text_workers.lanes import SHORT_BYTES, Lane, Lanes, Turn
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 ENCODER = Vocabulary(DEMO).encoder
 PATIENCE_S = 20.0

@@ -13,22 +13,24 @@ import pytest
 import tokenizers
 import trio
 import trio.testing
-from tests.actors.tokenizer_kinds import demo, save
-from tests.houses import Answer, Client, read_answer, small_house
 from tokenizers import models
 
-from quipu.actors import encoding
-from quipu.actors.chat_template import RenderedChat, TemplateError
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.core.prefix import chain_keys
-from quipu.actors.core.turns import Crowded
-from quipu.actors.front import DeskClosed, PromptRefused
-from quipu.actors.lanes import MOST_THREADS, SHORT_BYTES
-from quipu.actors.library import Library
-from quipu.actors.messages import ChatPrompt, Encode, ErrorKind, TextPrompt, TokenPrompt
-from quipu.actors.registry import RequestTicket
-from quipu.actors.rendering import InlineRenderer
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.messages.outcomes import ErrorKind
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.request_desk.front import DeskClosed, PromptRefused
+from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.shared.block_keys import chain_keys
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import Library
+from quipu.actors.text_workers import prompt_encoder as encoding
+from quipu.actors.text_workers.fair_queue import Crowded
+from quipu.actors.text_workers.lanes import MOST_THREADS, SHORT_BYTES
+from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.actors.tokenizer.tokenizer_kinds import demo, save
+from tests.runtimes import Answer, Client, read_answer, small_house
 
 PATIENCE_S = 30.0
 LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
@@ -114,7 +116,9 @@ async def test_token_ids_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> Non
     """Refused before anything is done with them, or with the prompts beside them."""
     read: list[object] = []
     async with small_house() as client:
-        monkeypatch.setattr("quipu.actors.vocabulary.Vocabulary.read_back", lambda *args, **_: read.append(args))
+        monkeypatch.setattr(
+            "quipu.actors.tokenizer.vocabulary.Vocabulary.read_back", lambda *args, **_: read.append(args)
+        )
         monkeypatch.setattr(Library, "_encode", lambda *args: read.append(args))
         longest = client.config.engine.max_model_len
         for ids in ([5] * longest, [5] * 1_000_000):
@@ -406,7 +410,7 @@ async def test_a_start_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of a few pieces share their blocks with one another as ever."""
-    monkeypatch.setattr("quipu.actors.tokenizer.HASHED_BLOCKS", 2)
+    monkeypatch.setattr("quipu.actors.tokenizer.actor.HASHED_BLOCKS", 2)
     submitted: list[Any] = []
     async with small_house() as client:
         put = client.house.desk.lane.put_reserved

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chats import encode_chat
 
-from quipu.actors.chat_template import ChatTemplate, TemplateError
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.messages import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.chat_template import ChatTemplate, TemplateError
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.chats import encode_chat
 
 DEMO_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"

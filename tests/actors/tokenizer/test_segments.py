@@ -15,17 +15,17 @@ import attrs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.actors.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save
-from tests.chats import encode_chat, render_chat
-from tests.houses import small_house
 from tokenizers import AddedToken, Tokenizer, models
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.core.segments import ENTRY_BYTES, Seams, SegmentCache
-from quipu.actors.library import Library
-from quipu.actors.messages import ChatPrompt, ContentMark
-from quipu.actors.seams import find_seams
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.messages.prompts import ChatPrompt, ContentMark
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import Library
+from quipu.actors.tokenizer.segments import ENTRY_BYTES, Seams, SegmentCache
+from quipu.actors.tokenizer.split_points import find_seams
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.actors.tokenizer.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save
+from tests.chats import encode_chat, render_chat
+from tests.runtimes import small_house
 
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n"
 PARTS = [
@@ -234,7 +234,7 @@ async def test_tenants_and_salts_have_ids_of_their_own(monkeypatch: pytest.Monke
             found.append(ids is not None)
             return ids
 
-    monkeypatch.setattr("quipu.actors.tokenizer.SegmentCache", Watched)
+    monkeypatch.setattr("quipu.actors.tokenizer.actor.SegmentCache", Watched)
     chat = ChatPrompt(({"role": "user", "content": "a cord " * 60},))
     async with small_house() as client:
         for domain, salt in (("a", ""), ("b", ""), ("a", "b"), ("ab", ""), ("a", "")):

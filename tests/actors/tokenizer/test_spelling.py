@@ -10,9 +10,9 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.text_encoder import EncodedText
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.text_encoder import EncodedText
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(DEMO)
 

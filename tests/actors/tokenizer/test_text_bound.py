@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.actors.tokenizer_kinds import BASES, CORPUS, END, START, TOKENS, demo, make
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from quipu.actors.core import text_bound
-from quipu.actors.core.text_bound import SLICE_MARGIN_BYTES, TextBound, byte_alphabet, find_bound
-from quipu.actors.library import Library
+from quipu.actors.shared.tokenizers_library import Library
+from quipu.actors.tokenizer import text_bound
+from quipu.actors.tokenizer.text_bound import SLICE_MARGIN_BYTES, TextBound, byte_alphabet, find_bound
+from tests.actors.tokenizer.tokenizer_kinds import BASES, CORPUS, END, START, TOKENS, demo, make
 
 
 def normalizing(*kinds: normalizers.Normalizer) -> Callable[[], Tokenizer]:

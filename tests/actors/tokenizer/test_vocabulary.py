@@ -11,15 +11,15 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import encode_chat
 from transformers import AutoTokenizer
 
-from quipu.actors.chat_template import TemplateError
-from quipu.actors.checkpoint import DEMO, CheckpointError, read_info, resolve
-from quipu.actors.library import Library
-from quipu.actors.messages import ChatPrompt
-from quipu.actors.rendering import InlineRenderer
-from quipu.actors.vocabulary import Vocabulary, WindowDecoder
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.shared.checkpoint import DEMO, CheckpointError, read_info, resolve
+from quipu.actors.shared.tokenizers_library import Library
+from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.actors.tokenizer.chat_template import TemplateError
+from quipu.actors.tokenizer.vocabulary import Vocabulary, WindowDecoder
+from tests.chats import encode_chat
 
 DEMO_VOCABULARY = Vocabulary(DEMO)
 MESSAGES = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from quipu.actors.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO
 
 CORPUS = [
     "A quipu is a knotted cord; it's how the Inca kept books, and they didn't lose any.",

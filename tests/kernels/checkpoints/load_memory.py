@@ -1,6 +1,6 @@
 """What loading a checkpoint takes at its highest, measured by a process that does nothing else.
 
-    python tests/kernels/load_memory.py FOLDER cpu [bfloat16]
+    python tests/kernels/checkpoints/load_memory.py FOLDER cpu [bfloat16]
 
 prints `{"weights", "peak", "peak_anonymous", "left"}` in bytes, over what the process had before. `peak` is the highest
 resident memory, pages of the mapped files included (VmHWM, reset before); `peak_anonymous` leaves those out, as seen by

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from broken_checkpoints import BREAKS, UP, change_tensors, in_two
-from cpu_backends import needs_kernels
-from kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
 
 from quipu.kernels.backend import load_backend, wants_strict
 from quipu.kernels.triton import present
+from tests.kernels.checkpoints.broken_checkpoints import BREAKS, UP, change_tensors, in_two
+from tests.kernels.cpu.cpu_backends import needs_kernels
+from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
 
 EXECUTORS = [pytest.param("cpu", marks=needs_kernels), "reference"]
 
@@ -87,7 +87,7 @@ def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPat
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(folder / "model.safetensors"))
 
-    monkeypatch.setattr("quipu.kernels.checkpoint_files.mmap.mmap", refuse)
+    monkeypatch.setattr("quipu.kernels.checkpoints.files.mmap.mmap", refuse)
     with pytest.raises(OSError, match=r"model\.safetensors"):
         load_backend("reference", backend_config(folder))
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checkpoints import DEMO, backend_config, make_batch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quipu.kernels.reference.backend import ReferenceBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from tests.kernels.kernel_checkpoints import DEMO, backend_config, make_batch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_demo_model.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_model.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_backends import needs_kernels
-from load_memory import make_large
+
+from tests.kernels.checkpoints.load_memory import make_large
+from tests.kernels.cpu.cpu_backends import needs_kernels
 
 MEASURE = Path(__file__).with_name("load_memory.py")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
 from safetensors.torch import load_file, save_file
 
 from quipu.kernels.backend import load_backend
-from quipu.kernels.weights import open_weights
+from quipu.kernels.checkpoints.weights import open_weights
+from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
 
 
 @pytest.fixture

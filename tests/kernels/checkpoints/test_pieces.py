@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quipu.kernels import progress, weights
-from quipu.kernels.weights import PieceByPiece, open_weights
+from quipu.kernels.checkpoints import progress, weights
+from quipu.kernels.checkpoints.weights import PieceByPiece, open_weights
 
 PARTS = [("a.weight", (7, 6)), ("b.weight", (1, 6)), ("c.weight", (20, 6))]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kernel_checkpoints import backend_config
-
-from kernels_here import needs_kernels
-from quipu.kernels.cpu.backend import CpuBackend
 from quipu.kernels.cpu.build import Kernels
+from quipu.kernels.cpu.cpu_backend import CpuBackend
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels_here import needs_kernels
 
 __all__ = ["make_cpu_backend", "needs_kernels"]
 

@@ -14,13 +14,7 @@ import pytest
 
 from quipu.kernels.cpu.build import Kernels, load, open_library
 from quipu.kernels.cpu.compiling import build
-from quipu.kernels.cpu.instruction_sets import (
-    INSTRUCTION_SETS,
-    CannotBuild,
-    InstructionSet,
-    processor_flags,
-    why_not,
-)
+from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild, InstructionSet, processor_flags, why_not
 
 _EMULATION = Path(__file__).parent / "emulation"
 _SIMDE = "simde/x86/avx512/add.h"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-from cpu_backends import needs_kernels
-from kernel_checkpoints import DEMO, backend_config
 
 from quipu.kernels.backend import load_backend
 from quipu.kernels.cpu import build as building
@@ -26,6 +24,8 @@ from quipu.kernels.cpu.instruction_sets import (
     usable_instruction_sets,
 )
 from quipu.kernels.triton import present
+from tests.kernels.cpu.cpu_backends import needs_kernels
+from tests.kernels.kernel_checkpoints import DEMO, backend_config
 
 AVX2 = frozenset({"sse2", "avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}

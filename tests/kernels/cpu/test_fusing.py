@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
-from oracles import run
 
+from quipu.kernels.checkpoints.weights import Weights
 from quipu.kernels.cpu import program, recorder
-from quipu.kernels.cpu.backend import CpuBackend
+from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.models.families import FAMILIES, Family
 from quipu.kernels.models.qwen3 import Qwen3, parse_qwen3
-from quipu.kernels.models.registry import FAMILIES, Family
 from quipu.kernels.ops import Ops
-from quipu.kernels.weights import Weights
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.oracles import run
 
 pytestmark = needs_kernels
 

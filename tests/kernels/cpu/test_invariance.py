@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import EACH, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks, run_upon_copy
 
-from quipu.kernels.cpu.backend import CpuBackend
+from quipu.kernels.cpu.cpu_backend import CpuBackend
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import EACH, scattered_blocks
+from tests.kernels.one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks, run_upon_copy
 
 pytestmark = needs_kernels
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from cpu_backends import needs_kernels
 
 from quipu.kernels.cpu import program
 from quipu.kernels.cpu.build import load_kernels
 from quipu.kernels.cpu.program import Op, check_layout, fields_of
+from tests.kernels.cpu.cpu_backends import needs_kernels
 
 pytestmark = needs_kernels
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import CONFIGS, make_backend
-from oracles import TOLERANCES, check, differences, run, run_reference, run_transformers
-from test_logprobs import drawn_and_prompt
+
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import CONFIGS, make_backend
+from tests.kernels.oracles import TOLERANCES, check, differences, run, run_reference, run_transformers
+from tests.kernels.sampling.test_logprobs import drawn_and_prompt
 
 pytestmark = needs_kernels
 

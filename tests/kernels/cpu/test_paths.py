@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_backends import make_cpu_backend
-from cpu_paths import CASES, CpuPath, kernels_of
-from kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
-from test_cpu_invariance import run_among
 
-from quipu.kernels.cpu.backend import CpuBackend
+from quipu.kernels.cpu.cpu_backend import CpuBackend
+from tests.kernels.cpu.cpu_backends import make_cpu_backend
+from tests.kernels.cpu.cpu_paths import CASES, CpuPath, kernels_of
+from tests.kernels.cpu.test_invariance import run_among
+from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 

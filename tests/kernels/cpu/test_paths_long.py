@@ -9,17 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cpu_backends import make_cpu_backend
-from cpu_paths import OTHER_CASES, kernels_of
-from test_cpu_invariance import (  # noqa: F401 - pytest finds them here
-    cold,
-    test_any_number_of_rows,
-    test_cached_prefix,
-    test_chunks_decode_and_placement,
-    test_mixed_batch,
-)
 
-from quipu.kernels.cpu.backend import CpuBackend
+from quipu.kernels.cpu.cpu_backend import CpuBackend
+from tests.kernels.cpu.cpu_backends import make_cpu_backend
+from tests.kernels.cpu.cpu_paths import OTHER_CASES, kernels_of
 
 # the first use of an emulated instruction set compiles it
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from cpu_paths import PATHS, CpuPath, kernels_of, why_not_native
 
 from quipu.kernels.cpu.build import Kernels
 from quipu.kernels.cpu.measure import one_linear
 from quipu.kernels.cpu.packing import pack
+from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of, why_not_native
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cpu_backends import needs_kernels
-from kernel_checkpoints import make_batch
 
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.sampler import decided, draw
-from quipu.kernels.sampling import draw as oracle
+from quipu.kernels.sampling.oracle import draw as oracle
+from tests.kernels.cpu.cpu_backends import needs_kernels
+from tests.kernels.kernel_checkpoints import make_batch
 
 pytestmark = needs_kernels
 

@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 import torch
-from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
-from test_reference_step import generate, row
 
 from quipu.kernels.batch import Drawn
+from quipu.kernels.checkpoints.dummy import DummySource
+from quipu.kernels.checkpoints.weights import PieceByPiece
 from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.program import Bounds
 from quipu.kernels.cpu.recorder import Recorder, record
-from quipu.kernels.dummy_weights import DummySource
-from quipu.kernels.models.registry import Model
-from quipu.kernels.weights import PieceByPiece
+from quipu.kernels.models.families import Model
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.reference.test_step import generate, row
 
 pytestmark = needs_kernels
 

@@ -8,15 +8,18 @@ so small that they bite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import CONFIGS, THOROUGH, make_backend, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks
 
-MAKE = {"reference": make_backend, "cpu": make_cpu_backend}
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH, make_backend, scattered_blocks
+from tests.kernels.one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks
+
+MAKE: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cpu_backend}
 
 
 @pytest.mark.parametrize("backend_name", ["reference", pytest.param("cpu", marks=needs_kernels)])

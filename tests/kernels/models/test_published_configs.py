@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quipu.kernels.models.config import DecoderConfig
-from quipu.kernels.models.registry import find_family
+from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import RopeTable
 from quipu.kernels.models.rope_config import Rope, ShortFactors
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import attrs
 import pytest
-from kernel_checkpoints import CONFIGS
 
 from quipu.kernels.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
 from quipu.kernels.models.config import DecoderConfig, check_length
+from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.kernels.models.refusals import is_classified
-from quipu.kernels.models.registry import FAMILIES, find_family
 from quipu.kernels.models.rope_config import YarnScaling
+from tests.kernels.kernel_checkpoints import CONFIGS
 
 READ = {
     "gemma2": gemma2.READ,

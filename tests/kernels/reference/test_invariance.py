@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
-from one_prompt import LENGTH, LOOKED_AT, TOKENS, feed_prefix, run_chunks, run_upon_copy
 
-from quipu.kernels.reference.backend import ReferenceBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from tests.kernels.kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.one_prompt import LENGTH, LOOKED_AT, TOKENS, feed_prefix, run_chunks, run_upon_copy
 
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from kernel_checkpoints import scattered_blocks
 
 from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.reference.attention import Scores, attend_span
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import Span, StepPlan
 from quipu.kernels.reference.tiles import ROWS
+from tests.kernels.kernel_checkpoints import scattered_blocks
 
 ROW_COUNTS = [ROWS * tiles for tiles in (1, 2, 3, 5, 11, 12, 13, 19, 23, 29, 31, 40)]
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)

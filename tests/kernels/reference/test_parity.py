@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kernel_checkpoints import CONFIGS
-from oracles import TOLERANCES, check, differences, run_reference, run_transformers
+
+from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.oracles import TOLERANCES, check, differences, run_reference, run_transformers
 
 
 @pytest.mark.parametrize("name", CONFIGS)

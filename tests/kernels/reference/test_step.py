@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
 
 from quipu.kernels.batch import Drawn
-from quipu.kernels.reference.backend import ReferenceBackend
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
 
 BLOCKS = scattered_blocks(60, seed=20)
 

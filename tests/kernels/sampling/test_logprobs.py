@@ -1,4 +1,4 @@
-"""`kernels/logprobs.py`, and the reference's logprobs beside transformers' and beside its own in other batches."""
+"""`kernels/sampling/logprobs.py`, and the logprobs of the reference beside those of transformers and in other batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from kernel_checkpoints import FEW, VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
 from transformers import AutoModelForCausalLM
 
 from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, Scores, Scoring
-from quipu.kernels.logprobs import likeliest, rank, score
+from quipu.kernels.sampling.logprobs import likeliest, rank, score
+from tests.kernels.kernel_checkpoints import FEW, VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
 
 LENGTH = 140
 NUM_TOP = 20

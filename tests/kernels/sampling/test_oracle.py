@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.kernels.philox import Words4, philox4x32, uniform
-from quipu.kernels.sampling import candidates, sample
+from quipu.kernels.sampling.oracle import candidates, sample
+from quipu.kernels.sampling.philox import Words4, philox4x32, uniform
 
 Logits = npt.NDArray[np.float32]
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import make_cpu_backend, needs_kernels
-from kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt
 
 from quipu.kernels.batch import Drawn, LogitRules, Processing, Scoring, StepBatch
-from quipu.kernels.processors import LogitProcessor
+from quipu.kernels.sampling.processors import LogitProcessor
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt
 
 MAKERS: list[Any] = [
     pytest.param(make_backend, id="reference"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.kernels.batch import LogitRules, Processing
-from quipu.kernels.processors import LogitProcessor, edited
+from quipu.kernels.sampling.processors import LogitProcessor, edited
 
 Row = npt.NDArray[np.float32]
 Ids = Sequence[int]

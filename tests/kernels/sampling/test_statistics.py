@@ -14,13 +14,13 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from kernel_checkpoints import make_batch
 
-from quipu.actors.core.drawing import sequence_seed
+from quipu.actors.shared.seeds import sequence_seed
 from quipu.kernels.batch import LogitRules, Processing
-from quipu.kernels.philox import uniform
-from quipu.kernels.processors import LogitProcessor
-from quipu.kernels.sampling import draw
+from quipu.kernels.sampling.oracle import draw
+from quipu.kernels.sampling.philox import uniform
+from quipu.kernels.sampling.processors import LogitProcessor
+from tests.kernels.kernel_checkpoints import make_batch
 
 LOGITS = [2.0, 0.5, 1.5, 2.0, -0.5, 1.0, 0.0, -1.0]
 Distribution = dict[Any, float]

@@ -8,19 +8,19 @@ from collections.abc import Callable
 import attrs
 import pytest
 import trio
-from fakes import Client, Exchange, FakeDesk, failure, says
 from hypothesis import given
 from hypothesis import strategies as st
-from live import PATIENCE_S
-from test_auth import A, B, entry
 
-from quipu.actors.messages import ErrorKind
+from quipu.actors.messages.outcomes import ErrorKind
+from quipu.web.api.bodies import FREE_BYTES, BodyBudget, BodyShare, MeteredBody
+from quipu.web.api.errors import APIError
 from quipu.web.app import QuipuApp, make_app
-from quipu.web.bodies import FREE_BYTES, BodyBudget, BodyShare, MeteredBody
-from quipu.web.errors import APIError
-from quipu.web.key_file import KeyEntry
-from quipu.web.keys import KeyStore
+from quipu.web.auth.key_file import KeyEntry
+from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
+from tests.web.auth.test_auth import A, B, entry
+from tests.web.fakes import Client, Exchange, FakeDesk, failure, says
+from tests.web.http.live import PATIENCE_S
 
 KIBIBYTE = 1024
 BUDGET = 512 * KIBIBYTE

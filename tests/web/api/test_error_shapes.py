@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
 
+from quipu.web.api.errors import MAX_QUOTED, quoted
 from quipu.web.app import make_app
-from quipu.web.errors import MAX_QUOTED, quoted
 from quipu.web.options import AppOptions
+from tests.web.fakes import Client, FakeDesk
 
 VERSION = {"anthropic-version": "2023-06-01"}
 MESSAGES = [{"role": "user", "content": "x"}]

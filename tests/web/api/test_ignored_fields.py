@@ -8,14 +8,14 @@ from urllib.parse import unquote
 
 import pytest
 import trio
-from tests.web.fakes import Client, FakeDesk
 
-from quipu.web.anthropic.shapes import MESSAGES_SHAPE
+from quipu.web.api.anthropic.shapes import MESSAGES_SHAPE
+from quipu.web.api.fields import Fields
+from quipu.web.api.ignored_fields import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, Shape, ignored_fields
+from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
+from quipu.web.api.request_context import IGNORED_FIELDS_HEADER
 from quipu.web.app import make_app
-from quipu.web.fields import Fields
-from quipu.web.ignored import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, Shape, ignored_fields
-from quipu.web.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
-from quipu.web.visit import IGNORED_FIELDS_HEADER
+from tests.web.fakes import Client, FakeDesk
 
 NAME = IGNORED_FIELDS_HEADER.lower()
 MARK = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}

@@ -11,8 +11,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.web import json_body
-from quipu.web.json_body import InvalidJson, TooComplex, find_structure, parse_json
+from quipu.web.api import json_body
+from quipu.web.api.json_body import InvalidJson, TooComplex, find_structure, parse_json
 
 TEXTS = st.text(st.sampled_from('ab\\",:[]{}\n é漢😀\u2028'), max_size=30)
 VALUES = st.recursive(
@@ -88,7 +88,7 @@ def test_no_call_parses_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> No
         sizes.append(len(data))
         return loads(data)
 
-    monkeypatch.setattr("quipu.web.json_body.orjson.loads", watch)
+    monkeypatch.setattr("quipu.web.api.json_body.orjson.loads", watch)
     for body in (
         {"prompt": "x" * (3 << 20)},
         {"a": [[]] * 60_000, "b": [[1] * 40_000] * 3, "c": {"d": ["e" * 9] * 99_999}},

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import trio
-from fakes import Client, FakeDesk
 
-from quipu.actors.messages import ChatPrompt
-from quipu.web import pace
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.web.api import pace
+from quipu.web.api.json_body import MAX_CHAT_VALUES
 from quipu.web.app import make_app
-from quipu.web.json_body import MAX_CHAT_VALUES
+from tests.web.fakes import Client, FakeDesk
 
 MODEL = "org/tiny"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

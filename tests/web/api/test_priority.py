@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
 
 from quipu.web.app import make_app
-from quipu.web.cli import main
-from quipu.web.key_file import KeyEntry, hash_key, read_key_file
-from quipu.web.keys import KeyStore
+from quipu.web.auth.key_file import KeyEntry, hash_key, read_key_file
+from quipu.web.auth.keys import KeyStore
+from quipu.web.cli.cli import main
 from quipu.web.options import AppOptions
+from tests.web.fakes import Client, FakeDesk
 
 ALLOWED, PLAIN, ADMIN = "sk-allowed", "sk-plain", "sk-admin"
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -14,20 +14,22 @@ import attrs
 import pytest
 import structlog.testing
 import trio
-from tests.traps.wire import samples
-from tests.web.fakes import Client as HttpClient
-from tests.web.fakes import Exchange
-from tests.web.spans import KeepingTracer
-from tests.web.surfaces import SURFACES, Numbers, Surface, Told, prompt_ids
 
-from houses import BLOCK, Client, small_house, text_of
-from journals import KeptJournal
-from quipu.actors.counts import UNKNOWN, Known
 from quipu.actors.ledger.entries import Chain, parse_line
-from quipu.actors.messages import FinishReason, Outcome, TokenPrompt, UsageRecord
+from quipu.actors.messages.counts import UNKNOWN, Known
+from quipu.actors.messages.outcomes import FinishReason, Outcome
+from quipu.actors.messages.prompts import TokenPrompt
+from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials, continuation
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.journals import KeptJournal
+from tests.runtimes import BLOCK, Client, small_house, text_of
+from tests.traps.wire import samples
+from tests.web.fakes import Client as HttpClient
+from tests.web.fakes import Exchange
+from tests.web.surfaces import SURFACES, Numbers, Surface, Told, prompt_ids
+from tests.web.telemetry.spans import KeepingTracer
 
 WORDS = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. " * 3
 IDS = prompt_ids(WORDS)

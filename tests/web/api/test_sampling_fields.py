@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
 
-from quipu.actors.messages import Encode, LogitRules
+from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.messages.tokenizer import Encode
 from quipu.web.app import make_app
+from tests.web.fakes import Client, FakeDesk
 
 PROMPTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "p"},

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk, record, says
 
-from quipu.actors.messages import Closed, Delta, FinishReason, Started
+from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import make_app
+from tests.web.fakes import Client, FakeDesk, record, says
 
 TEXT = "a\x85b\u2028c\u2029d"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}

@@ -16,22 +16,23 @@ import attrs
 import pytest
 import structlog.testing
 import trio
+
+from quipu.actors.ledger.entries import Chain, parse_line
+from quipu.actors.messages.counts import Known
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.kernels.fake import Dials
+from quipu.web.app import make_app
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
+from quipu.web.options import AppOptions
+from tests.journals import KeptJournal
+from tests.runtimes import BLOCK, small_house
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
-from tests.web.spans import KeepingTracer
 from tests.web.surfaces import SURFACES, Numbers, Surface, Told
-
-from houses import BLOCK, small_house
-from journals import KeptJournal
-from quipu.actors.counts import Known
-from quipu.actors.ledger.entries import Chain, parse_line
-from quipu.actors.messages import Outcome, UsageRecord
-from quipu.kernels.fake import Dials
-from quipu.web.app import make_app
-from quipu.web.key_file import KeyEntry, hash_key
-from quipu.web.keys import KeyStore
-from quipu.web.options import AppOptions
+from tests.web.telemetry.spans import KeepingTracer
 
 NUM_REQUESTS = 2000
 NUM_AT_ONCE = 40

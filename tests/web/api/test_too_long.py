@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import over_http
 
-from houses import small_house
+from tests.runtimes import small_house
+from tests.traps.wire import over_http
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 HOUSE = {"max_model_len": 160}

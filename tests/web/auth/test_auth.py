@@ -13,14 +13,14 @@ import pytest
 import structlog
 import trio
 from structlog.testing import LogCapture
-from tests.web.fakes import Client, FakeDesk
 
-from houses import BLOCK, small_house
 from quipu.web.app import QuipuApp, make_app
-from quipu.web.auth import OPEN_ROUTES, needs_admin
-from quipu.web.key_file import KeyEntry, hash_key
-from quipu.web.keys import KeyStore
-from quipu.web.server import serve
+from quipu.web.auth.auth import OPEN_ROUTES, needs_admin
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
+from quipu.web.http.server import serve
+from tests.runtimes import BLOCK, small_house
+from tests.web.fakes import Client, FakeDesk
 
 try:
     import httpx2 as httpx  # what newer releases of the client are built on

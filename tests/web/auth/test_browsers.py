@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, Exchange, FakeDesk
 
 from quipu.web.app import make_app
-from quipu.web.browser_rules import BrowserRules, is_same_origin, parse_hosts, parse_origins
-from quipu.web.cli import make_parser
-from quipu.web.key_file import KeyEntry, hash_key
-from quipu.web.keys import KeyStore
+from quipu.web.auth.browser_rules import BrowserRules, is_same_origin, parse_hosts, parse_origins
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
+from quipu.web.cli.cli import make_parser
+from quipu.web.cli.serve import browser_rules
 from quipu.web.options import AppOptions
-from quipu.web.serve_command import browser_rules
+from tests.web.fakes import Client, Exchange, FakeDesk
 
 SITE = "https://site.example"
 PATH = "/v1/completions"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from quipu.web.cli import main, make_parser
-from quipu.web.key_command import key_store
-from quipu.web.key_file import KeyFileError, hash_key, new_key, read_key_file
-from quipu.web.keys import KeyStore, given_keys
+from quipu.web.auth.key_file import KeyFileError, hash_key, new_key, read_key_file
+from quipu.web.auth.keys import KeyStore, given_keys
+from quipu.web.cli.cli import main, make_parser
+from quipu.web.cli.keys import key_store
 
 DEPTHS = (10, 900, 3_000, 200_000)
 """Of what is nested in a file: what a parser takes, and what none does."""

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import structlog
 from structlog.testing import LogCapture
-from tests.web.fakes import Client, FakeDesk
 
-from quipu.web import serve_command
 from quipu.web.app import make_app
-from quipu.web.cli import make_parser
-from quipu.web.key_command import key_store
-from quipu.web.key_file import KeyEntry, hash_key
-from quipu.web.keys import KeyStore
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
+from quipu.web.cli import serve as serve_command
+from quipu.web.cli.cli import make_parser
+from quipu.web.cli.keys import key_store
 from quipu.web.options import AppOptions
+from tests.web.fakes import Client, FakeDesk
 
 ADMIN = [
     ("POST", "/reset_prefix_cache"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quipu.web.cli import make_parser
-from quipu.web.settings import resolve_config
+from quipu.web.cli.cli import make_parser
+from quipu.web.cli.settings import resolve_config
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quipu.actors.config import KvEventsConfig
-from quipu.web.cli import main, make_parser
-from quipu.web.kv_events import parse_kv_events
+from quipu.web.cli.cli import main, make_parser
+from quipu.web.cli.kv_events_flag import parse_kv_events
 
 
 def parse(**fields: Any) -> KvEventsConfig | None:

@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from quipu.actors.ledger.service import LedgerConfig
-from quipu.web.ledger_flags import ledger_config, ledger_settings
-from quipu.web.serve_flags import add_serve_flags
+from quipu.web.cli.ledger_flags import ledger_config, ledger_settings
+from quipu.web.cli.serve_flags import add_serve_flags
 
 
 def config_of(*flags: str, **environment: str) -> LedgerConfig:

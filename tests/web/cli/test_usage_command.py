@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.actors.ledger.ledgers import record_of
-from tests.web.usage_books import DAY, MIDNIGHT, at, copy_database, lose_the_table, make_database
 
-from quipu.actors.counts import Estimate
 from quipu.actors.ledger.database import sqlite_url
-from quipu.actors.messages import Fault, Outcome, UsageRecord
-from quipu.web.cli import main as quipu
+from quipu.actors.messages.counts import Estimate
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.web.cli.cli import main as quipu
+from tests.actors.ledger.ledgers import record_of
+from tests.web.api.admin.usage_books import DAY, MIDNIGHT, at, copy_database, lose_the_table, make_database
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallabl
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.web.scope import ScopedHTTP, request_scope
-from quipu.web.server import Address, ServerConfig, serve
+from quipu.web.http.scope import ScopedHTTP, request_scope
+from quipu.web.http.server import Address, ServerConfig, serve
 
 PATIENCE_S = 5.0
 """How long a test waits for what must happen."""

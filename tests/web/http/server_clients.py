@@ -8,10 +8,10 @@ import h2.config
 import h2.connection
 import trio
 import trio.testing
-from live import GLANCE_S, PATIENCE_S, Client, Running
 from quart import Quart, request
 
-from quipu.web.connection import Connection
+from quipu.web.http.connection import Connection
+from tests.web.http.live import GLANCE_S, PATIENCE_S, Client, Running
 
 
 def h2_client() -> h2.connection.H2Connection:

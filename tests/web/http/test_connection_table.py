@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import pytest
 import trio
-from fakes import FakeDesk, says
-from live import PATIENCE_S, Client, Probe, Running, get, post, probe_app, running_ours
 from structlog.testing import capture_logs
 
-from quipu.web import connection_table
 from quipu.web.app import make_app
-from quipu.web.server import ServerConfig
+from quipu.web.http import connection_table
+from quipu.web.http.server import ServerConfig
+from tests.web.fakes import FakeDesk, says
+from tests.web.http.live import PATIENCE_S, Client, Probe, Running, get, post, probe_app, running_ours
 
 FULL = ServerConfig(max_connections=3, reserved_timeout_s=PATIENCE_S, graceful_timeout_s=0.3)
 SLOW_POST = post("/v1/completions", b'{"model": "demo"}')[:-3]

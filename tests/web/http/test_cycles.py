@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import trio
-from tests.houses import small_house
-from tests.web.wires import serving
 
 from quipu.web.options import AppOptions
+from tests.runtimes import small_house
+from tests.web.wires import serving
 
 CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.web.http.server import ServerConfig
 from tests.web.fakes import STARTED, FakeDesk, hello, record, says
 from tests.web.wires import (
     SURFACES,
@@ -21,9 +25,6 @@ from tests.web.wires import (
     serving,
     takes,
 )
-
-from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, OutletEvent, RequestError
-from quipu.web.server import ServerConfig
 
 __all__ = ["lines"]
 

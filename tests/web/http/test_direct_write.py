@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from quipu.web.line import ChunkLine
+from quipu.web.http.direct_write import ChunkLine
 
 
 @attrs.define(eq=False)

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from live import Running, get, post, running_ours
-from tests.web.fakes import FakeDesk
 
 from quipu.web.app import make_app
-from quipu.web.key_file import KeyEntry, hash_key
-from quipu.web.keys import KeyStore
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
+from tests.web.fakes import FakeDesk
+from tests.web.http.live import Running, get, post, running_ours
 
 # Stock leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

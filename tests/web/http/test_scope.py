@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import trio
-from live import PATIENCE_S, Client, Probe, Running, get, probe_app, running_ours
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.web.scope import Releases, ScopedHTTP, request_scope
-from quipu.web.server import ServerConfig
+from quipu.web.http.scope import Releases, ScopedHTTP, request_scope
+from quipu.web.http.server import ServerConfig
+from tests.web.http.live import PATIENCE_S, Client, Probe, Running, get, probe_app, running_ours
 
 
 async def answered(client: Client, probe: Probe, server: Running) -> None:

@@ -11,12 +11,12 @@ import trio
 import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from hypercorn.utils import LifespanFailureError
-from live import PATIENCE_S, Probe, asgi, probe_app, running_ours
-from server_clients import connections_of, wait
 
-from quipu.web import http11
-from quipu.web.connection import Connection
-from quipu.web.server import ServerConfig, serve
+from quipu.web.http import http11
+from quipu.web.http.connection import Connection
+from quipu.web.http.server import ServerConfig, serve
+from tests.web.http.live import PATIENCE_S, Probe, asgi, probe_app, running_ours
+from tests.web.http.server_clients import connections_of, wait
 
 # Stock leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

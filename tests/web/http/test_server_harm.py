@@ -1,7 +1,7 @@
 """Clients that mean harm, or merely leave: none of them may kill, hang or leak anything.
 
 A test that takes `kind` runs against Hypercorn's own server too and states that it fails there. On the day on which
-such a test says that the stock server passes, the repair in `web/http11.py` or `web/connection.py` can go.
+such a test says that the stock server passes, the repair in `web/http/http11.py` or `web/http/connection.py` can go.
 """
 
 from __future__ import annotations
@@ -10,11 +10,20 @@ import pytest
 import trio
 import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
-from live import PATIENCE_S, Kind, Probe, asgi, get, post, probe_app, running, running_ours
-from server_clients import assert_killed, h2_client, h2_head, leave, send_quietly, set_at_end, wait, wait_either
 
-from quipu.web import server as server_module
-from quipu.web.server import ServerConfig
+from quipu.web.http import server as server_module
+from quipu.web.http.server import ServerConfig
+from tests.web.http.live import PATIENCE_S, Kind, Probe, asgi, get, post, probe_app, running, running_ours
+from tests.web.http.server_clients import (
+    assert_killed,
+    h2_client,
+    h2_head,
+    leave,
+    send_quietly,
+    set_at_end,
+    wait,
+    wait_either,
+)
 
 # Stock leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -10,13 +10,13 @@ import pytest
 import trio
 import trio.testing
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
-from live import PATIENCE_S, Probe, asgi, get, post, probe_app, running_ours
-from server_clients import connections_of, send_quietly, set_at_end, wait
 
-from quipu.web import http11
-from quipu.web.connection import Connection
-from quipu.web.scope import request_scope
-from quipu.web.server import ServerConfig
+from quipu.web.http import http11
+from quipu.web.http.connection import Connection
+from quipu.web.http.scope import request_scope
+from quipu.web.http.server import ServerConfig
+from tests.web.http.live import PATIENCE_S, Probe, asgi, get, post, probe_app, running_ours
+from tests.web.http.server_clients import connections_of, send_quietly, set_at_end, wait
 
 # Stock leaves a memory channel unclosed for each request.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

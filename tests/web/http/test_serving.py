@@ -11,13 +11,13 @@ from functools import partial
 
 import trio
 import trio.testing
+
+from quipu.actors.messages.handler import Delta
+from quipu.web.app import make_app
+from quipu.web.http.server import serve
+from quipu.web.options import AppOptions
 from tests.web.fakes import STARTED, FakeDesk, hello, says
 from tests.web.wires import Way, both_ways
-
-from quipu.actors.messages import Delta
-from quipu.web.app import make_app
-from quipu.web.options import AppOptions
-from quipu.web.server import serve
 
 PATIENCE_S = 5.0
 
@@ -71,7 +71,7 @@ async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
 def test_torch_stays_out() -> None:
     """The web layer loads nothing of the engine."""
     program = (
-        "import sys, quipu.web.app, quipu.web.server, quipu.web.logs;"
+        "import sys, quipu.web.app, quipu.web.http.server, quipu.web.telemetry.logs;"
         "sys.exit(any(name.partition('.')[0] == 'torch' or name.startswith('quipu.kernels') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

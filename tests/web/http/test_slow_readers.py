@@ -8,12 +8,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 import trio.testing
-from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, says
 
-from quipu.actors.messages import Closed, Delta, FinishReason
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import QuipuApp, make_app
+from quipu.web.http.unread_limit import Shelf, shelf_of_run
 from quipu.web.options import AppOptions
-from quipu.web.shelf import Shelf, shelf_of_run
+from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, says
 
 STREAM = {"model": "tiny", "prompt": "x", "stream": True}
 LIMIT = 20_000

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.web.line import ChunkLine
-from quipu.web.shelf import Shelf
-from quipu.web.sse import MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
+from quipu.web.http.direct_write import ChunkLine
+from quipu.web.http.sse import MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
+from quipu.web.http.unread_limit import Shelf
 
 
 class Cut:

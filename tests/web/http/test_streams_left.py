@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from tests.web.wires import SURFACES, Lines, Served, Way, both_ways, lines, serving
 
-from houses import Client, small_house
 from quipu.kernels.fake import Dials
+from tests.runtimes import Client, small_house
+from tests.web.wires import SURFACES, Lines, Served, Way, both_ways, lines, serving
 
 __all__ = ["lines"]
 
@@ -94,8 +94,11 @@ async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
             assert num_open_files() == num_files
             house.assert_at_rest()
             outcomes = {
-                outcome: house.house.metrics.registry.get_sample_value(
-                    "quipu:requests_total", {"model_name": "demo", "outcome": outcome}
+                outcome: int(
+                    house.house.metrics.registry.get_sample_value(
+                        "quipu:requests_total", {"model_name": "demo", "outcome": outcome}
+                    )
+                    or 0
                 )
                 for outcome in ("finished", "failed", "cancelled", "rejected")
             }

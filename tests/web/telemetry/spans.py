@@ -9,7 +9,7 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from quipu.web.otel import OtelTracer
+from quipu.web.telemetry.otel import OtelTracer
 
 
 class KeptSpans(SpanExporter):

@@ -12,13 +12,14 @@ import pytest
 import structlog
 import trio.testing
 from structlog.testing import LogCapture
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
-from tests.web.test_openai_bad_input import CASES
-from tests.web.test_openai_bad_input import body as with_fields
 
-from quipu.actors.messages import Closed, Delta, ErrorKind, Outcome, RequestError
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.api.openai.test_openai_bad_input import CASES
+from tests.web.api.openai.test_openai_bad_input import body as with_fields
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
 
 PATH = "/v1/completions"
 MARK = "xyzzy"
@@ -186,7 +187,7 @@ async def test_ids_stand_on_errors_too() -> None:
 def test_configured_lines_are_json() -> None:
     """Away from a terminal a line is one JSON object on stderr, from the level asked for upwards."""
     program = (
-        "import structlog; from quipu.web.logs import configure; configure('info');"
+        "import structlog; from quipu.web.telemetry.logs import configure; configure('info');"
         "log = structlog.get_logger().bind(request_id='r1'); log.debug('no'); log.info('yes', n=1)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -199,7 +200,7 @@ def test_configured_lines_are_json() -> None:
 
 def test_unknown_level() -> None:
     """A level that does not exist is refused at start, not ignored."""
-    from quipu.web.logs import configure
+    from quipu.web.telemetry.logs import configure
 
     with pytest.raises(ValueError, match="no such log level"):
         configure("loud")

@@ -8,7 +8,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from quipu.web.loop_watch import INTERVAL_S, STALLED_S, watch_loop
+from quipu.web.telemetry.loop_watch import INTERVAL_S, STALLED_S, watch_loop
 
 
 class Lags(list[float]):

@@ -12,15 +12,16 @@ import trio
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
+
+from quipu.actors.messages.counts import UNKNOWN, Estimate
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
+from quipu.web.app import make_app
+from quipu.web.telemetry.tracing import Asked, Refusal, TracingConfig, TracingError, open_tracer, tracing_config
 from tests.web.fakes import STARTED, FakeDesk, failure, record, says
 from tests.web.fakes import Client as HttpClient
-from tests.web.spans import KeepingTracer
 from tests.web.surfaces import SURFACES, Surface
-
-from quipu.actors.counts import UNKNOWN, Estimate
-from quipu.actors.messages import Closed, Delta, ErrorKind, Fault, Outcome
-from quipu.web.app import make_app
-from quipu.web.tracing import Asked, Refusal, TracingConfig, TracingError, open_tracer, tracing_config
+from tests.web.telemetry.spans import KeepingTracer
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 ASKED = Asked("/v1/completions", {}, ("127.0.0.1", 8000), "req-1", model="demo", response_id="cmpl-req-1")
@@ -257,7 +258,7 @@ def test_no_such_place(flag: str) -> None:
 
 async def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the flag there is no start, and the message says what to install; the environment alone is no reason."""
-    monkeypatch.setitem(sys.modules, "quipu.web.otel", None)
+    monkeypatch.setitem(sys.modules, "quipu.web.telemetry.otel", None)
     with pytest.raises(TracingError, match=r"quipu-llm\[otel\]"):
         async with open_tracer(TracingConfig("http://c/v1/traces")):
             pass

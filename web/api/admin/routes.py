@@ -13,16 +13,17 @@ from quart import Response
 from quart_trio import QuartTrio
 
 import quipu
-from quipu.actors.front import FrontDesk, Health, describe_pool
-from quipu.actors.messages import EngineReady
-from quipu.web.errors import RETRY_AFTER_S
-from quipu.web.keys import KeyStore
+from quipu.actors.messages.supervisor import EngineReady
+from quipu.actors.request_desk.front import FrontDesk, Health, describe_pool
+
+from ...auth.keys import KeyStore
+from ..errors import RETRY_AFTER_S
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def install_admin(app: QuartTrio, desk: FrontDesk, keys: KeyStore) -> None:
-    """Register the routes. Who may ask for them is decided in `web/auth.py`."""
+    """Register the routes. Who may ask for them is decided in `web/auth/auth.py`."""
 
     @app.get("/health")
     async def health() -> Response:

@@ -17,11 +17,12 @@ from quart import request
 from quart_trio import QuartTrio
 
 from quipu.actors.ledger.reading import Sum
-from quipu.web.admin.usage_buckets import DEFAULT_WIDTH, WIDTHS, Page, check_order, lay_out, start_of
-from quipu.web.admin.usage_params import Parameters, rfc3339
-from quipu.web.admin.usage_report import Column, Dimension, Filled, Same, fill, filters_of, labels
-from quipu.web.admin.usage_source import UsageSource
-from quipu.web.fields import missing
+
+from ..fields import missing
+from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Page, check_order, lay_out, start_of
+from .usage_params import Parameters, rfc3339
+from .usage_report import Column, Dimension, Filled, Same, fill, filters_of, labels
+from .usage_source import UsageSource
 
 DIMENSIONS: Final[Mapping[str, Dimension]] = {
     "account_id": Same(None),
@@ -48,7 +49,7 @@ REFUSED: Final = {
 
 
 def install_anthropic_usage(app: QuartTrio, source: UsageSource, unix_time: Callable[[], float] = time.time) -> None:
-    """Register the route. Who may ask for it is decided in `web/auth.py`."""
+    """Register the route. Who may ask for it is decided in `web/auth/auth.py`."""
 
     @app.get("/v1/organizations/usage_report/messages")
     async def messages_usage_report() -> dict[str, Any]:

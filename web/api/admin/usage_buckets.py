@@ -18,7 +18,7 @@ from typing import Final
 
 import attrs
 
-from quipu.web.errors import APIError, invalid
+from ..errors import APIError, invalid
 
 
 @attrs.frozen

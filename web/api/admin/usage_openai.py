@@ -16,10 +16,11 @@ from quart import request
 from quart_trio import QuartTrio
 
 from quipu.actors.ledger.reading import Sum
-from quipu.web.admin.usage_buckets import DEFAULT_WIDTH, WIDTHS, Page, check_order, lay_out, start_of
-from quipu.web.admin.usage_params import Parameters
-from quipu.web.admin.usage_report import Column, Dimension, Filled, Same, fill, filters_of, labels
-from quipu.web.admin.usage_source import UsageSource
+
+from .usage_buckets import DEFAULT_WIDTH, WIDTHS, Page, check_order, lay_out, start_of
+from .usage_params import Parameters
+from .usage_report import Column, Dimension, Filled, Same, fill, filters_of, labels
+from .usage_source import UsageSource
 
 DIMENSIONS: Final[Mapping[str, Dimension]] = {
     "project_id": Column("tenant"),
@@ -34,7 +35,7 @@ REFUSED: Final = {"user_ids": "keys here belong to a tenant, not to a user; filt
 
 
 def install_openai_usage(app: QuartTrio, source: UsageSource, unix_time: Callable[[], float] = time.time) -> None:
-    """Register the route. Who may ask for it is decided in `web/auth.py`."""
+    """Register the route. Who may ask for it is decided in `web/auth/auth.py`."""
 
     @app.get("/v1/organization/usage/completions")
     async def organization_usage() -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Final
 
 from werkzeug.datastructures import MultiDict
 
-from quipu.web.errors import invalid
-from quipu.web.fields import missing, wrong_type
+from ..errors import invalid
+from ..fields import missing, wrong_type
 
 LATEST: Final = 253_402_300_799
 """The last second of the year 9999."""

@@ -17,11 +17,12 @@ from quart_trio import QuartTrio
 from quipu.actors.ledger.exporting import values_of
 from quipu.actors.ledger.fields import FIELD_NAMES
 from quipu.actors.ledger.reading import LedgerRecord, Query
-from quipu.web.admin.usage_source import UsageSource
-from quipu.web.errors import not_found
-from quipu.web.keys import Principal
-from quipu.web.usage import told_miss
-from quipu.web.visit import current_visit
+
+from ...auth.keys import Principal
+from ..errors import not_found
+from ..request_context import current_visit
+from ..usage import told_miss
+from .usage_source import UsageSource
 
 _TENANT_FIELDS = (*FIELD_NAMES, "recovered")
 

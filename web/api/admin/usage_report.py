@@ -16,10 +16,11 @@ from typing import Final
 import attrs
 
 from quipu.actors.ledger.reading import GroupColumn, Query, Sum
-from quipu.actors.messages import Outcome
-from quipu.web.admin.usage_buckets import Bucket, Page
-from quipu.web.admin.usage_params import Parameters
-from quipu.web.admin.usage_source import UsageSource
+from quipu.actors.messages.outcomes import Outcome
+
+from .usage_buckets import Bucket, Page
+from .usage_params import Parameters
+from .usage_source import UsageSource
 
 RETRIES: Final = ("count", "collapse")
 """What `retries` may say. `collapse`: a request and its retries count once."""

@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
 Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds, and named to the client
-(`web/ignored.py`); those that would change the answer and cannot be honoured yet are refused by name.
+(`web/api/ignored_fields.py`); those that would change the answer and cannot be honoured yet are refused by name.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import ChatPrompt, SamplingParams
-from quipu.web.anthropic.prompt import read_prompt
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, missing, wrong_type
-from quipu.web.generation import (
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.request_desk.front import ServingInfo
+
+from ...options import AppOptions
+from ..errors import invalid
+from ..fields import Fields, missing, wrong_type
+from ..generation import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     GenerationRequest,
@@ -25,7 +27,7 @@ from quipu.web.generation import (
     read_priority,
     read_seed,
 )
-from quipu.web.options import AppOptions
+from .prompt import read_prompt
 
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
 """Refused where they ask for something."""

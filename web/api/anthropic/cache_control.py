@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import attrs
 
-from quipu.actors.messages import CacheTtl, Mark
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields
+from quipu.actors.messages.prompts import CacheTtl, Mark
+
+from ..errors import invalid
+from ..fields import Fields
 
 NAME = "cache_control"
 MAX_BREAKPOINTS = 4

@@ -10,11 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from quipu.actors.messages import CacheTtl, CallMark, ContentMark
-from quipu.web.anthropic.cache_control import NAME, Breakpoints
-from quipu.web.errors import APIError, invalid
-from quipu.web.fields import Fields, wrong_type
-from quipu.web.pace import Pace
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ContentMark
+
+from ..errors import APIError, invalid
+from ..fields import Fields, wrong_type
+from ..pace import Pace
+from .cache_control import NAME, Breakpoints
 
 REDACTED = "[redacted]"
 """Stands for thoughts that only their maker can read."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quipu.actors.messages import ChatPrompt
-from quipu.web.anthropic.cache_control import Breakpoints
-from quipu.web.anthropic.conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
-from quipu.web.anthropic.tools import check_tool_choice, read_tools
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, missing, wrong_type
-from quipu.web.pace import Pace
+from quipu.actors.messages.prompts import ChatPrompt
+
+from ..errors import invalid
+from ..fields import Fields, missing, wrong_type
+from ..pace import Pace
+from .cache_control import Breakpoints
+from .conversation import Conversation, blocks_of, read_assistant, read_user, say_text, text_of
+from .tools import check_tool_choice, read_tools
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"

@@ -12,12 +12,15 @@ from typing import Any
 
 import structlog
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started, UsageRecord
-from quipu.web.anthropic.usage import delta_usage, messages_usage
-from quipu.web.errors import APIError, error_of
-from quipu.web.sse import Sink, json_for_line
-from quipu.web.stream import StreamWriter, Transcript
-from quipu.web.usage import Tally
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.usage_record import UsageRecord
+
+from ...http.sse import Sink, json_for_line
+from ..errors import APIError, error_of
+from ..stream import StreamWriter, Transcript
+from ..usage import Tally
+from .usage import delta_usage, messages_usage
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 

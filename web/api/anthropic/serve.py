@@ -9,21 +9,22 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.front import DeskClosed, FrontDesk, PromptRefused
-from quipu.actors.messages import UsageRecord
-from quipu.web.answer import Asked, Reply, answer
-from quipu.web.anthropic.body import MessagesRequest, read_count, read_messages_request
-from quipu.web.anthropic.render import PING, MessageWriter, whole_message
-from quipu.web.anthropic.shapes import MESSAGES_SHAPE
-from quipu.web.bodies import take_body
-from quipu.web.errors import from_request_error, speaks_anthropic, unavailable
-from quipu.web.fields import parse_object
-from quipu.web.ignored import ignored_fields
-from quipu.web.options import AppOptions
-from quipu.web.sse import Sink
-from quipu.web.stream import Transcript
-from quipu.web.usage import Tally
-from quipu.web.visit import current_visit
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.front import DeskClosed, FrontDesk, PromptRefused
+
+from ...http.sse import Sink
+from ...options import AppOptions
+from ..answer import Asked, Reply, answer
+from ..bodies import take_body
+from ..errors import from_request_error, speaks_anthropic, unavailable
+from ..fields import parse_object
+from ..ignored_fields import ignored_fields
+from ..request_context import current_visit
+from ..stream import Transcript
+from ..usage import Tally
+from .body import MessagesRequest, read_count, read_messages_request
+from .render import PING, MessageWriter, whole_message
+from .shapes import MESSAGES_SHAPE
 
 ENDPOINT = "/v1/messages"
 COUNT_ENDPOINT = "/v1/messages/count_tokens"

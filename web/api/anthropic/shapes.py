@@ -1,14 +1,14 @@
-"""The fields that the readers of this folder know, so that others can be named as ignored (`web/ignored.py`).
+"""The fields that the readers of this folder know, so that others can be named as ignored (`../ignored_fields.py`).
 
 A field stands here if it is read, refused, or only carried around by the API's own clients, as the `signature` of a
-thought is. `tests/web/test_ignored.py` sees that no field is read that is not here.
+thought is. `tests/web/api/test_ignored_fields.py` sees that no field is read that is not here.
 """
 
 from __future__ import annotations
 
-from quipu.web.anthropic.body import ELSEWHERE, UNSUPPORTED
-from quipu.web.anthropic.cache_control import NAME
-from quipu.web.ignored import Shape
+from ..ignored_fields import Shape
+from .body import ELSEWHERE, UNSUPPORTED
+from .cache_control import NAME
 
 _INDEX = ".{}"
 _CACHE_CONTROL = Shape(known=frozenset({"type", "ttl"}))

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from quipu.actors.messages import CacheTtl, ToolMark
-from quipu.web.anthropic.cache_control import Breakpoints
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, wrong_type
-from quipu.web.pace import Pace
+from quipu.actors.messages.prompts import CacheTtl, ToolMark
+
+from ..errors import invalid
+from ..fields import Fields, wrong_type
+from ..pace import Pace
+from .cache_control import Breakpoints
 
 _CHOICES = ("auto", "none")
 

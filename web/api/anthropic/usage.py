@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quipu.actors.messages import UsageRecord
-from quipu.web.usage import Tally
+from quipu.actors.messages.usage_record import UsageRecord
+
+from ..usage import Tally
 
 
 def messages_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The OpenAI APIs: completions, chat completions, responses, models."""

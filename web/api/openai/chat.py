@@ -11,23 +11,20 @@ from typing import Any
 
 import orjson
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import ChatPrompt, Delta, ScoredDelta
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, missing, wrong_type
-from quipu.web.generation import GenerationRequest, WantedScores, read_model
-from quipu.web.openai.generation import read_generation, read_limit
-from quipu.web.openai.logprobs import (
-    chat_logprobs,
-    chat_logprobs_pieces,
-    prompt_logprobs_pieces,
-    read_chat_scores,
-)
-from quipu.web.openai.render import ChunkWriter
-from quipu.web.openai.unsupported import CHAT, refuse_unsupported
-from quipu.web.pace import Pace
-from quipu.web.sse import json_for_line
-from quipu.web.stream import Transcript
+from quipu.actors.messages.handler import Delta, ScoredDelta
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.request_desk.front import ServingInfo
+
+from ...http.sse import json_for_line
+from ..errors import invalid
+from ..fields import Fields, missing, wrong_type
+from ..generation import GenerationRequest, WantedScores, read_model
+from ..pace import Pace
+from ..stream import Transcript
+from .generation import read_generation, read_limit
+from .logprobs import chat_logprobs, chat_logprobs_pieces, prompt_logprobs_pieces, read_chat_scores
+from .render import ChunkWriter
+from .unsupported import CHAT, refuse_unsupported
 
 ENDPOINT = "/v1/chat/completions"
 ID_PREFIX = "chatcmpl-"

@@ -12,24 +12,27 @@ from typing import Any
 import attrs
 import orjson
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Delta, Prompt, ScoredDelta, TextPrompt, TokenPrompt, TokenScores
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, many_token_ids, missing, wrong_type
-from quipu.web.generation import GenerationRequest, WantedScores, read_model
-from quipu.web.openai.generation import read_generation, read_limit
-from quipu.web.openai.logprobs import (
+from quipu.actors.messages.handler import Delta, ScoredDelta
+from quipu.actors.messages.prompts import Prompt, TextPrompt, TokenPrompt
+from quipu.actors.messages.scores import TokenScores
+from quipu.actors.request_desk.front import ServingInfo
+
+from ...http.sse import json_for_line
+from ..errors import invalid
+from ..fields import Fields, many_token_ids, missing, wrong_type
+from ..generation import GenerationRequest, WantedScores, read_model
+from ..pace import Pace
+from ..stream import Transcript
+from .generation import read_generation, read_limit
+from .logprobs import (
     completion_logprobs,
     completion_logprobs_pieces,
     prompt_logprobs_pieces,
     read_completion_scores,
     slices,
 )
-from quipu.web.openai.render import ChunkWriter
-from quipu.web.openai.unsupported import COMPLETIONS, refuse_unsupported
-from quipu.web.pace import Pace
-from quipu.web.sse import json_for_line
-from quipu.web.stream import Transcript
+from .render import ChunkWriter
+from .unsupported import COMPLETIONS, refuse_unsupported
 
 ENDPOINT = "/v1/completions"
 ID_PREFIX = "cmpl-"

@@ -9,11 +9,12 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import Prompt
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, wrong_type
-from quipu.web.generation import (
+from quipu.actors.messages.prompts import Prompt
+from quipu.actors.request_desk.front import ServingInfo
+
+from ..errors import invalid
+from ..fields import Fields, wrong_type
+from ..generation import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     NO_SCORES,
@@ -22,7 +23,7 @@ from quipu.web.generation import (
     read_cache_salt,
     read_priority,
 )
-from quipu.web.openai.sampling import read_bad_words, read_sampling
+from .sampling import read_bad_words, read_sampling
 
 MAX_CHOICES = 16
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import orjson
 
-from quipu.actors.messages import LikelyToken, ScoredToken, TokenScores
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields
-from quipu.web.generation import WantedScores
+from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
+
+from ..errors import invalid
+from ..fields import Fields
+from ..generation import WantedScores
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that are told at most in place of each."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from quart_trio import QuartTrio
 
-from quipu.actors.front import FrontDesk, ServingInfo
-from quipu.web.anthropic import models as anthropic_models
-from quipu.web.errors import no_model, speaks_anthropic
+from quipu.actors.request_desk.front import FrontDesk, ServingInfo
+
+from ..anthropic import models as anthropic_models
+from ..errors import no_model, speaks_anthropic
 
 OWNER = "quipu"
 

@@ -14,13 +14,16 @@ import attrs
 import orjson
 import structlog
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, ScoredDelta, Started, TokenScores
-from quipu.web.errors import APIError, error_of
-from quipu.web.generation import WantedScores
-from quipu.web.openai.generation import Delivery
-from quipu.web.sse import DONE, Sink, json_for_line
-from quipu.web.stream import StreamWriter
-from quipu.web.usage import Tally, openai_usage
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.scores import TokenScores
+
+from ...http.sse import DONE, Sink, json_for_line
+from ..errors import APIError, error_of
+from ..generation import WantedScores
+from ..stream import StreamWriter
+from ..usage import Tally, openai_usage
+from .generation import Delivery
 
 
 @attrs.frozen

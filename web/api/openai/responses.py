@@ -12,15 +12,16 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import ChatPrompt
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, wrong_type
-from quipu.web.generation import GenerationRequest, read_model
-from quipu.web.openai.chat import read_template_kwargs
-from quipu.web.openai.generation import TokenLimit, read_delivery, read_generation
-from quipu.web.openai.responses_input import read_input
-from quipu.web.openai.unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
+from quipu.actors.messages.prompts import ChatPrompt
+from quipu.actors.request_desk.front import ServingInfo
+
+from ..errors import invalid
+from ..fields import Fields, wrong_type
+from ..generation import GenerationRequest, read_model
+from .chat import read_template_kwargs
+from .generation import TokenLimit, read_delivery, read_generation
+from .responses_input import read_input
+from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
 ENDPOINT = "/v1/responses"
 MAX_INCLUDED = 64

@@ -15,9 +15,11 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.messages import FinishReason, UsageRecord
-from quipu.web.errors import APIError
-from quipu.web.usage import Tally, openai_usage
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.usage_record import UsageRecord
+
+from ..errors import APIError
+from ..usage import Tally, openai_usage
 
 
 @attrs.frozen

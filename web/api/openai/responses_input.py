@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from quipu.web.errors import APIError, invalid
-from quipu.web.fields import Fields, missing, wrong_type
-from quipu.web.json_body import InvalidJson, TooComplex, parse_json
-from quipu.web.pace import Pace
+from ..errors import APIError, invalid
+from ..fields import Fields, missing, wrong_type
+from ..json_body import InvalidJson, TooComplex, parse_json
+from ..pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text")

@@ -13,18 +13,19 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.front import FrontDesk
-from quipu.actors.messages import UsageRecord
-from quipu.web.answer import Asked, Reply, answer
-from quipu.web.errors import not_found
-from quipu.web.openai.responses import ENDPOINT, ResponseRequest, read_response
-from quipu.web.openai.responses_body import Draft
-from quipu.web.openai.responses_stream import ResponseWriter
-from quipu.web.openai.shapes import RESPONSES_SHAPE
-from quipu.web.options import AppOptions
-from quipu.web.sse import Sink
-from quipu.web.stream import Transcript
-from quipu.web.usage import Tally
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.front import FrontDesk
+
+from ...http.sse import Sink
+from ...options import AppOptions
+from ..answer import Asked, Reply, answer
+from ..errors import not_found
+from ..stream import Transcript
+from ..usage import Tally
+from .responses import ENDPOINT, ResponseRequest, read_response
+from .responses_body import Draft
+from .responses_stream import ResponseWriter
+from .shapes import RESPONSES_SHAPE
 
 
 class ResponseReply(Reply):

@@ -20,12 +20,15 @@ from typing import Any
 import orjson
 import structlog
 
-from quipu.actors.messages import Closed, Delta, FinishReason, OutletEvent, Started, UsageRecord
-from quipu.web.errors import APIError, error_of
-from quipu.web.openai.responses_body import Draft, text_part
-from quipu.web.sse import Sink, json_for_line
-from quipu.web.stream import StreamWriter
-from quipu.web.usage import Tally
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.usage_record import UsageRecord
+
+from ...http.sse import Sink, json_for_line
+from ..errors import APIError, error_of
+from ..stream import StreamWriter
+from ..usage import Tally
+from .responses_body import Draft, text_part
 
 _DELTA_HEAD = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'
 _DELTA_TAIL = b',"logprobs":[]}\n\n'

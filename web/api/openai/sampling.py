@@ -11,11 +11,12 @@ import math
 import re
 from typing import Any
 
-from quipu.actors.front import ServingInfo
-from quipu.actors.messages import LogitRules, SamplingParams
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields, token_ids, wrong_type
-from quipu.web.generation import WantedScores, read_seed
+from quipu.actors.messages.sampling import LogitRules, SamplingParams
+from quipu.actors.request_desk.front import ServingInfo
+
+from ..errors import invalid
+from ..fields import Fields, token_ids, wrong_type
+from ..generation import WantedScores, read_seed
 
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024

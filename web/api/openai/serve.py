@@ -12,20 +12,21 @@ import structlog
 from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.front import FrontDesk, ServingInfo
-from quipu.actors.messages import UsageRecord
-from quipu.web.answer import Asked, Reply, answer
-from quipu.web.fields import Fields
-from quipu.web.generation import GenerationRequest, WantedScores
-from quipu.web.json_body import MAX_VALUES
-from quipu.web.openai import chat, completions
-from quipu.web.openai.generation import Delivery, read_delivery
-from quipu.web.openai.render import ChunkWriter, Envelope
-from quipu.web.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
-from quipu.web.options import AppOptions
-from quipu.web.sse import Sink
-from quipu.web.stream import Transcript
-from quipu.web.usage import Tally, openai_usage
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.front import FrontDesk, ServingInfo
+
+from ...http.sse import Sink
+from ...options import AppOptions
+from ..answer import Asked, Reply, answer
+from ..fields import Fields
+from ..generation import GenerationRequest, WantedScores
+from ..json_body import MAX_VALUES
+from ..stream import Transcript
+from ..usage import Tally, openai_usage
+from . import chat, completions
+from .generation import Delivery, read_delivery
+from .render import ChunkWriter, Envelope
+from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 
 
 @attrs.frozen

@@ -1,13 +1,14 @@
-"""The fields that the readers of this folder know, so that others can be named as ignored (`web/ignored.py`).
+"""The fields that the readers of this folder know, so that others can be named as ignored (`../ignored_fields.py`).
 
 A field stands here if it is read, refused unless it asks for nothing (`unsupported.py`), or only carried around by the
-API's own clients, as the `id` of an item is. `tests/web/test_ignored.py` sees that no field is read that is not here.
+API's own clients, as the `id` of an item is. `tests/web/api/test_ignored_fields.py` sees that no field is read that is
+not here.
 """
 
 from __future__ import annotations
 
-from quipu.web.ignored import Shape
-from quipu.web.openai import unsupported
+from ..ignored_fields import Shape
+from . import unsupported
 
 _GENERATION = frozenset(
     {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quipu.web.errors import invalid
-from quipu.web.fields import Fields
+from ..errors import invalid
+from ..fields import Fields
 
 Neutral = Callable[[Any], bool]
 """Whether a value of the field asks for nothing. Null is not passed: it means absent."""

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from quipu.web.bench.events import EventReader
+from .events import EventReader
 
 DONE = b"[DONE]"
 MAX_MESSAGE = 300

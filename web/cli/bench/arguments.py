@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quipu.web.bench.report import METRICS
-from quipu.web.bench.values import (
+from .report import METRICS
+from .values import (
     count,
     header,
     json_object,

@@ -16,8 +16,8 @@ import attrs
 import httpx2
 import orjson
 
-from quipu.web.bench.answer import MAX_MESSAGE, AnswerReader, Failure, Outcome, message_of
-from quipu.web.bench.workload import Ask
+from .answer import MAX_MESSAGE, AnswerReader, Failure, Outcome, message_of
+from .workload import Ask
 
 DRAIN_S = 1.0
 """After `[DONE]`: how long the end of the body may take before its connection is given up."""

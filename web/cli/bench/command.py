@@ -21,17 +21,18 @@ import orjson
 from tqdm import tqdm
 
 import quipu
-from quipu.web.bench.arguments import OFFLINE, check, make_parser
-from quipu.web.bench.client import Client, Target
-from quipu.web.bench.collector import calm_collector
-from quipu.web.bench.datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
-from quipu.web.bench.discovery import DiscoveryError, find_model, find_vocab_size
-from quipu.web.bench.generated import Kind
-from quipu.web.bench.load import LoadResult, run_load
-from quipu.web.bench.prompts import Wording
-from quipu.web.bench.render import render_csv, render_table
-from quipu.web.bench.report import describe_requests, summarize
-from quipu.web.bench.workload import WorkloadError
+
+from .arguments import OFFLINE, check, make_parser
+from .client import Client, Target
+from .collector import calm_collector
+from .datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
+from .discovery import DiscoveryError, find_model, find_vocab_size
+from .generated import Kind
+from .load import LoadResult, run_load
+from .prompts import Wording
+from .render import render_csv, render_table
+from .report import describe_requests, summarize
+from .workload import WorkloadError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -56,7 +57,7 @@ class WarmUpError(Exception):
 def main(argv: Sequence[str]) -> int:
     """`argv` without `bench`. Returns the exit code."""
     if argv[:1] and argv[0] in OFFLINE:
-        from quipu.web.bench.offline import main as offline  # loads the actors
+        from .offline import main as offline  # loads the actors
 
         return offline(argv)
     arguments = make_parser().parse_args(argv)

@@ -6,12 +6,12 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from quipu.web.bench.arguments import CHAT
-from quipu.web.bench.files import CustomFile, TraceFile
-from quipu.web.bench.generated import Kind, MultiTurn, RandomPrompts, SharedPrefixes
-from quipu.web.bench.load import arrival_times_s
-from quipu.web.bench.prompts import WORDS, Lengths, TokenRange, Wording
-from quipu.web.bench.workload import Workload
+from .arguments import CHAT
+from .files import CustomFile, TraceFile
+from .generated import Kind, MultiTurn, RandomPrompts, SharedPrefixes
+from .load import arrival_times_s
+from .prompts import WORDS, Lengths, TokenRange, Wording
+from .workload import Workload
 
 DEFAULT_NUM_PROMPTS = 1000
 

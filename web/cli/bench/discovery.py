@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import httpx2
 import msgspec
 
-from quipu.web.bench.client import make_http
+from .client import make_http
 
 PATIENCE_S = 30.0
 ASSUMED_VOCABULARY = 8000

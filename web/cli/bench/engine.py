@@ -16,14 +16,15 @@ import anyio
 import attrs
 import trio
 
-from quipu.actors.messages import Closed, Delta, OutletEvent
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent
 from quipu.actors.wiring import House, split
-from quipu.web.bench.answer import Failure, Outcome, ReportedUsage
-from quipu.web.bench.workload import Ask
-from quipu.web.errors import APIError
-from quipu.web.openai.chat import read_chat
-from quipu.web.openai.completions import read_completion
-from quipu.web.settings import resolve_config
+
+from ...api.errors import APIError
+from ...api.openai.chat import read_chat
+from ...api.openai.completions import read_completion
+from ..settings import resolve_config
+from .answer import Failure, Outcome, ReportedUsage
+from .workload import Ask
 
 DOMAIN = "bench"
 POLL_S = 0.02

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
-from quipu.web.bench.generated import Kind
-from quipu.web.bench.prompts import Wording, draw_ids
-from quipu.web.bench.workload import Ask, Workload, WorkloadError, single
+from .generated import Kind
+from .prompts import Wording, draw_ids
+from .workload import Ask, Workload, WorkloadError, single
 
 Row = TypeVar("Row")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from quipu.web.bench.prompts import Lengths, Wording, draw_ids
-from quipu.web.bench.workload import Ask, Conversation, Workload, single
+from .prompts import Lengths, Wording, draw_ids
+from .workload import Ask, Conversation, Workload, single
 
 
 class Kind(IntEnum):

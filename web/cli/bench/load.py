@@ -14,9 +14,9 @@ import anyio
 import attrs
 import numpy as np
 
-from quipu.web.bench.answer import Outcome
-from quipu.web.bench.prompts import generator
-from quipu.web.bench.workload import Ask, Conversation, Workload
+from .answer import Outcome
+from .prompts import generator
+from .workload import Ask, Conversation, Workload
 
 
 @attrs.frozen

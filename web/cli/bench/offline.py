@@ -18,18 +18,19 @@ import orjson
 from tqdm import tqdm
 
 import quipu
-from quipu.actors.checkpoint import CheckpointError
+from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp
-from quipu.web import logs
-from quipu.web.bench.answer import Outcome
-from quipu.web.bench.collector import calm_collector
-from quipu.web.bench.datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload
-from quipu.web.bench.engine import Engine, open_engine
-from quipu.web.bench.load import run_load
-from quipu.web.bench.offline_arguments import Offline, parse_offline
-from quipu.web.bench.prompts import TokenRange, draw_ids
-from quipu.web.bench.report import summarize
-from quipu.web.bench.workload import Ask, WorkloadError
+
+from ...telemetry import logs
+from .answer import Outcome
+from .collector import calm_collector
+from .datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload
+from .engine import Engine, open_engine
+from .load import run_load
+from .offline_arguments import Offline, parse_offline
+from .prompts import TokenRange, draw_ids
+from .report import summarize
+from .workload import Ask, WorkloadError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import attrs
 
-from quipu.web.bench.arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, QUICK_DATASET, Quick, add_dataset
-from quipu.web.bench.values import count, positive
-from quipu.web.serve_flags import add_serve_flags
+from ..serve_flags import add_serve_flags
+from .arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, QUICK_DATASET, Quick, add_dataset
+from .values import count, positive
 
 EPILOG = "Besides these, all flags of `quipu serve` that concern the engine."
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from quipu.web.bench.report import METRICS
+from .report import METRICS
 
 WIDTH = 66
 UNKNOWN = "unknown"

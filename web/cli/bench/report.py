@@ -14,8 +14,8 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from quipu.web.bench.answer import Outcome
-from quipu.web.bench.load import Answered, LoadResult
+from .answer import Outcome
+from .load import Answered, LoadResult
 
 
 def _ttfts_s(outcomes: Iterable[Outcome]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import orjson
 
-from quipu.web.bench.report import METRICS
+from .report import METRICS
 
 
 def url(text: str) -> str:

@@ -1,6 +1,6 @@
-/* The module `quipu.actors.core.native`: what of the engine core's decisions is worth compiling.
+/* The module `quipu.actors.shared.native._native`: what of the engine core's decisions is worth compiling.
  *
- * Everything in it stands in Python too (`prefix.py`, `block_pool.py`), says the same there, and is tested against it. */
+ * Everything in it stands in Python too (`shared/block_keys.py`, `block_manager/block_pool.py`), says the same there, and is tested against it. */
 #include "native.h"
 
 const uint8_t *key_bytes(PyObject *key) {
@@ -29,6 +29,6 @@ static int add_types(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0}};
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "native", .m_methods = functions, .m_slots = slots};
+    PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = functions, .m_slots = slots};
 
-PyMODINIT_FUNC PyInit_native(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

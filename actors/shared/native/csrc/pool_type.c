@@ -1,6 +1,6 @@
 /* The Python type of a pool of blocks: making and freeing one, its counts, and what it is made of.
  *
- * `pools.py` has the class that the engine uses, with the checks of pool_checks.py on top. */
+ * `block_manager/pools.py` has the class that the engine uses, with the checks of pool_checks.py on top. */
 #include "pool.h"
 
 /* ---------------------------------------------------------------- what it is made of, for checks */
@@ -152,7 +152,7 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},    {Py_tp_getset, members},  {0},
 };
 static PyType_Spec spec = {
-    .name = "quipu.actors.core.native.BlockPool",
+    .name = "quipu.actors.shared.native._native.BlockPool",
     .basicsize = sizeof(Pool),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .slots = slots,

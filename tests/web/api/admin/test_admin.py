@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from openai.types import Model
-from tests.web.fakes import INFO, Client, FakeDesk
 
-from quipu.actors.front import State
+from quipu.actors.request_desk.front import State
 from quipu.web.app import make_app
+from tests.web.fakes import INFO, Client, FakeDesk
 
 
 async def test_models() -> None:

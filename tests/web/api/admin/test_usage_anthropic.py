@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client
-from tests.web.usage_books import ANTHROPIC, DAY, MIDNIGHT, NOW, BookSource, ask, at, client_of, refused
 
-from quipu.actors.counts import UNKNOWN, Estimate, Known
-from quipu.actors.messages import Fault, Outcome
-from quipu.web.admin.usage_params import rfc3339
-from quipu.web.errors import unavailable
+from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.web.api.admin.usage_params import rfc3339
+from quipu.web.api.errors import unavailable
+from tests.web.api.admin.usage_books import ANTHROPIC, DAY, MIDNIGHT, NOW, BookSource, ask, at, client_of, refused
+from tests.web.fakes import Client
 
 START = "2025-06-01T00:00:00Z"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from openai.types.admin.organization import UsageCompletionsResponse
-from tests.web.fakes import Client
-from tests.web.usage_books import DAY, MIDNIGHT, NOW, OPENAI, BookSource, ask, at, client_of, refused
 
-from quipu.actors.counts import UNKNOWN, Estimate, Known
-from quipu.actors.messages import Fault, Outcome
-from quipu.web.errors import unavailable
+from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.web.api.errors import unavailable
+from tests.web.api.admin.usage_books import DAY, MIDNIGHT, NOW, OPENAI, BookSource, ask, at, client_of, refused
+from tests.web.fakes import Client
 
 NEVER_ADMITTED: dict[str, Any] = {
     "outcome": Outcome.CANCELLED,

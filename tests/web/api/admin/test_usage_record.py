@@ -6,13 +6,14 @@ from typing import Any
 
 import attrs
 import pytest
-from tests.web.fakes import Client
-from tests.web.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, at, client_of
 
-from quipu.actors.counts import Estimate
-from quipu.actors.messages import CacheMiss, Fault, MissReason
-from quipu.web.key_file import KeyEntry, hash_key
-from quipu.web.keys import KeyStore
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
+from quipu.actors.messages.counts import Estimate
+from quipu.actors.messages.outcomes import Fault
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
+from tests.web.api.admin.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, at, client_of
+from tests.web.fakes import Client
 
 KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}
 OTHERS_HAVE_IT = (CacheMiss(MissReason.OTHER_DOMAIN, 48), CacheMiss(MissReason.EVICTED, 16))

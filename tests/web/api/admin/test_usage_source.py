@@ -14,7 +14,16 @@ import pytest
 import sqlalchemy as sa
 import trio
 from structlog.testing import capture_logs
-from tests.web.usage_books import (
+
+from quipu.actors.ledger.database import SQLITE_NAME
+from quipu.actors.ledger.reading import LedgerReader, Query
+from quipu.actors.ledger.service import LedgerConfig, open_ledger
+from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
+from quipu.actors.messages.outcomes import Fault, Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.web.api.admin.usage_source import LedgerUsage
+from quipu.web.api.errors import APIError
+from tests.web.api.admin.usage_books import (
     ANTHROPIC,
     DAY,
     MIDNIGHT,
@@ -29,14 +38,6 @@ from tests.web.usage_books import (
     make_database,
     multiply,
 )
-
-from quipu.actors.counts import UNKNOWN, Estimate, Known
-from quipu.actors.ledger.database import SQLITE_NAME
-from quipu.actors.ledger.reading import LedgerReader, Query
-from quipu.actors.ledger.service import LedgerConfig, open_ledger
-from quipu.actors.messages import Fault, Outcome, UsageRecord
-from quipu.web.admin.usage_source import LedgerUsage
-from quipu.web.errors import APIError
 
 
 @pytest.fixture(scope="module")

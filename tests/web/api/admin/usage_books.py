@@ -11,8 +11,6 @@ from urllib.parse import urlencode
 import attrs
 import sqlalchemy as sa
 import trio
-from tests.actors.ledger.ledgers import record_of
-from tests.web.fakes import Client, FakeDesk
 
 from quipu.actors.ledger.database import SQLITE_NAME, make_engine, migrate, sqlite_url
 from quipu.actors.ledger.fields import FIELD_NAMES, flatten
@@ -21,13 +19,15 @@ from quipu.actors.ledger.queries import SumBuilder
 from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query, Sum
 from quipu.actors.ledger.retry_groups import counted, member_of
 from quipu.actors.ledger.schema import records as table
-from quipu.actors.messages import UsageRecord
-from quipu.web.admin.usage_anthropic import install_anthropic_usage
-from quipu.web.admin.usage_openai import install_openai_usage
-from quipu.web.admin.usage_record import install_usage_record
-from quipu.web.admin.usage_source import UsageSource
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.web.api.admin.usage_anthropic import install_anthropic_usage
+from quipu.web.api.admin.usage_openai import install_openai_usage
+from quipu.web.api.admin.usage_record import install_usage_record
+from quipu.web.api.admin.usage_source import UsageSource
 from quipu.web.app import make_app
-from quipu.web.keys import KeyStore
+from quipu.web.auth.keys import KeyStore
+from tests.actors.ledger.ledgers import record_of
+from tests.web.fakes import Client, FakeDesk
 
 OPENAI = "/v1/organization/usage/completions"
 ANTHROPIC = "/v1/organizations/usage_report/messages"

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import anthropic
 import httpx2
 import pytest
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
 
-from quipu.actors.messages import Closed, Delta, ErrorKind, Outcome, RequestError
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 from quipu.web.app import make_app
+from tests.web.fakes import STARTED, FakeDesk, failure, record, says
 
 
 @asynccontextmanager

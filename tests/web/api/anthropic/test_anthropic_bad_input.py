@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
-from tests.web.messages_api import COUNT_PATH, PATH, body, text
 
 from quipu.web.app import make_app
+from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, text
+from tests.web.fakes import Client, FakeDesk
 
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}

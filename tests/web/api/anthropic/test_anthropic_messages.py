@@ -7,23 +7,15 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from tests.web.fakes import Client, FakeDesk, failure, record, says
-from tests.web.messages_api import COUNT_PATH, PATH, body, stream, text, total
 
-from quipu.actors.front import PromptRefused
-from quipu.actors.messages import (
-    Closed,
-    Delta,
-    ErrorKind,
-    FinishReason,
-    Outcome,
-    OutletEvent,
-    Prompt,
-    RequestError,
-    Started,
-)
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.prompts import Prompt
+from quipu.actors.request_desk.front import PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, stream, text, total
+from tests.web.fakes import Client, FakeDesk, failure, record, says
 
 STARTED = Started(40, 16, 24, created_5m_tokens=3, created_1h_tokens=5)
 RECORD = record(cached_tokens=16, cache_write_tokens=24, completion_tokens=2)

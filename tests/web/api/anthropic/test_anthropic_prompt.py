@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
-from tests.web.messages_api import PATH, body, text
 
-from quipu.actors.messages import CacheTtl, CallMark, ChatPrompt, ContentMark, Encode, Prompt, ToolMark
+from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Prompt, ToolMark
+from quipu.actors.messages.tokenizer import Encode
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.api.anthropic.messages_api import PATH, body, text
+from tests.web.fakes import Client, FakeDesk
 
 SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import trio
-from tests.traps.wire import COMPLETIONS, over_http, samples, settle
-from tests.web.fakes import Client as HttpClient
-from tests.web.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
 
-from houses import BLOCK, Client, small_house
-from quipu.actors.checkpoint import DEMO
-from quipu.actors.vocabulary import Vocabulary
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.runtimes import BLOCK, Client, small_house
+from tests.traps.wire import COMPLETIONS, over_http, samples, settle
+from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
+from tests.web.fakes import Client as HttpClient
 
 VOCABULARY = Vocabulary(DEMO)
 LONG = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. "

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
 
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.fakes import Client, FakeDesk
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

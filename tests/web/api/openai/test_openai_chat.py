@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.web.fakes import STARTED, Client, FakeDesk, record, says
 
-from quipu.actors.messages import ChatPrompt, Closed, Delta, FinishReason
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.app import make_app
+from tests.web.fakes import STARTED, Client, FakeDesk, record, says
 
 PATH = "/v1/chat/completions"
 

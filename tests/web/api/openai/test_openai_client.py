@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from tests.web.fakes import FakeDesk, failure, says
 
-from quipu.actors.messages import ErrorKind
+from quipu.actors.messages.outcomes import ErrorKind
 from quipu.web.app import make_app
+from tests.web.fakes import FakeDesk, failure, says
 
 try:
     import httpx2 as httpx  # what newer releases of the client are built on

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from openai.types import Completion
-from tests.web.fakes import Client, FakeDesk, hello, record, says
 
-from quipu.actors.messages import Closed, Delta, FinishReason, SamplingParams, Started, TextPrompt, TokenPrompt
+from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.prompts import TextPrompt, TokenPrompt
+from quipu.actors.messages.sampling import SamplingParams
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.fakes import Client, FakeDesk, hello, record, says
 
 PATH = "/v1/completions"
 USAGE = {

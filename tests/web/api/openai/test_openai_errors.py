@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, record, says
 
-from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, record, says
 
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "once"}

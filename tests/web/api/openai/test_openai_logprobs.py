@@ -9,18 +9,12 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
 
-from quipu.actors.messages import (
-    Closed,
-    Delta,
-    FinishReason,
-    LikelyToken,
-    OutletEvent,
-    ScoredDelta,
-    ScoredToken,
-)
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.app import make_app
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -12,11 +12,12 @@ import trio
 import trio.testing
 from openai.types.responses import Response, ResponseStreamEvent
 from structlog.testing import capture_logs
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
 
-from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.web.fakes import Client, FakeDesk
 
-from quipu.actors.messages import ChatPrompt
+from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.fakes import Client, FakeDesk
 
 PATH = "/v1/responses"
 

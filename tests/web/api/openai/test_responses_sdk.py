@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
-from tests.web.test_openai_client import client_of
 
-from quipu.actors.messages import Closed, Delta, ErrorKind, FinishReason, Outcome, RequestError
+from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from tests.web.api.openai.test_openai_client import client_of
+from tests.web.fakes import STARTED, FakeDesk, failure, record, says
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.web.bench_server import DONE, chat_event, event, text_event, usage_event
 
-from quipu.web.bench.answer import AnswerReader, Failure, Outcome, ReportedUsage
+from quipu.web.cli.bench.answer import AnswerReader, Failure, Outcome, ReportedUsage
+from tests.web.cli.bench.bench_server import DONE, chat_event, event, text_event, usage_event
 
 
 def read(*arrivals: tuple[float, bytes], end_s: float = 9.0, failure: Failure | None = None) -> Outcome:

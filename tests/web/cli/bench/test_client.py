@@ -8,11 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.web.bench_server import DONE, BenchServer, Reply, bench_server, good_reply, text_event, usage_event
 
-from quipu.web.bench.answer import Outcome, ReportedUsage
-from quipu.web.bench.client import Client, Target
-from quipu.web.bench.workload import Ask
+from quipu.web.cli.bench.answer import Outcome, ReportedUsage
+from quipu.web.cli.bench.client import Client, Target
+from quipu.web.cli.bench.workload import Ask
+from tests.web.cli.bench.bench_server import DONE, BenchServer, Reply, bench_server, good_reply, text_event, usage_event
 
 ASK = Ask({"prompt": [1, 2, 3], "max_tokens": 7})
 

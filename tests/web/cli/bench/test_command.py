@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from tests.web.bench_server import BenchServer, Reply, Request, bench_server, good_reply, text_event
 
-from quipu.web.cli import main as quipu
+from quipu.web.cli.cli import main as quipu
+from tests.web.cli.bench.bench_server import BenchServer, Reply, Request, bench_server, good_reply, text_event
 
 SMALL = ("--num-prompts", "3", "--random-input-len", "5", "--random-output-len", "2")
 
@@ -270,7 +270,7 @@ def test_flags_that_make_no_sense(capsys: pytest.CaptureFixture[str], flag: str,
 def test_serving_loads_no_benchmark() -> None:
     """What `quipu serve` imports holds neither the benchmark nor its HTTP client."""
     code = (
-        "import sys, quipu.web.cli as cli; cli.make_parser().parse_args(['serve']);"
-        "sys.exit(any(name.startswith(('quipu.web.bench', 'httpx2', 'tqdm')) for name in sys.modules))"
+        "import sys, quipu.web.cli.cli as cli; cli.make_parser().parse_args(['serve']);"
+        "sys.exit(any(name.startswith(('quipu.web.cli.bench', 'httpx2', 'tqdm')) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

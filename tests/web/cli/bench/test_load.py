@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.web.bench.answer import Failure, Outcome, ReportedUsage
-from quipu.web.bench.load import LoadResult, arrival_times_s, run_load
-from quipu.web.bench.workload import Ask, Conversation, Workload
+from quipu.web.cli.bench.answer import Failure, Outcome, ReportedUsage
+from quipu.web.cli.bench.load import LoadResult, arrival_times_s, run_load
+from quipu.web.cli.bench.workload import Ask, Conversation, Workload
 
 
 @attrs.define

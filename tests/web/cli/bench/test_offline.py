@@ -10,10 +10,10 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from quipu.web import logs
-from quipu.web.bench.offline import describe_throughput, summarize_latencies
-from quipu.web.bench.offline_arguments import parse_offline
-from quipu.web.cli import main as quipu
+from quipu.web.cli.bench.offline import describe_throughput, summarize_latencies
+from quipu.web.cli.bench.offline_arguments import parse_offline
+from quipu.web.cli.cli import main as quipu
+from quipu.web.telemetry import logs
 
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 

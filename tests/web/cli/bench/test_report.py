@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quipu.web.bench.answer import Failure, Outcome, ReportedUsage
-from quipu.web.bench.load import Answered, LoadResult
-from quipu.web.bench.render import render_csv, render_table
-from quipu.web.bench.report import METRICS, describe_requests, summarize
+from quipu.web.cli.bench.answer import Failure, Outcome, ReportedUsage
+from quipu.web.cli.bench.load import Answered, LoadResult
+from quipu.web.cli.bench.render import render_csv, render_table
+from quipu.web.cli.bench.report import METRICS, describe_requests, summarize
 
 TYPICAL = ReportedUsage(100, 3, 32)
 

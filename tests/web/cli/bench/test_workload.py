@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from quipu.web.bench.files import CustomFile, TraceFile
-from quipu.web.bench.generated import MultiTurn, RandomPrompts, SharedPrefixes
-from quipu.web.bench.prompts import WORDS, Lengths, TokenRange, Wording
-from quipu.web.bench.workload import Workload, WorkloadError
+from quipu.web.cli.bench.files import CustomFile, TraceFile
+from quipu.web.cli.bench.generated import MultiTurn, RandomPrompts, SharedPrefixes
+from quipu.web.cli.bench.prompts import WORDS, Lengths, TokenRange, Wording
+from quipu.web.cli.bench.workload import Workload, WorkloadError
 
 IDS = Wording(TokenRange.of_vocabulary(4096), as_ids=True, is_chat=False)
 TEXT = Wording(TokenRange(0, len(WORDS)), as_ids=False, is_chat=False)

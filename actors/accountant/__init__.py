@@ -1,0 +1,1 @@
+"""The usage accountant: one account a request, kept by double entry."""

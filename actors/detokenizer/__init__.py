@@ -1,0 +1,1 @@
+"""The detokenizer: from token ids to the text that a client reads."""

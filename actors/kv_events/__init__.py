@@ -1,0 +1,1 @@
+"""KV events: what the prefix cache holds, published for routers."""

@@ -1,0 +1,1 @@
+"""Every message that actors exchange, one module for each receiver."""

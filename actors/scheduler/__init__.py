@@ -1,0 +1,1 @@
+"""The scheduler: continuous batching over a paged KV cache."""

@@ -1,0 +1,1 @@
+"""Threads and processes to which the tokenizer hands whatever grows with a prompt."""

@@ -1,0 +1,1 @@
+"""The tokenizer: from prompts to sequences of token ids with block keys."""

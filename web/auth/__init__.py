@@ -1,0 +1,1 @@
+"""Who may ask: keys, hosts, origins."""

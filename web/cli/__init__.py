@@ -1,0 +1,1 @@
+"""The command line: `quipu serve`, and the commands beside it."""
