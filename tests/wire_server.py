@@ -1,0 +1,189 @@
+"""Wire names as they come out of a whole server: what it answers, counts, logs, publishes and writes to its ledger.
+
+`wire_names.py` compares them. Nothing is imported from the server: it is asked over its sockets and its files are read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import zmq
+from prometheus_client.parser import text_string_to_metric_families
+from tests.e2e.servers import BLOCK, PATIENCE_S, QUIPU, Server, eventually, serving
+
+Names = dict[str, Any]
+CHAT = {"messages": [{"role": "user", "content": "Which knots?"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "A cord.", "max_tokens": 2},
+    "/v1/chat/completions": {**CHAT, "max_tokens": 2},
+    "/v1/responses": {"input": "A cord.", "max_output_tokens": 2},
+    "/v1/messages": {**CHAT, "max_tokens": 2},
+}
+SCORED = {
+    "/v1/completions": {"logprobs": 1, "prompt_logprobs": 1},
+    "/v1/chat/completions": {"logprobs": True, "top_logprobs": 1, "return_cached_tokens_details": True},
+}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+PATHS = (
+    "/health",
+    "/ready",
+    "/version",
+    "/ping",
+    "/server_info",
+    "/v1/models",
+    "/v1/models/demo",
+    "/v1/nowhere",
+    "/v1/messages/nowhere",
+    "/v1/organization/usage/completions?start_time=0&bucket_width=1d&limit=1",
+    "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z&limit=1",
+)
+AT_TIMES = ("loop.", "tracing.")
+"""Events that a slow machine has, or has not."""
+OFTEN = frozenset({"date", "server", "content-length", "content-type", "transfer-encoding", "connection"})
+"""Headers of every server, which nobody here names."""
+
+
+def server_names(folder: Path, ask_more: Callable[[Server], Names]) -> Names:
+    """Everything that a server says of itself while it is asked everything once, and what `ask_more` hears of it."""
+    home, ledger = folder / "home", folder / "ledger"
+    home.mkdir()
+    replay = f"ipc://{folder}/replay"
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events", "replay_endpoint": replay}
+    flags = ["--executor", "fake", "--fake-step-seconds", "0", "--log-level", "debug", "--data-dir", str(ledger)]
+    flags += ["--num-blocks", "12", "--max-model-len", str(8 * BLOCK), "--kv-events-config", json.dumps(events)]
+    flags += ["--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces"]
+    names: Names = {}
+    with serving(home, *flags) as server:
+        answers = list(_answers(server))
+        fields: dict[str, set[str]] = {}
+        for name, _, answer in answers:
+            fields.setdefault(name, set()).update(_paths(answer))
+        names["response fields"] = {name: sorted(paths) for name, paths in fields.items()}
+        sent = {header.lower() for _, headers, _ in answers for header in headers}
+        names["response headers"] = sorted(sent - OFTEN)
+        names |= ask_more(server)
+        names["KV events"] = _kv_events(server, replay)
+        server.wait_at_rest()
+        names["metrics"] = metric_names(server.get("/metrics").text)
+    names["log lines"] = _log_lines(server.log_text)
+    names["ledger"] = _ledger(home, ledger)
+    return names
+
+
+def metric_names(text: str) -> Names:
+    """Of each metric its kind and its labels, with the values of those that do not depend on who serves what."""
+    metrics: dict[str, list[str]] = {}
+    for family in text_string_to_metric_families(text):
+        labels = {
+            f"{name}={value}" if name not in ("le", "model_name", "server") else name
+            for sample in family.samples
+            for name, value in sample.labels.items()
+        }
+        samples = {sample.name for sample in family.samples}
+        metrics[family.name] = [family.type, *sorted(samples), *sorted(labels)]
+    return metrics
+
+
+def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
+    asked = {"Idempotency-Key": "a cord", "X-Request-Id": "a knot", "Origin": server.url}
+    for path, body in BODIES.items():
+        body = {"model": "demo", **body}
+        for name, fields in {"": SCORED.get(path, {}), " refused": {"model": "none"}}.items():
+            response = server.post(path, {**body, **fields, "no_field": 1}, headers=asked)
+            assert (response.status_code == 200) == (name == ""), response.text
+            yield path + name, response.headers, response.json()
+        fields = {**STREAMED, **SCORED[path]} if path in SCORED else {"stream": True}
+        fields.pop("prompt_logprobs", None)  # never streamed
+        response = server.post(path, {**body, **fields})
+        assert response.status_code == 200, response.text
+        events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        assert events
+        for event in map(json.loads, events):
+            yield f"{path} streamed {event.get('type') or event['object']}", response.headers, event
+    response = server.post("/v1/messages/count_tokens", {"model": "demo", **CHAT})
+    yield "/v1/messages/count_tokens", response.headers, response.json()
+    record = server.complete("A cord.")
+    name = "req-" + record.json()["id"].partition("req-")[2]
+    found = eventually(lambda: _found(server.get(f"/v1/usage/{name}")), "the record is in the ledger")
+    assert found is not None
+    yield "/v1/usage", found.headers, found.json()
+    for path in PATHS:
+        response = server.get(path)
+        assert (response.status_code == 404) == path.endswith("nowhere"), response.text
+        yield path.partition("?")[0], response.headers, response.json()
+
+
+def _found(response: httpx.Response) -> httpx.Response | None:
+    return response if response.status_code == 200 else None
+
+
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    """The path of every key; keys that are numbers or texts of tokens count as one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            named = key if re.fullmatch(r"[a-z_][a-z0-9_]*", key) and not path.endswith("top_logprobs[]") else "*"
+            yield f"{path}.{named}".lstrip(".")
+            yield from _paths(inner, f"{path}.{named}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _paths(item, f"{path}[]")
+
+
+def _log_lines(text: str) -> Names:
+    lines: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("{") and "logger" not in (record := json.loads(line)):
+            lines.setdefault(record["event"], set()).update(_paths(record))
+    return {event: sorted(keys) for event, keys in sorted(lines.items()) if not event.startswith(AT_TIMES)}
+
+
+def _kv_events(server: Server, replay: str) -> Names:
+    """Fill the cache until something is evicted, and have all of it told again."""
+    for number in range(4):
+        assert server.complete([number] * 5 * BLOCK, 2).status_code == 200
+    context = zmq.Context()
+    try:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.RCVTIMEO, round(PATIENCE_S * 1000))
+        socket.connect(replay)
+        socket.send_multipart((b"", (0).to_bytes(8, "big")))
+        names: dict[str, set[str]] = {}
+        while payload := socket.recv_multipart()[-1]:
+            for event in msgspec.msgpack.decode(payload)[1]:
+                names.setdefault(event["type"], set()).update(event)
+        return {name: sorted(keys) for name, keys in sorted(names.items())}
+    finally:
+        context.destroy(linger=0)
+
+
+def _ledger(home: Path, ledger: Path) -> Names:
+    """The columns of its tables, of its exports, and the keys of its lines."""
+    names: Names = {}
+    for path in sorted(ledger.rglob("*")):
+        if path.is_file() and path.read_bytes()[:15] == b"SQLite format 3":
+            with sqlite3.connect(path) as database:
+                for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                    columns = database.execute("SELECT name, type FROM pragma_table_info(?)", (table,)).fetchall()
+                    names[f"table {table}"] = sorted(" ".join(column) for column in columns)
+            database.close()
+        elif path.is_file():
+            for line in path.read_bytes().splitlines():
+                if (start := line.find(b"{")) >= 0:
+                    entry = json.loads(line[start:])
+                    known = names.setdefault(f"entry {entry['kind']}" if "kind" in entry else path.name, [])
+                    known[:] = sorted({*known, *_paths(entry)})
+    output = home / "export.csv"
+    command = [QUIPU, "ledger", "export", "--format", "csv", "--output", str(output), "--data-dir", str(ledger)]
+    subprocess.run(command, cwd=home, check=True, capture_output=True)
+    with output.open(newline="") as lines:
+        names["export"] = next(csv.reader(lines))
+    return names

@@ -1,0 +1,179 @@
+"""Wire names as the source code spells them, wherever it lives and whatever its classes and functions are called.
+
+`SourceNames` reads every Python file below the three code folders once. Used by `wire_names.py` for what a running
+server says only when something goes wrong, and by `wire_server.py` for words that might be fields of a request.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T", bound=ast.AST)
+FOLDERS = ("actors", "kernels", "web")
+_WORD = re.compile(r"[a-z][a-z0-9_]*")
+_ERROR_WORD = re.compile(r"[a-z]+(_[a-z0-9]+)+")
+_DOTTED = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+_HYPHENATED = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9]+)+-?")
+_FILE_OR_WEIGHT = re.compile(
+    r".*\.(bias|c|cpp|csv|h|inv_freq|jinja|json|lock|py|safetensors|so|sqlite3?|txt|wal|weight)"
+)
+_CODE_KEYWORDS = frozenset({"code", "error_type", "kind", "type"})
+_METHODS_OF_LOGGERS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+
+
+class SourceNames:
+    def __init__(self, root: Path) -> None:
+        self._trees = [
+            ast.parse(path.read_text("utf-8"))
+            for folder in FOLDERS
+            for path in sorted((root / folder).rglob("*.py"))
+            if "versions" not in path.parts  # migrations tell of the past
+        ]
+        assert len(self._trees) > 50, "the code is somewhere else"
+        self._docstrings = {id(text) for tree in self._trees for text in _docstrings(tree)}
+        self._literals = set(self._every_literal())
+
+    def _every_literal(self) -> Iterator[str]:
+        for tree in self._trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and id(node) not in self._docstrings:
+                    if isinstance(node.value, str):
+                        yield node.value
+                    elif isinstance(node.value, bytes):
+                        yield node.value.decode("latin-1")
+
+    def words(self) -> list[str]:
+        """Every literal that could be the name of a JSON field."""
+        return sorted(text for text in self._literals if _WORD.fullmatch(text))
+
+    def log_events(self) -> dict[str, list[str]]:
+        """The keywords of every call whose first argument is an event's name; `**` for those made elsewhere."""
+        events: dict[str, set[str]] = {}
+        for call in self._nodes(ast.Call):
+            first = call.args[0] if call.args else None
+            if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
+                continue
+            is_logger = isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS_OF_LOGGERS
+            if _is_dotted(first.value) and (is_logger or len(call.args) == 1):
+                events.setdefault(first.value, set()).update(keyword.arg or "**" for keyword in call.keywords)
+        return {name: sorted(keys) for name, keys in sorted(events.items())}
+
+    def dotted(self) -> list[str]:
+        """Attributes of spans, types of events in streams, names of events in logs."""
+        return sorted(text for text in self._literals if _is_dotted(text))
+
+    def error_words(self) -> list[str]:
+        """Codes and types of errors: what a call names beside a sentence, or as its code."""
+        found = {text for text in self._literals if re.fullmatch(r"[a-z_]+_error", text)}
+        for call in self._nodes(ast.Call):
+            values = [*call.args, *(keyword.value for keyword in call.keywords)]
+            if any(map(_is_sentence, values)):
+                for value in values:
+                    found.update(text for text in _literals_of(value) if _ERROR_WORD.fullmatch(text))
+            for keyword in call.keywords:
+                if keyword.arg in _CODE_KEYWORDS:
+                    found.update(text for text in _literals_of(keyword.value) if _WORD.fullmatch(text))
+        for arguments in self._nodes(ast.arguments):
+            named = [*arguments.posonlyargs, *arguments.args]
+            pairs = [
+                *zip(reversed(named), reversed(arguments.defaults), strict=False),
+                *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+            ]
+            for argument, default in pairs:
+                if argument.arg in _CODE_KEYWORDS and default is not None:
+                    found.update(_literals_of(default))
+        return sorted(found)
+
+    def headers(self) -> list[str]:
+        """Literals with hyphens, and those in a line that speaks of headers."""
+        found = {text for text in self._literals if _HYPHENATED.fullmatch(text)}
+        for statement in self._nodes(ast.stmt):
+            if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr, ast.AugAssign)):
+                found.update(_beside_headers(statement))
+            elif isinstance(statement, (ast.If, ast.For, ast.While)):
+                found.update(_beside_headers(statement.iter if isinstance(statement, ast.For) else statement.test))
+        return sorted(found)
+
+    def variables(self) -> list[str]:
+        """Variables of the environment."""
+        return sorted(text for text in self._literals if _VARIABLE.fullmatch(text))
+
+    def enums(self) -> list[str]:
+        """The values of every enum of strings."""
+        found = set()
+        for node in self._nodes(ast.ClassDef):
+            if any("Enum" in ast.unparse(base) for base in node.bases):
+                values = [
+                    item.value.value
+                    for item in node.body
+                    if isinstance(item, ast.Assign)
+                    and isinstance(item.value, ast.Constant)
+                    and isinstance(item.value.value, str)
+                ]
+                if values:
+                    found.add(" ".join(sorted(values)))
+        return sorted(found)
+
+    def _nodes(self, kind: type[T]) -> Iterator[T]:
+        for tree in self._trees:
+            for node in ast.walk(tree):
+                if isinstance(node, kind):
+                    yield node
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+def _is_dotted(text: str) -> bool:
+    return (
+        bool(_DOTTED.fullmatch(text))
+        and not _FILE_OR_WEIGHT.fullmatch(text)
+        and not text.startswith(("quipu.", "pyarrow."))
+    )
+
+
+def _is_sentence(node: ast.expr) -> bool:
+    """Whether an argument is, or is called, a message."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return " " in text
+        case ast.JoinedStr():
+            return any(isinstance(part, ast.Constant) and " " in str(part.value) for part in node.values)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in ("message", "why", "text")
+        case ast.Call():
+            return ast.unparse(node) == "str(error)"
+    return False
+
+
+def _literals_of(node: ast.expr) -> Iterator[str]:
+    """The texts that an expression may be, of both sides of an `or` and an `if`."""
+    match node:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.BoolOp(values=values):
+            for value in values:
+                yield from _literals_of(value)
+        case ast.IfExp(body=body, orelse=other):
+            yield from _literals_of(body)
+            yield from _literals_of(other)
+
+
+def _beside_headers(tree: ast.AST) -> Iterator[str]:
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if any(name.lower().strip("_").endswith(("header", "headers")) for name in names):
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
+                text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+                if re.fullmatch(r"[A-Za-z]+", text):
+                    yield text
