@@ -88,7 +88,7 @@ class EngineConfig:
 
 
 @attrs.frozen
-class HouseConfig:
+class RuntimeConfig:
     """What the web side's actors need besides."""
 
     engine: EngineConfig

@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from .channel import Channel
-from .config import HouseConfig
+from .config import RuntimeConfig
 from .messages.accountant import EngineDied, StepReport
 from .messages.supervisor import EngineReady, EngineRefused
 from .request_desk.front import Health, State, describe_pool
@@ -103,7 +103,7 @@ class EngineHost(Protocol):
 class Supervisor:
     def __init__(
         self,
-        config: HouseConfig,
+        config: RuntimeConfig,
         host: EngineHost,
         registry: Registry,
         accountant: Channel[StepReport | EngineDied],

@@ -36,7 +36,7 @@ from .accountant.entry_store import AccountantMessage, Daybook
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .channel import Channel
-from .config import HouseConfig
+from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer, DetokenizerMessage
 from .processes.process_host import ProcessHost
 from .request_desk.front import ServingInfo
@@ -54,7 +54,7 @@ ENGINE = "quipu.actors.engine"
 
 
 @attrs.frozen
-class House:
+class Runtime:
     """Everything that runs, for the web layer and for tests."""
 
     desk: Registry
@@ -67,8 +67,8 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(
-    config: HouseConfig,
+async def open_runtime(
+    config: RuntimeConfig,
     info: ServingInfo,
     host: EngineHost,
     *,
@@ -76,7 +76,7 @@ async def open_house(
     hire_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = ChatPool,
     encode_apart: bool = False,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Runtime]:
     """Run the web side's actors and `host`'s engines until the block is left.
 
     Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant. `encode_apart`: long
@@ -129,26 +129,26 @@ async def open_house(
         nursery.start_soon(detokenizer.run, texts)
         nursery.start_soon(accountants)
         nursery.start_soon(supervisor.run)
-        yield House(registry, metrics, daybook, detokenizer, host, processes)
+        yield Runtime(registry, metrics, daybook, detokenizer, host, processes)
         nursery.cancel_scope.cancel()
 
 
-def single_loop(config: HouseConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:
-    """The whole house in this loop, as an async context manager giving a `House`."""
+def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:
+    """The whole runtime in this loop, as an async context manager giving a `Runtime`."""
     engine = importlib.import_module(ENGINE)
     host = engine.LoopHost(config.engine, *([load_executor] if load_executor else []))
-    return open_house(config, info, host, make_renderer=InlineRenderer)
+    return open_runtime(config, info, host, make_renderer=InlineRenderer)
 
 
-def split(config: HouseConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """The web side here, the engine in a process of its own, as an async context manager giving a `House`."""
+def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
+    """The web side here, the engine in a process of its own, as an async context manager giving a `Runtime`."""
     environment = dict(os.environ)
     # read by libgomp when torch loads: a spinning thread would starve a busy neighbour, and be starved by it
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     if config.engine.num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # where nobody says it, the backend does
     host = ProcessHost(config.engine, environment, step_timeout_s=config.step_timeout_s)
-    return open_house(config, info, host, journal=journal, encode_apart=True)
+    return open_runtime(config, info, host, journal=journal, encode_apart=True)
 
 
-__all__ = ["AccountantMessage", "House", "open_house", "single_loop", "split"]
+__all__ = ["AccountantMessage", "Runtime", "open_runtime", "single_loop", "split"]

@@ -28,7 +28,7 @@ from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.registry import Registry
-from quipu.actors.wiring import open_house
+from quipu.actors.wiring import open_runtime
 from quipu.web.cli import cli
 from quipu.web.cli import serve as serve_command
 
@@ -109,7 +109,7 @@ def split(config: Any, info: Any, journal: Any = None) -> Any:
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     host = ProcessHost(config.engine, environment)
     hire: Callable[..., Any] = NullAccountant
-    return open_house(config, info, host, hire_accountant=hire, encode_apart=True)
+    return open_runtime(config, info, host, hire_accountant=hire, encode_apart=True)
 
 
 if __name__ == "__main__":

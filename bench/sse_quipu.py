@@ -18,7 +18,7 @@ import trio
 
 from bench.sse_steps import TokenSource
 from quipu.actors import wiring
-from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
@@ -123,7 +123,7 @@ class TokenHost:
         )
 
 
-def house_config() -> HouseConfig:
+def runtime_config() -> RuntimeConfig:
     engine = EngineConfig(
         model_path=str(DEMO),
         executor="none",
@@ -136,18 +136,18 @@ def house_config() -> HouseConfig:
         max_num_batched_tokens=2048,
         eos_token_ids=(),
     )
-    return HouseConfig(engine=engine, model_names=("demo",), vocab_size=4096, kv_dtype="none")
+    return RuntimeConfig(engine=engine, model_names=("demo",), vocab_size=4096, kv_dtype="none")
 
 
 async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
     if not detokenize:
         setattr(wiring, "Vocabulary", PlainVocabulary)  # noqa: B010 - a name that it imports, and does not offer
-    config = house_config()
+    config = runtime_config()
     info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
     control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))
     host = TokenHost(control)
-    async with wiring.open_house(config, info, host) as house, trio.open_nursery() as nursery:
-        (address,) = await nursery.start(partial(serve, make_app(house.desk), host="127.0.0.1", port=0))
+    async with wiring.open_runtime(config, info, host) as runtime, trio.open_nursery() as nursery:
+        (address,) = await nursery.start(partial(serve, make_app(runtime.desk), host="127.0.0.1", port=0))
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)

@@ -1,6 +1,6 @@
-"""A house in which somebody lies to the books: each actor of the engine, and the way between the processes.
+"""A runtime in which somebody lies to the books: each actor of the engine, and the way between the processes.
 
-`Lies` are the dials; with all of them off the house is honest. Turn them once the house is warm.
+`Lies` are the dials; with all of them off the runtime is honest. Turn them once the runtime is warm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepResult
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.kernels.backend import Backend
-from tests.runtimes import BLOCK, Client, small_house
+from tests.runtimes import BLOCK, Client, small_runtime
 
 NO_SPANS: dict[str, list[Any]] = {"span_ids": [], "span_starts": [], "span_ends": []}
 NO_ADMISSIONS: dict[str, list[Any]] = {
@@ -187,9 +187,9 @@ class LyingHost(LoopHost):
 
 
 @asynccontextmanager
-async def lying_house(lies: Lies, **changes: Any) -> AsyncIterator[Client]:
-    """`small_house`, with dials for lies."""
-    async with small_house(make_host=partial(LyingHost, lies=lies), **changes) as client:
+async def lying_runtime(lies: Lies, **changes: Any) -> AsyncIterator[Client]:
+    """`small_runtime`, with dials for lies."""
+    async with small_runtime(make_host=partial(LyingHost, lies=lies), **changes) as client:
         manager = client.engine.block_manager
         manager.walk = partial(lying_walk, manager.walk, lies)
         yield client

@@ -1,4 +1,4 @@
-"""Lives of a house whose accountant has a doom: one fixed scenario, and everything that came of it.
+"""Lives of a runtime whose accountant has a doom: one fixed scenario, and everything that came of it.
 
 Two lives are equal when records, counters, `prefix_cache.stats`, the journal and what clients were told are; ids,
 times and drawn seeds are left out, since they differ from one server to the next.
@@ -22,7 +22,7 @@ from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import Client, small_house
+from tests.runtimes import Client, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 POINTS = ["unwritten", "written", "between effects", "at the send", "after the send", "done"]
@@ -135,11 +135,11 @@ async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
     """Streamed, plain, two choices, two prompts, preempted ones, one that leaves, one whose step fails."""
     told: dict[str, Any] = {}
     dials, journal = Dials(step_seconds=0.01), KeptJournal() if journal is None else journal
-    house = small_house(
+    runtime = small_runtime(
         dials, journal=journal, hire_accountant=partial(Mortal, doom=doom), max_restarts=10_000, **TIGHT
     )
     with structlog.testing.capture_logs():  # rendering a hundred deaths takes longer than dying them
-        async with house as client:
+        async with runtime as client:
             with trio.fail_after(60):
                 await scenario(client, dials, told)
             counters = samples(client)
@@ -148,7 +148,7 @@ async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
                 records={str(record.client_request_id): timeless(record) for record in journal.closed},
                 admitted=sorted((str(r.client_request_id), r.prompt_tokens, r.cached_tokens) for r in journal.admitted),
                 counters={n: v for n, v in counters.items() if "_seconds_" not in n or n.endswith("_seconds_count")},
-                stats=client.house.daybook.stats.fields(),
+                stats=client.runtime.daybook.stats.fields(),
             )
 
 

@@ -1,4 +1,4 @@
-"""Houses for tests: the whole of quipu in one loop, on the KV-reading fake executor.
+"""Runtimes for tests: the whole of quipu in one loop, on the KV-reading fake executor.
 
 `Client` plays a handler: it opens a request, reads its mailbox to the end and leaves. What a correct engine answers is
 `quipu.kernels.fake.continuation`.
@@ -15,7 +15,7 @@ import trio
 
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
-from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.engine import Engine, LoopHost
 from quipu.actors.executor.actor import Executor, load_executor
 from quipu.actors.messages.handler import Closed, Delta, Started
@@ -28,7 +28,7 @@ from quipu.actors.request_desk.front import ServingInfo
 from quipu.actors.request_desk.registry import RequestTicket
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
-from quipu.actors.wiring import House, open_house
+from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
 
 BLOCK = 16
@@ -40,8 +40,8 @@ def num_passes(executor: Executor) -> int:
     return executor.backend.num_passes
 
 
-def house_config(**changes: Any) -> HouseConfig:
-    """A small house: 63 usable blocks of 16 tokens unless said otherwise; `changes` by field name."""
+def runtime_config(**changes: Any) -> RuntimeConfig:
+    """A small runtime: 63 usable blocks of 16 tokens unless said otherwise; `changes` by field name."""
     engine_fields = {field.name for field in attrs.fields(EngineConfig)}
     engine = {
         "model_path": str(DEMO),
@@ -56,13 +56,13 @@ def house_config(**changes: Any) -> HouseConfig:
         "eos_token_ids": (),
         "step_overhead_tokens": 0,  # small prompts wait for one another, too
     }
-    house: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
+    runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
     for name, value in changes.items():
-        (engine if name in engine_fields else house)[name] = value
-    return HouseConfig(engine=EngineConfig(**engine), **house)
+        (engine if name in engine_fields else runtime)[name] = value
+    return RuntimeConfig(engine=EngineConfig(**engine), **runtime)
 
 
-def serving_info(config: HouseConfig) -> ServingInfo:
+def serving_info(config: RuntimeConfig) -> ServingInfo:
     return ServingInfo(
         model_names=config.model_names,
         created=0,
@@ -87,22 +87,22 @@ class Answer:
 
 @attrs.define
 class Client:
-    house: House
-    config: HouseConfig
+    runtime: Runtime
+    config: RuntimeConfig
     dials: Dials
 
     @property
     def engine(self) -> Engine:
-        assert isinstance(self.house.host, LoopHost)
-        assert self.house.host.engine is not None
-        return self.house.host.engine
+        assert isinstance(self.runtime.host, LoopHost)
+        assert self.runtime.host.engine is not None
+        return self.runtime.host.engine
 
     def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
         sampling = {
             name: fields.pop(name) for name in ("temperature", "seed", "ignore_eos", "stop_token_ids") if name in fields
         }
         return Encode(
-            request_id=self.house.desk.new_request_id(),
+            request_id=self.runtime.desk.new_request_id(),
             prompts=tuple(TokenPrompt(tuple(p)) if isinstance(p, list) else p for p in prompts),
             num_choices=n,
             max_tokens=max_tokens,
@@ -119,7 +119,7 @@ class Client:
         )
 
     def open(self, *prompts: list[int] | Prompt, **fields: Any) -> RequestTicket:
-        return self.house.desk.open(self.encode(*prompts, **fields), "test")
+        return self.runtime.desk.open(self.encode(*prompts, **fields), "test")
 
     async def ask(self, *prompts: list[int] | Prompt, **fields: Any) -> Answer:
         ticket = self.open(*prompts, **fields)
@@ -131,10 +131,10 @@ class Client:
 
     def assert_at_rest(self) -> None:
         """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
-        assert self.house.daybook.num_open_accounts == 0
-        assert self.house.desk.num_open_requests == 0
-        assert self.house.desk.num_live_sequences == 0
-        assert self.house.detokenizer.num_tracked == self.house.detokenizer.num_readings == 0
+        assert self.runtime.daybook.num_open_accounts == 0
+        assert self.runtime.desk.num_open_requests == 0
+        assert self.runtime.desk.num_live_sequences == 0
+        assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
         manager = self.engine.block_manager
         manager.check()
         assert manager.holdings == {}
@@ -172,7 +172,7 @@ async def read_answer(ticket: RequestTicket) -> Answer:
 
 
 @asynccontextmanager
-async def small_house(
+async def small_runtime(
     dials: Dials | None = None,
     *,
     make_host: Callable[..., LoopHost] = LoopHost,
@@ -182,12 +182,12 @@ async def small_house(
     encode_apart: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Client]:
-    """A house on the fake executor, in this loop. `dials` belong to every engine that it starts.
+    """A runtime on the fake executor, in this loop. `dials` belong to every engine that it starts.
 
     `make_host` is given the engine's config and what loads its executor. Chats are rendered in this process, unless
     `make_renderer` makes another.
     """
-    config = house_config(**changes)
+    config = runtime_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
 
     def load(engine: EngineConfig) -> Executor:
@@ -197,7 +197,7 @@ async def small_house(
         return executor
 
     host = make_host(config.engine, load)
-    async with open_house(
+    async with open_runtime(
         config,
         serving_info(config),
         host,
@@ -205,10 +205,10 @@ async def small_house(
         hire_accountant=hire_accountant,
         make_renderer=make_renderer,
         encode_apart=encode_apart,
-    ) as house:
-        while not house.desk.health().is_ready:
+    ) as runtime:
+        while not runtime.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
-        yield Client(house, config, dials)
+        yield Client(runtime, config, dials)
 
 
 def text_of(token_ids: list[int]) -> str:

@@ -22,9 +22,9 @@ from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import open_house
+from quipu.actors.wiring import open_runtime
 from quipu.kernels.fake import Dials
-from tests.runtimes import BLOCK, Client, house_config, serving_info
+from tests.runtimes import BLOCK, Client, runtime_config, serving_info
 
 TOKEN = 40
 
@@ -168,7 +168,7 @@ def over_the_wire(message: Any) -> Any:
 
 
 @asynccontextmanager
-async def scripted_house(
+async def scripted_runtime(
     script: Script,
     *,
     journal: Journal | None = None,
@@ -176,19 +176,21 @@ async def scripted_house(
     **changes: Any,
 ) -> AsyncIterator[Client]:
     """The whole web side in front of an engine that says what `script` says."""
-    config = house_config(**changes)
+    config = runtime_config(**changes)
     host = make_host(script)
-    async with open_house(config, serving_info(config), host, journal=journal, make_renderer=InlineRenderer) as house:
-        while not house.desk.health().is_ready:
+    async with open_runtime(
+        config, serving_info(config), host, journal=journal, make_renderer=InlineRenderer
+    ) as runtime:
+        while not runtime.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
-        yield Client(house, config, Dials())
+        yield Client(runtime, config, Dials())
 
 
 async def settle_scripted(client: Client) -> None:
     """Let everything that was set going come to its end; then nothing may be left."""
-    house = client.house
+    runtime = client.runtime
     with trio.fail_after(60):
-        while house.daybook.num_open_accounts or house.desk.num_live_sequences or house.desk.num_open_requests:
+        while runtime.daybook.num_open_accounts or runtime.desk.num_live_sequences or runtime.desk.num_open_requests:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
-    assert house.detokenizer.num_tracked == 0
+    assert runtime.detokenizer.num_tracked == 0

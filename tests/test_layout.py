@@ -1,4 +1,4 @@
-"""The house as it stands on disk: links, layers, sizes; and that the guards of all that really guard."""
+"""The runtime as it stands on disk: links, layers, sizes; and that the guards of all that really guard."""
 
 from __future__ import annotations
 

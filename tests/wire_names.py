@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+# What is taken from the code by its path: all of it stands here, and in `tests/web/fakes.py`.
+from quipu.web.app import make_app
 from tests.web.fakes import FakeDesk
 from tests.wire_requests import request_fields
 from tests.wire_server import server_names
 from tests.wire_source import SourceNames
-
-# What is taken from the code by its path: all of it stands here, and in `tests/web/fakes.py`.
-from quipu.web.app import make_app
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".json")

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
+
 from tests.e2e.servers import BLOCK, PATIENCE_S, QUIPU, Server, eventually, serving
 
 Names = dict[str, Any]

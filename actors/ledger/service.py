@@ -1,4 +1,4 @@
-"""The ledger of a running server: opened before its house, closed after it.
+"""The ledger of a running server: opened before its runtime, closed after it.
 
     lock the folder ─▶ look back (recovery.py) ─▶ first segment, `start`, closings of earlier lives ─▶ serve
     serve ─▶ `stop` with the counters' sums ─▶ sync ─▶ load what is left, for a bounded time

@@ -21,7 +21,7 @@ import trio
 
 from ..block_manager.pins import in_whole_blocks, pins_of
 from ..channel import Poster, Receiver
-from ..config import HouseConfig
+from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
 from ..messages.detokenizer import Track
 from ..messages.handler import Counted
@@ -67,7 +67,7 @@ class Job:
 class TokenizerActor:
     def __init__(
         self,
-        config: HouseConfig,
+        config: RuntimeConfig,
         vocabulary: Vocabulary,
         registry: Registry,
         accountant: Poster[Prompted | Refused],

@@ -11,10 +11,10 @@ import trio
 
 from quipu.actors.engine import LoopHost
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import House, open_house
+from quipu.actors.wiring import Runtime, open_runtime
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.runtimes import house_config, serving_info
+from tests.runtimes import runtime_config, serving_info
 from tests.traps.wire import COMPLETIONS, body, prompt_of
 from tests.web.fakes import Client as HttpClient
 
@@ -22,7 +22,7 @@ from tests.web.fakes import Client as HttpClient
 @attrs.define
 class Server:
     http: HttpClient
-    house: House
+    runtime: Runtime
     asked: dict[str, Any]
     """Fields of every request, where it does not say otherwise."""
 
@@ -53,13 +53,15 @@ class Server:
 
 
 @asynccontextmanager
-async def reference_house(asked: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
-    config = house_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
-    async with open_house(config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer) as house:
+async def reference_runtime(asked: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
+    config = runtime_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
+    async with open_runtime(
+        config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer
+    ) as runtime:
         with trio.fail_after(100):
-            while not house.desk.health().is_ready:
+            while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)
-            yield Server(HttpClient(make_app(house.desk, AppOptions(domain="tenant"))), house, asked)
+            yield Server(HttpClient(make_app(runtime.desk, AppOptions(domain="tenant"))), runtime, asked)
 
 
 def cached(answer: dict[str, Any]) -> int:

@@ -9,30 +9,30 @@ from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.front import describe_pool
 from quipu.actors.wiring import single_loop
-from tests.runtimes import house_config, serving_info, small_house
+from tests.runtimes import runtime_config, serving_info, small_runtime
 
 
 async def test_blocks_that_the_engine_counted(autojump_clock: trio.abc.Clock) -> None:
     """Nobody says how many blocks there are: the desk and the metrics know it once the engine does."""
-    config = house_config(num_blocks=None, max_model_len=1008)
+    config = runtime_config(num_blocks=None, max_model_len=1008)
     info = serving_info(config)
     assert info.num_blocks is None
-    async with single_loop(config, info) as house:
-        assert house.desk.num_usable_blocks == 0 and house.desk.info.engine is None
-        while not house.desk.health().is_ready:
+    async with single_loop(config, info) as runtime:
+        assert runtime.desk.num_usable_blocks == 0 and runtime.desk.info.engine is None
+        while not runtime.desk.health().is_ready:
             await trio.lowlevel.checkpoint()
         num_usable = 16 * 63
-        assert house.desk.num_usable_blocks == num_usable
-        assert house.desk.info.num_blocks == num_usable + 1
-        assert house.desk.info.engine is not None and house.desk.info.engine.backend == "fake"
-        assert f'state="free"}} {num_usable}.0' in house.metrics.render().decode()
-        assert house.host.engine.block_manager.pool.num_free == num_usable
+        assert runtime.desk.num_usable_blocks == num_usable
+        assert runtime.desk.info.num_blocks == num_usable + 1
+        assert runtime.desk.info.engine is not None and runtime.desk.info.engine.backend == "fake"
+        assert f'state="free"}} {num_usable}.0' in runtime.metrics.render().decode()
+        assert runtime.host.engine.block_manager.pool.num_free == num_usable
 
 
 async def test_a_length_that_became_shorter(autojump_clock: trio.abc.Clock) -> None:
     """Prompts are judged by what the engine has room for, not by what was configured before it was asked."""
-    async with small_house() as client:
-        desk = client.house.desk
+    async with small_runtime() as client:
+        desk = client.runtime.desk
         desk.introduce(attrs.evolve(desk.info.engine, incarnation=2, num_blocks=3, max_model_len=32))
         assert (desk.info.max_model_len, desk.num_usable_blocks) == (32, 2)
         refused = await client.ask(list(range(32)))

@@ -5,7 +5,7 @@ The whole of quipu in one loop, over HTTP, on the reference backend with the dem
 
 from __future__ import annotations
 
-from tests.actors.reference_runtime import cached, reference_house
+from tests.actors.reference_runtime import cached, reference_runtime
 from tests.traps.wire import prompt_of
 
 PROMPT = prompt_of(70, seed=5)
@@ -14,10 +14,10 @@ ASKED = {"max_tokens": 12, "temperature": 1.0, "seed": 11, "logprobs": 5}
 
 async def test_outputs() -> None:
     """Text and logprobs of what is drawn, with a seed at temperature 1."""
-    async with reference_house(ASKED) as server:
+    async with reference_runtime(ASKED) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
         crowded = await server.ask_in_a_crowd(PROMPT)
-    async with reference_house(ASKED, max_num_batched_tokens=23) as server:
+    async with reference_runtime(ASKED, max_num_batched_tokens=23) as server:
         chunked = await server.ask_in_a_crowd(PROMPT)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
     assert len(set(cold["choices"][0]["logprobs"]["token_logprobs"])) > 6, "logprobs that say something"
@@ -27,11 +27,11 @@ async def test_outputs() -> None:
 async def test_prompts() -> None:
     """Those of the prompt, which is never read from the cache, and of what follows it."""
     fields = {"echo": True, "prompt_logprobs": 7}
-    async with reference_house(ASKED) as server:
+    async with reference_runtime(ASKED) as server:
         cold = await server.ask(PROMPT, **fields)
         warm, plain = await server.ask(PROMPT, **fields), await server.ask(PROMPT)
         crowded = await server.ask_in_a_crowd(PROMPT, **fields)
-    async with reference_house(ASKED, max_num_batched_tokens=23, num_blocks=40, max_model_len=600) as server:
+    async with reference_runtime(ASKED, max_num_batched_tokens=23, num_blocks=40, max_model_len=600) as server:
         chunked = await server.ask_in_a_crowd(PROMPT, **fields)
     assert (cached(cold), cached(warm), cached(plain), cached(crowded), cached(chunked)) == (0, 0, 64, 0, 0)
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]

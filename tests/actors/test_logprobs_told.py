@@ -23,7 +23,7 @@ from quipu.actors.messages.scores import Scores, StepScores
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
-from tests.runtimes import BLOCK, Client, small_house, text_of
+from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50, seed=1)
@@ -90,7 +90,7 @@ def vocabulary() -> Vocabulary:
 async def test_outputs_cold_warm_and_streamed(autojump_clock: trio.abc.Clock) -> None:
     """What is said of a token is the same with a cold and a warm cache, in chat as in completions, in any chunks."""
     expected = continuation_scores(PROMPT, 8, 3)
-    async with small_house() as client:
+    async with small_runtime() as client:
         cold, warm = [await post(client, PROMPT, logprobs=3) for _ in range(2)]
         assert (cached(cold), cached(warm)) == (0, 48), "only prompt logprobs need every position"
         _, chunks = await over_http(client).stream(COMPLETIONS, body(PROMPT, logprobs=3, stream=True))
@@ -117,7 +117,7 @@ async def test_outputs_cold_warm_and_streamed(autojump_clock: trio.abc.Clock) ->
 @pytest.mark.parametrize("budget", [256, 64, 17, 5])
 async def test_prompts_in_chunks(autojump_clock: trio.abc.Clock, budget: int) -> None:
     """Every prompt position is told once, whatever the chunks, cold and with everything cached; nothing is read."""
-    async with small_house(max_num_batched_tokens=budget) as client:
+    async with small_runtime(max_num_batched_tokens=budget) as client:
         for _ in range(2):
             answer = await post(client, PROMPT, logprobs=3, prompt_logprobs=2)
             assert_told(answer["choices"][0], PROMPT)
@@ -128,7 +128,7 @@ async def test_prompts_in_chunks(autojump_clock: trio.abc.Clock, budget: int) ->
 async def test_reads_nothing_and_still_writes(autojump_clock: trio.abc.Clock) -> None:
     """Its blocks are found by others; those that were there stay somebody else's; the reason for the miss is named."""
     details = {"return_cached_tokens_details": True}
-    async with small_house() as client:
+    async with small_runtime() as client:
         writer = await post(client, PROMPT, prompt_logprobs=0, **details)
         plain = await post(client, PROMPT)
         again = await post(client, [*PROMPT, *prompt_of(20, seed=2)], echo=True, **details)
@@ -149,7 +149,7 @@ async def test_preempted(autojump_clock: trio.abc.Clock, budget: int) -> None:
     """Computed again after a preemption, in other chunks: nothing is told twice or lost, and nothing is read."""
     prompts = [prompt_of(38 + 5 * index, seed=index) for index in range(4)]
     answers: dict[int, dict[str, Any]] = {}
-    async with small_house(**TIGHT, max_num_batched_tokens=budget) as client:
+    async with small_runtime(**TIGHT, max_num_batched_tokens=budget) as client:
         await post(client, prompts[1])
 
         async def one(index: int) -> None:
@@ -161,7 +161,7 @@ async def test_preempted(autojump_clock: trio.abc.Clock, budget: int) -> None:
                 nursery.start_soon(one, index)
         await settle(client)
         counters = samples(client)
-    assert counters["num_preemptions_total"] > 0, "the house was meant to be too small"
+    assert counters["num_preemptions_total"] > 0, "the runtime was meant to be too small"
     assert counters["usage_disputed_total"] == 0
     for index, answer in answers.items():
         assert_told(answer["choices"][0], prompts[index], 70)
@@ -171,7 +171,7 @@ async def test_preempted(autojump_clock: trio.abc.Clock, budget: int) -> None:
 async def test_many_prompts_and_choices(autojump_clock: trio.abc.Clock) -> None:
     """Each choice has its own, each prompt is told with each; usage sums the prompts once."""
     prompts = [PROMPT, prompt_of(33, seed=2), PROMPT]
-    async with small_house() as client:
+    async with small_runtime() as client:
         answer = await post(client, prompts, n=2, logprobs=3, prompt_logprobs=2)
         await settle(client)
     assert len(answer["choices"]) == 6
@@ -182,7 +182,7 @@ async def test_many_prompts_and_choices(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_echo(autojump_clock: trio.abc.Clock) -> None:
     """The prompt, then what follows it; with logprobs of all of it but the first; beside requests that want neither."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         plain: list[dict[str, Any]] = []
 
         async def ask_plainly() -> None:
@@ -210,7 +210,7 @@ async def test_echo(autojump_clock: trio.abc.Clock) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_scoring_a_prompt(autojump_clock: trio.abc.Clock, stream: bool) -> None:
     """`max_tokens` 0: the prompt and its logprobs, no completion token in the text, the usage or the counters."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         fields = body(PROMPT, echo=True, logprobs=1, max_tokens=0)
         if stream:
             usage = {"stream_options": {"include_usage": True}}
@@ -231,7 +231,7 @@ async def test_scoring_a_prompt(autojump_clock: trio.abc.Clock, stream: bool) ->
 
 async def test_one_token_s_prompt(autojump_clock: trio.abc.Clock) -> None:
     """A prompt of one token has nothing that could be scored, and says so."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         answer = await post(client, [300], echo=True, logprobs=1, prompt_logprobs=1, max_tokens=1)
         await settle(client)
     (choice,) = answer["choices"]
@@ -242,7 +242,7 @@ async def test_one_token_s_prompt(autojump_clock: trio.abc.Clock) -> None:
 async def test_stops(autojump_clock: trio.abc.Clock) -> None:
     """Each completion token that is counted is told, the stop token and those of a stop string too, and no other."""
     stop = text_of(continuation(PROMPT, 4))[-2:]
-    async with small_house(Dials(step_seconds=0.01, eos_after=5), eos_token_ids=(0,)) as client:
+    async with small_runtime(Dials(step_seconds=0.01, eos_after=5), eos_token_ids=(0,)) as client:
         ended = await post(client, PROMPT, logprobs=0, max_tokens=20)
         stopped = await post(client, PROMPT, logprobs=0, max_tokens=20, stop=stop)
         await settle(client)
@@ -254,7 +254,7 @@ async def test_stops(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_no_room_to_answer(autojump_clock: trio.abc.Clock) -> None:
     """A prompt that fills the context leaves no room for the one token that has to be computed: 400, by name."""
-    async with small_house(max_model_len=2 * BLOCK) as client:
+    async with small_runtime(max_model_len=2 * BLOCK) as client:
         exchange, answer = await over_http(client).post(
             COMPLETIONS, body(prompt_of(2 * BLOCK), echo=True, max_tokens=0, logprobs=0)
         )

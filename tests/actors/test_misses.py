@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.kernels.fake import continuation
-from tests.runtimes import Answer, kill_engine, small_house, text_of
+from tests.runtimes import Answer, kill_engine, small_runtime, text_of
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -26,7 +26,7 @@ def miss_of(answer: Answer) -> CacheMiss:
 async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
     """Each reason, with the first position that was not found."""
     prompt = prompt_of(50, 1)
-    async with small_house() as client:
+    async with small_runtime() as client:
 
         async def reason(tokens: list[int], **fields: str) -> CacheMiss:
             return miss_of(await client.ask(tokens, max_tokens=1, **fields))
@@ -45,7 +45,7 @@ async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
 async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
     """A prefix that was there and has given way is told apart from one that never was."""
     prompt = prompt_of(100, 1)
-    async with small_house(num_blocks=21, max_model_len=320, watermark=0.0) as client:
+    async with small_runtime(num_blocks=21, max_model_len=320, watermark=0.0) as client:
         await client.ask(prompt, max_tokens=1)
         for seed in range(2, 6):
             await client.ask(prompt_of(160, seed), max_tokens=1)
@@ -57,7 +57,7 @@ async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_disabled(autojump_clock: trio.abc.Clock) -> None:
     """With prefix caching off the reason says so."""
-    async with small_house(enable_prefix_caching=False) as client:
+    async with small_runtime(enable_prefix_caching=False) as client:
         answer = await client.ask(prompt_of(50, 1))
     assert miss_of(answer) == CacheMiss(MissReason.DISABLED, 0)
 
@@ -65,7 +65,7 @@ async def test_disabled(autojump_clock: trio.abc.Clock) -> None:
 async def test_first_admission_s_reason(autojump_clock: trio.abc.Clock) -> None:
     """A prompt list has a reason for each prompt; choices share that of the first."""
     prompt = prompt_of(50, 1)
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(prompt)
         answer = await client.ask(prompt, prompt_of(40, 2), n=2)
     assert answer.record.cache_misses == (CacheMiss(MissReason.NONE, 48), CacheMiss(MissReason.DIVERGED, 0))
@@ -74,7 +74,7 @@ async def test_first_admission_s_reason(autojump_clock: trio.abc.Clock) -> None:
 async def test_in_the_debug_log(autojump_clock: trio.abc.Clock) -> None:
     """`prefix_cache.stats` carries the reason and no word of the prompt."""
     with capture_logs() as lines:
-        async with small_house() as client:
+        async with small_runtime() as client:
             await client.ask(TextPrompt("marker words that nobody may read"))
     (stats,) = [line for line in lines if line["event"] == "prefix_cache.stats"]
     assert stats["miss"] == "shorter_than_a_block at token 0" or stats["miss"].startswith("diverged")
@@ -84,9 +84,9 @@ async def test_in_the_debug_log(autojump_clock: trio.abc.Clock) -> None:
 async def test_reset(autojump_clock: trio.abc.Clock) -> None:
     """After a reset the same prompt misses once, and hits what was computed since."""
     prompt = prompt_of(50, 1)
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(prompt)
-        client.house.desk.reset_prefix_cache()
+        client.runtime.desk.reset_prefix_cache()
         cold, warm = await client.ask(prompt), await client.ask(prompt)
         client.assert_at_rest()
     assert (cold.record.cached_tokens, cold.record.cache_write_tokens) == (0, 48)
@@ -101,7 +101,7 @@ async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -
     """Requests under way go on unharmed; those hashed before the reset and admitted after it miss; blocks drain."""
     prompt = prompt_of(120, 1)
     answers: list[Answer] = []
-    async with small_house(max_num_seqs=2, max_num_batched_tokens=64) as client:
+    async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64) as client:
 
         async def ask() -> None:
             answers.append(await client.ask(prompt, max_tokens=20))
@@ -111,7 +111,7 @@ async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -
             for _ in range(4):
                 nursery.start_soon(ask)
             await trio.sleep(moment)
-            client.house.desk.reset_prefix_cache()
+            client.runtime.desk.reset_prefix_cache()
         client.assert_at_rest()
         after = await client.ask(prompt)
         client.assert_at_rest()
@@ -125,10 +125,10 @@ async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -
 
 async def test_reset_reaches_the_next_engine(autojump_clock: trio.abc.Clock) -> None:
     """A reset while the engine restarts is no error, and changes nothing for an empty cache."""
-    async with small_house(restart_backoff_s=1.0) as client:
+    async with small_runtime(restart_backoff_s=1.0) as client:
         kill_engine(client)
         await client.ask(prompt_of(20, 1))
-        client.house.desk.reset_prefix_cache()
+        client.runtime.desk.reset_prefix_cache()
         answer = await client.ask(prompt_of(20, 1))
         assert answer.error is None
         client.assert_at_rest()

@@ -1,4 +1,4 @@
-"""`cache_control` in a whole house, by the clock: what is marked stays as long as was asked for, in nobody's way.
+"""`cache_control` in a whole runtime, by the clock: what is marked stays as long as was asked for, in nobody's way.
 
 63 usable blocks, half of which may be pinned unless a test says otherwise.
 """
@@ -12,7 +12,7 @@ import structlog
 import trio
 import trio.testing
 
-from tests.runtimes import BLOCK, Client, small_house
+from tests.runtimes import BLOCK, Client, small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.api.anthropic.messages_api import PATH, text, total
 
@@ -63,7 +63,7 @@ class Chat:
 
 async def test_a_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.Clock) -> None:
     """An unmarked one, used last, does not. Created is what the next request reads, whatever follows the mark."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))
         created = cold["cache_creation_input_tokens"]
@@ -84,7 +84,7 @@ async def test_a_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.C
 @pytest.mark.parametrize("marked_again", [True, False])
 async def test_a_hit_refreshes(ttl: str, marked_again: bool, autojump_clock: trio.abc.Clock) -> None:
     """Every hit begins the time anew, whether it is marked or not; unused for so long, a prefix is like any other."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         chat = Chat(client)
         created = (await chat.usage(text(KNOTS, **mark(ttl))))["cache_creation_input_tokens"]
         for _ in range(3):
@@ -102,7 +102,7 @@ async def test_a_hit_refreshes(ttl: str, marked_again: bool, autojump_clock: tri
 async def test_nested_marks_each_for_their_time(autojump_clock: trio.abc.Clock) -> None:
     """An hour for the first part, five minutes for both: ten minutes later the first is there."""
     first, second = text(KNOTS, **mark("1h")), text(KNOTS, **mark("5m"))
-    async with small_house() as client:
+    async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(first, second)
         split = cold["cache_creation"]
@@ -123,7 +123,7 @@ async def test_nothing_is_created_where_nothing_can_be_kept(
     settings: dict[str, Any], autojump_clock: trio.abc.Clock
 ) -> None:
     """No share, or no cache at all: what was written counts as plain input."""
-    async with small_house(**settings) as client:
+    async with small_runtime(**settings) as client:
         chat = Chat(client)
         usage = await chat.usage(text(KNOTS, **mark("5m")))
         assert usage["cache_creation_input_tokens"] == usage["cache_read_input_tokens"] == 0
@@ -133,7 +133,7 @@ async def test_nothing_is_created_where_nothing_can_be_kept(
 
 async def test_what_exceeds_the_share_is_not_created(autojump_clock: trio.abc.Clock) -> None:
     """Up to the last mark that fits; the rest is written all the same, and is plain input. The record says so, too."""
-    async with small_house(max_pinned_share=0.2) as client:
+    async with small_runtime(max_pinned_share=0.2) as client:
         chat = Chat(client)
         usage = await chat.usage(text(KNOTS, **mark("5m")), text(KNOTS, **mark("5m")))
         created = usage["cache_creation_input_tokens"]
@@ -152,7 +152,7 @@ async def test_pins_yield_before_anybody_waits_or_is_preempted(
 ) -> None:
     """A request that needs every block of the pool is served at once, for the price of the pins: those that its
     admission needs, and later those that its rows do."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         chat = Chat(client)
         await chat.usage(text(KNOTS, **mark("1h")))
         await chat.usage(text("More of it. " + KNOTS, **mark("5m")))
@@ -173,9 +173,9 @@ async def test_pins_yield_before_anybody_waits_or_is_preempted(
 
 async def test_a_reset_lets_go(autojump_clock: trio.abc.Clock) -> None:
     """What was pinned is gone with all the rest, and can be created again."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))
-        client.house.desk.reset_prefix_cache()
+        client.runtime.desk.reset_prefix_cache()
         assert await chat.usage(text(KNOTS, **mark("5m"))) == cold
         await settle(client)

@@ -1,4 +1,4 @@
-"""Who is served first, who waits, and who is told to come back: policies and limits, in whole houses."""
+"""Who is served first, who waits, and who is told to come back: policies and limits, in whole runtimes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio.testing
 
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, Client, num_passes, small_house, text_of
+from tests.runtimes import Answer, Client, num_passes, small_runtime, text_of
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -41,7 +41,7 @@ async def order_of_first_tokens(client: Client, requests: list[tuple[list[int], 
 async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, order: list[int]) -> None:
     """fcfs goes by arrival; priority by the request's number, lowest first, then by arrival."""
     priorities = [5, 1, -3, 1]
-    async with small_house(max_num_seqs=1, scheduling_policy=policy) as client:
+    async with small_runtime(max_num_seqs=1, scheduling_policy=policy) as client:
         requests = [(prompt_of(20, i), {"priority": priority}) for i, priority in enumerate(priorities)]
         assert await order_of_first_tokens(client, requests) == order
         await trio.sleep(1)
@@ -52,7 +52,7 @@ async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, o
 async def test_victims(autojump_clock: trio.abc.Clock, policy: str) -> None:
     """When blocks run out the newest is preempted; under `priority` the one with the worst number."""
     answers: dict[int, Answer] = {}
-    async with small_house(
+    async with small_runtime(
         num_blocks=13, max_model_len=192, scheduling_policy=policy, watermark=0.0, enable_prefix_caching=False
     ) as client:
 
@@ -75,7 +75,7 @@ async def waiting_time_of_warm_prompts(policy: str) -> float:
     """One tenant sends long cold prompts without end, another asks a warm question now and then: its mean wait."""
     warm = prompt_of(160, 1)
     waits: list[float] = []
-    async with small_house(
+    async with small_runtime(
         Dials(step_seconds=0.01), num_blocks=900, max_num_batched_tokens=128, scheduling_policy=policy
     ) as client:
         await client.ask(warm, domain="patient")
@@ -106,7 +106,7 @@ async def test_fair_to_warm_prompts(autojump_clock: trio.abc.Clock) -> None:
 async def test_fair_shares_cold_work(autojump_clock: trio.abc.Clock) -> None:
     """Two tenants with equal cold work are served in turns, however many requests one of them has sent before."""
     ended: list[str] = []
-    async with small_house(num_blocks=600, max_num_seqs=2, scheduling_policy="fair") as client:
+    async with small_runtime(num_blocks=600, max_num_seqs=2, scheduling_policy="fair") as client:
 
         async def ask(tenant: str, seed: int) -> None:
             await client.ask(prompt_of(200, seed), domain=tenant, max_tokens=2)
@@ -128,7 +128,7 @@ async def test_long_prefill_threshold(autojump_clock: trio.abc.Clock) -> None:
     prompt = prompt_of(600, 1)
     passes: dict[bool, int] = {}
     for alone in (True, False):
-        async with small_house(long_prefill_token_threshold=32) as client, trio.open_nursery() as nursery:
+        async with small_runtime(long_prefill_token_threshold=32) as client, trio.open_nursery() as nursery:
             if not alone:
                 nursery.start_soon(
                     client.ask,
@@ -148,7 +148,7 @@ async def test_long_prefill_threshold(autojump_clock: trio.abc.Clock) -> None:
 async def test_waiting_limits(autojump_clock: trio.abc.Clock, limit: dict[str, int]) -> None:
     """What may not wait is told to come back, at once, and never admitted; what waits is served."""
     answers: list[Answer] = []
-    async with small_house(max_num_seqs=1, **limit) as client:
+    async with small_runtime(max_num_seqs=1, **limit) as client:
 
         async def ask(index: int) -> None:
             answers.append(await client.ask(prompt_of(20, index)))
@@ -169,7 +169,7 @@ async def test_waiting_limits(autojump_clock: trio.abc.Clock, limit: dict[str, i
 
 async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
     """A request whose deadline passes fails with what was done, in the queue or under way, and frees its blocks."""
-    async with small_house(max_num_seqs=1) as client:
+    async with small_runtime(max_num_seqs=1) as client:
         running, queued = client.open(prompt_of(20, 1), max_tokens=500), client.open(prompt_of(20, 2))
         await running.start()
         await queued.start()
@@ -194,7 +194,7 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
 async def test_salt_subdivides_the_domain(autojump_clock: trio.abc.Clock) -> None:
     """A salt shares with the same salt of the same tenant only; another tenant's salt opens nothing."""
     prompt = prompt_of(50, 1)
-    async with small_house() as client:
+    async with small_runtime() as client:
         cached = [
             (await client.ask(prompt, domain=domain, cache_salt=salt)).record.cached_tokens
             for domain, salt in [("a", "s"), ("a", ""), ("a", "s"), ("b", "s"), ("as", ""), ("a", "t"), ("b", "s")]
@@ -206,7 +206,7 @@ async def test_salt_subdivides_the_domain(autojump_clock: trio.abc.Clock) -> Non
 async def test_sharing_costs_two_steps_at_most(autojump_clock: trio.abc.Clock) -> None:
     """A newcomer waits for blocks that are being computed, but not for a whole long prompt."""
     prompt = prompt_of(900, 1)
-    async with small_house(max_num_batched_tokens=64, num_blocks=200) as client:
+    async with small_runtime(max_num_batched_tokens=64, num_blocks=200) as client:
         answers: list[Answer] = []
 
         async def ask(tail: int) -> None:

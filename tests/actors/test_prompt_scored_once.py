@@ -14,7 +14,7 @@ import trio.testing
 
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation, prompt_scores
-from tests.runtimes import Client, small_house, text_of
+from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50, seed=1)
@@ -26,9 +26,9 @@ ASKED: list[dict[str, Any]] = [{"echo": True, "logprobs": 2}, {"prompt_logprobs"
 
 
 @asynccontextmanager
-async def house_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
+async def runtime_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
     """In which somebody else is being served all the while."""
-    async with small_house(**changes) as client, trio.open_nursery() as nursery:
+    async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.ask, prompt_of(20, seed=7), max_tokens=900))
         await trio.sleep(0.05)
         yield client
@@ -38,10 +38,12 @@ async def house_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
 async def settle_beside(client: Client, num_others: int = 1) -> None:
     """Wait until only those others are there."""
     with trio.fail_after(60):
-        while client.house.daybook.num_open_accounts > num_others or client.house.desk.num_live_sequences > num_others:
+        while (
+            client.runtime.daybook.num_open_accounts > num_others or client.runtime.desk.num_live_sequences > num_others
+        ):
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
-    assert client.house.detokenizer.num_tracked == num_others and client.house.detokenizer.num_readings == 0
+    assert client.runtime.detokenizer.num_tracked == num_others and client.runtime.detokenizer.num_readings == 0
 
 
 def count_scored(client: Client) -> list[int]:
@@ -71,14 +73,14 @@ def without_index(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
-@pytest.mark.parametrize("house", HOUSES, ids=["whole", "chunks", "ahead"])
+@pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_choices_share_a_prompt_s_scores(
-    autojump_clock: trio.abc.Clock, asked: dict[str, Any], house: dict[str, Any], is_warm: bool
+    autojump_clock: trio.abc.Clock, asked: dict[str, Any], runtime: dict[str, Any], is_warm: bool
 ) -> None:
     """Four choices are told what one is told. It was found out once; the client's cached tokens stay 0, and the other
     choices read blocks: over a warm cache they are ahead of the first, which computes its prompt in chunks."""
-    async with house_with_a_neighbour(**house) as client:
+    async with runtime_with_a_neighbour(**runtime) as client:
         if is_warm:
             await ask(client, max_tokens=1)
         alone = await ask(client, **asked)
@@ -95,11 +97,11 @@ async def test_choices_share_a_prompt_s_scores(
     assert after["usage_disputed_total"] == before["usage_disputed_total"] == 0
 
 
-@pytest.mark.parametrize("house", HOUSES, ids=["whole", "chunks", "ahead"])
-async def test_a_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, house: dict[str, Any]) -> None:
+@pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
+async def test_a_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, runtime: dict[str, Any]) -> None:
     """Also that of a choice whose tokens come before the first choice has computed the prompt."""
     expected = [None, *prompt_scores(PROMPT, 0).logprobs]
-    async with house_with_a_neighbour(**house) as client:
+    async with runtime_with_a_neighbour(**runtime) as client:
         await ask(client, max_tokens=1)
         _, chunks = await over_http(client).stream(
             COMPLETIONS, body(PROMPT, n=3, echo=True, logprobs=0, max_tokens=4, **STREAMED)
@@ -117,7 +119,7 @@ async def test_a_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, h
 async def test_nothing_is_kept_of_one_that_leaves(autojump_clock: trio.abc.Clock, asked: dict[str, Any]) -> None:
     """Scores, and choices that wait for them, go with their request, wherever it is left."""
     for patience_s in (0.005, 0.015, 0.025, 0.045):
-        async with house_with_a_neighbour(**AHEAD) as client:
+        async with runtime_with_a_neighbour(**AHEAD) as client:
             await ask(client, max_tokens=1)
             with trio.move_on_after(patience_s):
                 await ask(client, n=4, **asked)
@@ -126,7 +128,7 @@ async def test_nothing_is_kept_of_one_that_leaves(autojump_clock: trio.abc.Clock
 
 async def test_two_prompts_of_one_request(autojump_clock: trio.abc.Clock) -> None:
     """Each prompt has a first choice of its own, also where they are the same."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         scored = count_scored(client)
         prompts = [PROMPT, PROMPT, prompt_of(20, seed=2)]
         exchange, answer = await over_http(client).post(COMPLETIONS, body(prompts, n=2, prompt_logprobs=0))
@@ -150,7 +152,7 @@ async def test_the_bound_of_prompts(
     """Positions times what is told of each: as many as the bound are served, one more is refused by name; choices do
     not count, for they share."""
     for limit, status in ((num_scores, 200), (num_scores - 1, 400)):
-        async with small_house(max_prompt_scores=limit) as client:
+        async with small_runtime(max_prompt_scores=limit) as client:
             exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, **fields))
             await settle(client)
         assert exchange.status == status, answer
@@ -160,7 +162,7 @@ async def test_the_bound_of_prompts(
 
 async def test_the_bound_of_outputs(autojump_clock: trio.abc.Clock) -> None:
     """What all choices may put out counts; without logprobs nothing does."""
-    async with small_house(max_output_scores=2 * 8 * 3 - 1) as client:
+    async with small_runtime(max_output_scores=2 * 8 * 3 - 1) as client:
         refused, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, n=2, logprobs=2))
         served, _ = await over_http(client).post(COMPLETIONS, body(PROMPT, n=2, max_tokens=100))
         await settle(client)
@@ -171,7 +173,7 @@ async def test_the_bound_of_outputs(autojump_clock: trio.abc.Clock) -> None:
 async def test_a_choice_that_waits_is_counted(autojump_clock: trio.abc.Clock) -> None:
     """Tokens that wait for the prompt's scores are the client's like all others, and so is a stop string in them."""
     stop = text_of(continuation(PROMPT, 4))[-2:]
-    async with house_with_a_neighbour(**AHEAD) as client:
+    async with runtime_with_a_neighbour(**AHEAD) as client:
         await ask(client, max_tokens=1)
         alone = await ask(client, echo=True, logprobs=0, stop=stop, max_tokens=20)
         answer = await ask(client, n=3, echo=True, logprobs=0, stop=stop, max_tokens=20)

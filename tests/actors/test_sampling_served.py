@@ -8,7 +8,7 @@ import trio
 
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.tokenizer.vocabulary import Vocabulary
-from tests.actors.reference_runtime import Server, cached, reference_house
+from tests.actors.reference_runtime import Server, cached, reference_runtime
 from tests.traps.wire import COMPLETIONS, body, prompt_of
 
 PROMPT = prompt_of(70, seed=5)
@@ -55,11 +55,11 @@ async def refused(server: Server, **fields: Any) -> dict[str, Any]:
 
 async def test_the_same_text_whatever_happens_around() -> None:
     """Cold, from the cache, in chunks, beside others: what is counted of a sequence is the same."""
-    async with reference_house(EVERYTHING) as server:
+    async with reference_runtime(EVERYTHING) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
         crowded = await server.ask_in_a_crowd(PROMPT, num_others=12)
         plain = await server.ask(PROMPT, repetition_penalty=1, frequency_penalty=0, presence_penalty=0)
-    async with reference_house(EVERYTHING, max_num_batched_tokens=23) as server:
+    async with reference_runtime(EVERYTHING, max_num_batched_tokens=23) as server:
         chunked = await server.ask(PROMPT)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
@@ -70,24 +70,24 @@ async def test_the_same_text_after_preemption() -> None:
     """In a pool that is too small for all of them, everybody's history survives being computed again."""
     prompts = [prompt_of(40 + 7 * index, seed=index) for index in range(5)]
     longer = {**EVERYTHING, "max_tokens": 40, "min_tokens": 36}
-    async with reference_house(longer) as server:
+    async with reference_runtime(longer) as server:
         roomy = [await server.ask(prompt, seed=index) for index, prompt in enumerate(prompts)]
     tight: dict[int, dict[str, Any]] = {}
 
     async def one(server: Server, index: int) -> None:
         tight[index] = await server.ask(prompts[index], seed=index)
 
-    async with reference_house(longer, num_blocks=14, max_model_len=160, watermark=0.0) as server:
+    async with reference_runtime(longer, num_blocks=14, max_model_len=160, watermark=0.0) as server:
         async with trio.open_nursery() as nursery:
             for index in range(len(prompts)):
                 nursery.start_soon(one, server, index)
-        assert server.house.metrics.num_preemptions._value.get() > 0, "the pool was meant to be too small"
+        assert server.runtime.metrics.num_preemptions._value.get() > 0, "the pool was meant to be too small"
     assert [tight[index]["choices"] for index in range(5)] == [answer["choices"] for answer in roomy]
 
 
 async def test_bans() -> None:
     """Only what is allowed; never a bad word, at the beginning or after a space; nothing that ends before it may."""
-    async with reference_house({**GREEDY, "logprobs": 0}) as server:
+    async with reference_runtime({**GREEDY, "logprobs": 0}) as server:
         plain = await server.ask(PROMPT)
         allowed = await server.ask(PROMPT, allowed_token_ids=[600, 601, 650], temperature=1.5, seed=1)
         one = await server.ask(PROMPT, allowed_token_ids=[777])
@@ -105,7 +105,7 @@ async def test_bans() -> None:
 
 async def test_no_stop_string_before_the_minimum() -> None:
     """One that is complete before is text like any other; one that is complete after ends the answer."""
-    async with reference_house({**GREEDY, "logprobs": 0}) as server:
+    async with reference_runtime({**GREEDY, "logprobs": 0}) as server:
         plain = await server.ask(PROMPT)
         third = tokens_of(plain)[2]
         assert "\ufffd" not in third
@@ -118,7 +118,7 @@ async def test_no_stop_string_before_the_minimum() -> None:
 
 async def test_biases_and_penalties_but_raw_logprobs() -> None:
     """They decide what is drawn; what is told of it is what the model gave, whatever was asked for."""
-    async with reference_house({**GREEDY, "logprobs": 5, "max_tokens": 1}) as server:
+    async with reference_runtime({**GREEDY, "logprobs": 5, "max_tokens": 1}) as server:
         plain = await server.ask(PROMPT)
         forced = await server.ask(PROMPT, logit_bias={"777": 100})
         allowed = await server.ask(PROMPT, allowed_token_ids=[777])
@@ -142,7 +142,7 @@ async def test_what_leaves_nothing_is_refused() -> None:
         for i in range(300, 4096)
         if encoded(spelt(i)) == (i,) and encoded(2 * spelt(i)) == (i, i)  # a word that stands by itself, also twice
     )
-    async with reference_house(GREEDY, eos_token_ids=(2,)) as server:
+    async with reference_runtime(GREEDY, eos_token_ids=(2,)) as server:
         error = await refused(server, allowed_token_ids=[own_id], bad_words=[word])
         assert error["param"] == "allowed_token_ids" and "bad_words" in error["message"]
         error = await refused(server, allowed_token_ids=[2], min_tokens=1, ignore_eos=False)

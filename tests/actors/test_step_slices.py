@@ -17,7 +17,7 @@ from quipu.actors.detokenizer import actor as detokenizer
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
-from tests.runtimes import BLOCK, Client, small_house
+from tests.runtimes import BLOCK, Client, small_runtime
 
 NUM_REQUESTS = 12
 
@@ -61,7 +61,7 @@ async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: 
 
     monkeypatch.setattr(Reckoning, "settle", noting)
     monkeypatch.setattr(accountant, "time", no_time_left())
-    async with small_house() as client:
+    async with small_runtime() as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask_at_once, client)
             await trio.sleep(0.005)  # the engine has its step under way
@@ -87,7 +87,7 @@ async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: py
     monkeypatch.setattr(detokenizer.Detokenizer, "_give", noting)
     monkeypatch.setattr(detokenizer.Detokenizer, "_decode", listening)
     monkeypatch.setattr(detokenizer, "time", no_time_left())
-    async with small_house() as client:
+    async with small_runtime() as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask_at_once, client)
             await trio.sleep(0.005)

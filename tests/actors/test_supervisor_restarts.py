@@ -21,8 +21,8 @@ from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.request_desk.front import State
 from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import open_house
-from tests.runtimes import house_config, kill_engine, serving_info, small_house
+from quipu.actors.wiring import open_runtime
+from tests.runtimes import kill_engine, runtime_config, serving_info, small_runtime
 
 PROMPT = list(range(300, 340))
 SHORTAGE = Death("no engine can be started: too many open files", is_shortage=True)
@@ -43,7 +43,7 @@ def failing_host(deaths: list[Death]) -> Callable[..., LoopHost]:
 async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
     """It is tried again, less and less often, however long it takes; health says why, and what waits is served."""
     deaths: list[Death] = []
-    async with small_house(make_host=failing_host(deaths), max_restarts=2) as client, trio.open_nursery() as nursery:
+    async with small_runtime(make_host=failing_host(deaths), max_restarts=2) as client, trio.open_nursery() as nursery:
         deaths += [SHORTAGE] * 100
         kill_engine(client)
         with structlog.testing.capture_logs() as lines:
@@ -51,9 +51,9 @@ async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
             nursery.start_soon(client.ask, PROMPT)
             began = trio.current_time()
             await trio.sleep(60)
-            health = client.house.desk.health()
+            health = client.runtime.desk.health()
             assert health.state is State.RESTARTING and "too many open files" in health.detail
-            while not client.house.desk.health().is_ready:
+            while not client.runtime.desk.health().is_ready:
                 await trio.sleep(1)
         assert 90 * MAX_BACKOFF_S < trio.current_time() - began <= 100 * MAX_BACKOFF_S + 1
         assert sum(line["event"] == "engine.not_started" for line in lines) == 100
@@ -63,9 +63,9 @@ async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
 async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
     """A server whose first engine cannot be started does not wait for ever."""
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="too many open files"), flatten_subgroups=True):
-        config = house_config(max_restarts=2)
+        config = runtime_config(max_restarts=2)
         host = failing_host([SHORTAGE] * 100)(config.engine)
-        async with open_house(config, serving_info(config), host, make_renderer=InlineRenderer):
+        async with open_runtime(config, serving_info(config), host, make_renderer=InlineRenderer):
             await trio.sleep(100)
             pytest.fail("it goes on")
 
@@ -73,15 +73,15 @@ async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
 async def test_refusals(autojump_clock: trio.abc.Clock) -> None:
     """Final before any engine was ready; later an engine's death like any other."""
     with pytest.RaisesGroup(EngineRefusal, flatten_subgroups=True):
-        async with small_house(make_host=failing_host([REFUSAL])):
+        async with small_runtime(make_host=failing_host([REFUSAL])):
             pytest.fail("there was an engine")
     deaths: list[Death] = []
-    async with small_house(make_host=failing_host(deaths)) as client:
+    async with small_runtime(make_host=failing_host(deaths)) as client:
         deaths += [REFUSAL] * 2
         kill_engine(client)
         assert (await client.ask(PROMPT)).error is not None
         assert (await client.ask(PROMPT)).error is None
-        assert client.house.desk.health().incarnation == 4
+        assert client.runtime.desk.health().incarnation == 4
 
 
 @pytest.mark.parametrize("what", ["sockets", "process"])
@@ -101,7 +101,7 @@ async def test_no_descriptors_for_a_process(monkeypatch: pytest.MonkeyPatch, wha
 
     monkeypatch.setattr(socket, "socketpair", socketpair)
     monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
-    host = ProcessHost(house_config().engine, {})
+    host = ProcessHost(runtime_config().engine, {})
     death = await host.run(EngineLink(1, None, None))
     assert death.is_shortage and not death.hopeless and "Too many open files" in death.reason
     assert made == [] or made[1].fileno() == -1
@@ -121,6 +121,6 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     ours, theirs = socket.socketpair()
     with ours:
-        config = msgspec.json.encode(house_config().engine).decode()
+        config = msgspec.json.encode(runtime_config().engine).decode()
         assert engine.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
         assert ours.recv(1) == b"", "it has refused nothing"

@@ -14,7 +14,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.shared.seeds import sequence_seed
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import BLOCK, Answer, Client, small_house, text_of
+from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -33,7 +33,7 @@ def assert_text(answer: Answer, prompt: list[int], num_tokens: int = 8, index: i
 async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) -> None:
     """First nothing is cached, and 0 is said; then every full block but the one with the last prompt token."""
     prompt = prompt_of(length)
-    async with small_house() as client:
+    async with small_runtime() as client:
         first, second = await client.ask(prompt), await client.ask(prompt)
         client.assert_at_rest()
     for answer in (first, second):
@@ -54,7 +54,7 @@ async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) ->
 async def test_longer_prompt_shares_the_prefix(autojump_clock: trio.abc.Clock) -> None:
     """A prompt that begins with an earlier one hits its full blocks, and writes the rest."""
     short, long = prompt_of(70), prompt_of(70) + prompt_of(50, seed=1)
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(short)
         answer = await client.ask(long)
         client.assert_at_rest()
@@ -66,7 +66,7 @@ async def test_longer_prompt_shares_the_prefix(autojump_clock: trio.abc.Clock) -
 async def test_output_blocks_are_cached_for_the_next_turn(autojump_clock: trio.abc.Clock) -> None:
     """A next turn hits the blocks that the answer before it filled, which no client was told it had written."""
     prompt = prompt_of(40)
-    async with small_house() as client:
+    async with small_runtime() as client:
         first = await client.ask(prompt, max_tokens=60)
         turn = prompt + continuation(prompt, 60) + prompt_of(10, seed=2)
         second = await client.ask(turn)
@@ -81,7 +81,7 @@ async def test_chat_of_five_turns(autojump_clock: trio.abc.Clock) -> None:
     """In a growing chat the cached count never falls, is block-aligned, and stays below the prompt."""
     messages: list[dict[str, str]] = []
     cached = []
-    async with small_house() as client:
+    async with small_runtime() as client:
         for turn in range(5):
             messages.append({"role": "user", "content": f"question {turn}: " + "why is that so? " * 4})
             answer = await client.ask(ChatPrompt(tuple(messages)), prompt_param="messages")
@@ -98,7 +98,7 @@ async def test_chat_of_five_turns(autojump_clock: trio.abc.Clock) -> None:
 async def test_prompt_list_is_summed(autojump_clock: trio.abc.Clock) -> None:
     """A list of prompts in one call: prompt, cached, written and completion tokens are all sums."""
     one, two, three = prompt_of(40, 1), prompt_of(50, 2), prompt_of(3, 3)
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(one)
         answer = await client.ask(one, two, three, max_tokens=5)
         client.assert_at_rest()
@@ -116,11 +116,11 @@ async def test_prompt_list_is_summed(autojump_clock: trio.abc.Clock) -> None:
 async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> None:
     """n > 1: the prompt's numbers are those of the first choice's admission; completion tokens are summed."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         cold = await client.ask(prompt, n=3, temperature=1.0, seed=7)
         warm = await client.ask(prompt, n=3, temperature=1.0, seed=7)
         client.assert_at_rest()
-        metrics = client.house.metrics
+        metrics = client.runtime.metrics
         assert metrics.prompt_tokens._value.get() == 100
         assert metrics.cached_tokens._value.get() == 48
     assert (cold.record.prompt_tokens, cold.record.cached_tokens, cold.record.cache_write_tokens) == (50, 0, 48)
@@ -148,13 +148,13 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
                 nursery.start_soon(one, index)
         return [answers[i] for i in range(8)]
 
-    async with small_house(num_blocks=num_blocks, max_model_len=(num_blocks - 1) * BLOCK, watermark=0.0) as client:
+    async with small_runtime(num_blocks=num_blocks, max_model_len=(num_blocks - 1) * BLOCK, watermark=0.0) as client:
         answers = await run(client)
         client.assert_at_rest()
-        preempted = client.house.metrics.num_preemptions._value.get()
-        recomputed = client.house.metrics.recomputed_tokens._value.get()
+        preempted = client.runtime.metrics.num_preemptions._value.get()
+        recomputed = client.runtime.metrics.recomputed_tokens._value.get()
         told = sum(answer.record.cached_tokens or 0 for answer in answers)
-        assert client.house.metrics.cached_tokens._value.get() == told
+        assert client.runtime.metrics.cached_tokens._value.get() == told
     assert preempted > 0, "the pool was meant to be too small"
     assert recomputed > 0
     for answer, prompt in zip(answers, prompts, strict=True):
@@ -169,7 +169,7 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
 async def test_chunked_prefill_is_not_a_hit(autojump_clock: trio.abc.Clock) -> None:
     """A prompt longer than the token budget is computed in chunks, and its own chunks are no hits."""
     prompt = prompt_of(700)
-    async with small_house(max_num_batched_tokens=64) as client:
+    async with small_runtime(max_num_batched_tokens=64) as client:
         answer = await client.ask(prompt)
         client.assert_at_rest()
     assert_text(answer, prompt)
@@ -183,7 +183,7 @@ async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool)
     """Equal prompts that could be admitted in one step do not read each other's unwritten blocks, and one of them owns
     the write; with sharing the others wait a step and hit what it wrote."""
     prompt = prompt_of(50)
-    async with small_house(share_pending_prefixes=sharing) as client, trio.open_nursery() as nursery:
+    async with small_runtime(share_pending_prefixes=sharing) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight: what comes is planned at once
         await trio.sleep(0.015)
         answer = await client.ask(prompt, prompt, prompt, max_tokens=8)
@@ -197,7 +197,7 @@ async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool)
 async def test_disabled_caching_reports_zero(autojump_clock: trio.abc.Clock) -> None:
     """With prefix caching off the engine still knows: the count is 0, never unknown."""
     prompt = prompt_of(50)
-    async with small_house(enable_prefix_caching=False) as client:
+    async with small_runtime(enable_prefix_caching=False) as client:
         await client.ask(prompt)
         answer = await client.ask(prompt)
         client.assert_at_rest()
@@ -209,7 +209,7 @@ async def test_disabled_caching_reports_zero(autojump_clock: trio.abc.Clock) -> 
 async def test_domains_never_share(autojump_clock: trio.abc.Clock) -> None:
     """The same prompt of another tenant hits nothing."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(prompt, domain="one")
         other = await client.ask(prompt, domain="two")
         again = await client.ask(prompt, domain="one")
@@ -226,7 +226,7 @@ async def test_stop_string_ends_the_count(autojump_clock: trio.abc.Clock) -> Non
     whole = text_of(outputs)
     stop = whole[20:22]
     at = whole.index(stop)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         answer = await client.ask(prompt, max_tokens=50, stop=(stop,))
         kept = await client.ask(prompt, max_tokens=50, stop=(stop,), include_stop=True)
         client.assert_at_rest()
@@ -242,7 +242,7 @@ async def test_eos_and_stop_token(autojump_clock: trio.abc.Clock) -> None:
     prompt = prompt_of(40)
     dials = Dials(step_seconds=0.01, eos_after=5, eos_token_id=2)
     outputs = continuation(prompt, 8, dials)
-    async with small_house(dials, eos_token_ids=(2,)) as client:
+    async with small_runtime(dials, eos_token_ids=(2,)) as client:
         ended = await client.ask(prompt)
         ignored = await client.ask(prompt, ignore_eos=True)
         stopped = await client.ask(prompt, stop_token_ids=(outputs[3],))
@@ -256,7 +256,7 @@ async def test_eos_and_stop_token(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_longest_prompt_and_the_next(autojump_clock: trio.abc.Clock) -> None:
     """A prompt that leaves room for one output is served; one token more is refused with the field's name."""
-    async with small_house(max_model_len=100) as client:
+    async with small_runtime(max_model_len=100) as client:
         fits = await client.ask(prompt_of(99), max_tokens=None)
         too_long = await client.ask(prompt_of(100), max_tokens=None)
         too_many = await client.ask(prompt_of(90), max_tokens=11)
@@ -278,7 +278,7 @@ async def test_counters_equal_what_clients_were_told(autojump_clock: trio.abc.Cl
     chance = random.Random(5)
     shared = prompt_of(200, seed=9)
     records = []
-    async with small_house() as client:
+    async with small_runtime() as client:
 
         async def visit(delay: float, prompt: list[int], n: int) -> None:
             await trio.sleep(delay)
@@ -289,7 +289,7 @@ async def test_counters_equal_what_clients_were_told(autojump_clock: trio.abc.Cl
                 prompt = shared[: chance.randrange(1, 200)] + prompt_of(chance.randrange(40) + 1, index)
                 nursery.start_soon(visit, chance.random() * 2, prompt, chance.choice((1, 1, 2)))
         client.assert_at_rest()
-        metrics = client.house.metrics
+        metrics = client.runtime.metrics
         assert metrics.prompt_tokens._value.get() == sum(r.prompt_tokens or 0 for r in records)
         assert metrics.prefix_cache_queries._value.get() == sum(r.prompt_tokens or 0 for r in records)
         assert metrics.cached_tokens._value.get() == sum(r.cached_tokens or 0 for r in records)

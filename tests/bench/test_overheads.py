@@ -90,12 +90,12 @@ def test_spans_of_two_processes(tmp_path: Path) -> None:
     code = """
         import types
         from bench.spans import watch
-        house = types.SimpleNamespace(add=lambda a, b: a + b, fail=lambda: 1 / 0)
-        watch(house, "add", "adding", lambda a, b: a)
-        watch(house, "fail", "failing")
-        assert house.add(3, 4) == 7
+        runtime = types.SimpleNamespace(add=lambda a, b: a + b, fail=lambda: 1 / 0)
+        watch(runtime, "add", "adding", lambda a, b: a)
+        watch(runtime, "fail", "failing")
+        assert runtime.add(3, 4) == 7
         try:
-            house.fail()
+            runtime.fail()
         except ZeroDivisionError:
             pass
     """
@@ -118,15 +118,15 @@ def test_turns_of_a_coroutine(tmp_path: Path) -> None:
             if fails:
                 raise KeyError
             return 7
-        house = types.SimpleNamespace(wait=wait)
-        watch(house, "wait", "waiting")
-        assert asyncio.run(house.wait()) == 7
+        runtime = types.SimpleNamespace(wait=wait)
+        watch(runtime, "wait", "waiting")
+        assert asyncio.run(runtime.wait()) == 7
         try:
-            asyncio.run(house.wait(fails=True))
+            asyncio.run(runtime.wait(fails=True))
         except KeyError:
             pass
         async def cancel():
-            task = asyncio.ensure_future(house.wait())
+            task = asyncio.ensure_future(runtime.wait())
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])

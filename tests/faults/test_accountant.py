@@ -25,7 +25,7 @@ from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.restarts import ActorGivenUp
 from tests.journals import KeptJournal
 from tests.lives import POINTS, Doom, Killed, Life, live
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 
@@ -153,7 +153,7 @@ async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage:
     told: list[bytes] = []
     hire = partial(Poisoned, stage=stage)
     with structlog.testing.capture_logs() as lines:
-        async with small_house(journal=journal, hire_accountant=hire) as client:
+        async with small_runtime(journal=journal, hire_accountant=hire) as client:
             http = over_http(client)
 
             async def ask(name: str) -> None:
@@ -191,7 +191,7 @@ async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
             raise Killed("again")
 
     with structlog.testing.capture_logs() as lines, pytest.raises(ExceptionGroup) as caught:
-        async with small_house(hire_accountant=Hopeless, max_restarts=3) as client:
+        async with small_runtime(hire_accountant=Hopeless, max_restarts=3) as client:
             client.open(prompt_of(10))
             await trio.sleep(60)
     assert caught.group_contains(ActorGivenUp)
@@ -211,7 +211,7 @@ async def test_deaths_long_ago_are_forgiven(autojump_clock: trio.abc.Clock) -> N
                 raise Killed("an account")
 
     with structlog.testing.capture_logs():
-        async with small_house(hire_accountant=Frail, max_restarts=1, restart_window_s=10.0) as client:
+        async with small_runtime(hire_accountant=Frail, max_restarts=1, restart_window_s=10.0) as client:
             for _ in range(4):
                 answer = await client.ask(prompt_of(10))
                 assert answer.record.outcome is Outcome.FINISHED

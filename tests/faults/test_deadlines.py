@@ -10,7 +10,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.request_desk.registry import RequestTicket
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import Client, kill_engine, small_house
+from tests.runtimes import Client, kill_engine, small_runtime
 
 PROMPT = list(range(300, 340))
 
@@ -28,7 +28,7 @@ async def expire(ticket: RequestTicket) -> Closed:
 
 
 async def settle(client: Client) -> None:
-    while client.house.daybook.num_open_accounts or client.house.desk.num_live_sequences:
+    while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
         await trio.sleep(1)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()
@@ -37,7 +37,7 @@ async def settle(client: Client) -> None:
 async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> None:
     """The answer comes at the deadline, the record when the step has ended; the client hears one end."""
     journal = KeptJournal()
-    async with small_house(Dials(step_seconds=3600.0), journal=journal) as client:
+    async with small_runtime(Dials(step_seconds=3600.0), journal=journal) as client:
         ticket = client.open(PROMPT)
         finals: list[Closed] = []
         ticket.mailbox.when_closed(finals.append)
@@ -47,7 +47,7 @@ async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> 
         assert closed.error is not None and closed.error.kind is ErrorKind.TIMEOUT and not closed.is_final
         ticket.leave()
         await trio.testing.wait_all_tasks_blocked()
-        assert client.house.daybook.num_open_accounts == 1 and not journal.closed and not finals
+        assert client.runtime.daybook.num_open_accounts == 1 and not journal.closed and not finals
         await settle(client)
         (record,) = journal.closed
         assert [final.record for final in finals] == [record] and ticket.mailbox.closed is finals[0]
@@ -58,7 +58,7 @@ async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> 
 async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Clock) -> None:
     """Its death closes the account: one record, which is a timeout's and no fault of the server's."""
     journal = KeptJournal()
-    async with small_house(Dials(step_seconds=3600.0), journal=journal) as client:
+    async with small_runtime(Dials(step_seconds=3600.0), journal=journal) as client:
         tickets = [client.open([*PROMPT, 400 + index]) for index in range(4)]
         for ticket in tickets:
             await ticket.start()
@@ -75,8 +75,8 @@ async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Cloc
 async def test_way_to_the_engine_that_is_full(autojump_clock: trio.abc.Clock) -> None:
     """A request that has not come as far as the tokenizer does not wait for it once its time is over."""
     journal = KeptJournal()
-    async with small_house(submit_slots=1, encode_slots=1, journal=journal) as client:
-        lane = client.house.desk.lane
+    async with small_runtime(submit_slots=1, encode_slots=1, journal=journal) as client:
+        lane = client.runtime.desk.lane
         await lane.reserve()  # nothing more goes to the engine
         tickets = [client.open(PROMPT) for _ in range(4)]
         async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
 """Bodies drawn from each endpoint's own fields: nothing breaks, nothing is lost, everything is accounted for.
 
 What the bodies are is in `bench/bodies.py`; the same ones are sent to a real server by `python -m bench.stalls --fuzz`.
-40 houses get 10 bodies each for each of five endpoints: 2,000 (100,000 with `--hypothesis-profile long`).
+40 runtimes get 10 bodies each for each of five endpoints: 2,000 (100,000 with `--hypothesis-profile long`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.bodies import COUNT, ENDPOINTS, MESSAGES, bodies
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.fakes import Client as HttpClient
 
@@ -74,16 +74,16 @@ def test_drawn_bodies(endpoint: str) -> None:
 async def serve_them(endpoint: str, drawn: list[bytes]) -> None:
     journal = KeptJournal()
     dials = Dials(only_token_id=LETTER_A)
-    async with small_house(dials, journal=journal, num_blocks=600, max_num_batched_tokens=2048) as house:
-        client, answers = over_http(house), list[Answer]()
+    async with small_runtime(dials, journal=journal, num_blocks=600, max_num_batched_tokens=2048) as runtime:
+        client, answers = over_http(runtime), list[Answer]()
         async with trio.open_nursery() as nursery:
             for sent in drawn:
                 nursery.start_soon(send, client, endpoint, sent, answers)
-        await settle(house)
+        await settle(runtime)
         assert len(answers) == len(drawn)
         for answer in answers:
             check(answer, endpoint)
-        counters = samples(house)
+        counters = samples(runtime)
         assert counters["usage_disputed_total"] == 0
         assert not journal.open
         admitted = [record for record in journal.closed if record.admitted_at is not None]

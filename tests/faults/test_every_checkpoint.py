@@ -23,7 +23,7 @@ from quipu.actors.messages.handler import Delta
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.request_desk.mailbox import Mailbox
 from tests.journals import KeptJournal
-from tests.runtimes import Client, small_house
+from tests.runtimes import Client, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
@@ -72,8 +72,8 @@ class Baseline:
         found = samples(client)
         return cls(
             num_tasks=trio.lowlevel.current_statistics().tasks_living,
-            num_open_requests=client.house.desk.num_open_requests,
-            num_tracked=client.house.detokenizer.num_tracked,
+            num_open_requests=client.runtime.desk.num_open_requests,
+            num_tracked=client.runtime.detokenizer.num_tracked,
             num_open_accounts=found["open_accounts"],
             num_journal_entries=len(journal.open),
             used_blocks=found['kv_blocks{state="used"}'],
@@ -133,7 +133,7 @@ async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request
     trio.lowlevel.add_instrument(instrument)
     try:
         with structlog.testing.capture_logs():
-            async with small_house(journal=journal, max_num_batched_tokens=32) as client:
+            async with small_runtime(journal=journal, max_num_batched_tokens=32) as client:
                 num_checkpoints = await sweep(client, journal, instrument, request_)
                 disputed = samples(client)["usage_disputed_total"]
     finally:
@@ -178,7 +178,7 @@ async def test_the_client_leaves_at_any_moment(autojump_clock: trio.abc.Clock) -
     """The other way to be cancelled: the server tells the application that its client has gone."""
     journal, chance = KeptJournal(), random.Random(1)
     with structlog.testing.capture_logs():
-        async with small_house(journal=journal, max_num_batched_tokens=32) as client:
+        async with small_runtime(journal=journal, max_num_batched_tokens=32) as client:
             for _ in range(60):
                 request = body(PROMPT, max_tokens=6, **(STREAMED if chance.random() < 0.5 else {}))
                 async with over_http(client).open("POST", COMPLETIONS, request) as exchange:

@@ -14,7 +14,7 @@ from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
 from tests.journals import KeptJournal
 from tests.runtimes import Answer, read_answer
-from tests.scripted_engine import BLOCK, Admit, Compute, Said, ScriptedHost, scripted_house, settle_scripted, tokens
+from tests.scripted_engine import BLOCK, Admit, Compute, Said, ScriptedHost, scripted_runtime, settle_scripted, tokens
 
 PROMPT = list(range(300, 340))
 NUM_REQUESTS = 8
@@ -55,7 +55,7 @@ async def test_death_after_the_last_terminal(
     """Requests whose text, finish reason and Terminal came before the death are finished, and nothing is disputed."""
     journal = KeptJournal()
     answers: list[Answer] = []
-    async with scripted_house(script, journal=journal, make_host=make_host) as client:
+    async with scripted_runtime(script, journal=journal, make_host=make_host) as client:
         tickets = [client.open([*PROMPT, 400 + index], max_tokens=3) for index in range(NUM_REQUESTS)]
         for ticket in tickets:
             await ticket.start()
@@ -63,7 +63,7 @@ async def test_death_after_the_last_terminal(
             answers.append(await read_answer(ticket))
             ticket.leave()
         assert (await client.ask(PROMPT, max_tokens=3)).error is None
-        assert client.house.desk.health().incarnation == 2
+        assert client.runtime.desk.health().incarnation == 2
         await settle_scripted(client)
     failed = [answer for answer in answers if answer.error is not None]
     assert len(failed) == num_failed and all(answer.record.fault is Fault.ENGINE_DIED for answer in failed)

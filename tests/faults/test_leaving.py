@@ -16,7 +16,7 @@ import trio.testing
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Client, kill_engine, num_passes, small_house, text_of
+from tests.runtimes import Client, kill_engine, num_passes, small_runtime, text_of
 
 PROMPT = random.Random(1).choices(range(300, 4000), k=40)
 
@@ -24,7 +24,7 @@ PROMPT = random.Random(1).choices(range(300, 4000), k=40)
 async def settle(client: Client) -> None:
     """Let everything that was set going come to its end."""
     with trio.fail_after(60):
-        while client.house.daybook.num_open_accounts or client.house.desk.num_live_sequences:
+        while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()
@@ -32,7 +32,7 @@ async def settle(client: Client) -> None:
 
 async def test_before_start(autojump_clock: trio.abc.Clock) -> None:
     """A request that leaves before the tokenizer has heard of it was never anywhere: cached is unknown, not 0."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         ticket = client.open(PROMPT)
         ticket.leave()
         await settle(client)
@@ -45,8 +45,8 @@ async def test_before_start(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
     """A request that leaves while its Submit waits for a slot is never submitted."""
-    async with small_house(submit_slots=1) as client:
-        desk = client.house.desk
+    async with small_runtime(submit_slots=1) as client:
+        desk = client.runtime.desk
         await desk.lane.reserve()  # the lane is full
         ticket = client.open(PROMPT)
         await ticket.start()
@@ -63,18 +63,18 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.abc.Clock) -> None:
     """Both in the lane, in their order: the next engine ends the sequence within two steps, and answers once."""
-    async with small_house(restart_backoff_s=5.0) as client:
+    async with small_runtime(restart_backoff_s=5.0) as client:
         kill_engine(client)
         await client.ask(PROMPT)
-        assert not client.house.desk.health().is_ready, "nobody takes from the lane now"
+        assert not client.runtime.desk.health().is_ready, "nobody takes from the lane now"
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(client.house.desk.lane) == 1
+        assert len(client.runtime.desk.lane) == 1
         ticket.leave()
-        assert len(client.house.desk.lane) == 2
+        assert len(client.runtime.desk.lane) == 2
         await trio.testing.wait_all_tasks_blocked()
-        assert client.house.daybook.num_open_accounts == 1, "submitted: the account waits for its Terminal"
+        assert client.runtime.daybook.num_open_accounts == 1, "submitted: the account waits for its Terminal"
         await trio.sleep(10)
         assert num_passes(client.engine.executor) <= 2
         await settle(client)
@@ -86,7 +86,7 @@ async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.ab
 @pytest.mark.parametrize("moment", ["started", "first token", "between tokens", "after the last"])
 async def test_on_the_way(autojump_clock: trio.abc.Clock, moment: str) -> None:
     """Leaving at any later hop closes the account with what was done; blocks are back within one step."""
-    async with small_house(max_num_batched_tokens=16) as client:
+    async with small_runtime(max_num_batched_tokens=16) as client:
         ticket = client.open(PROMPT, max_tokens=6)
         await ticket.start()
         num_tokens = 0
@@ -116,7 +116,7 @@ async def test_on_the_way(autojump_clock: trio.abc.Clock, moment: str) -> None:
 
 async def test_in_the_queue(autojump_clock: trio.abc.Clock) -> None:
     """A request that leaves while it waits for admission has unknown cached tokens, and does not hold up the queue."""
-    async with small_house(max_num_seqs=1) as client, trio.open_nursery() as nursery:
+    async with small_runtime(max_num_seqs=1) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, PROMPT)
         await trio.sleep(0.005)
         waiting, behind = client.open(PROMPT), client.open(PROMPT)
@@ -139,7 +139,7 @@ async def test_stop_string_and_leaving_at_once(autojump_clock: trio.abc.Clock) -
     """A client that leaves when its stop string has been found has had a finished request."""
     dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)
     whole = text_of(continuation(PROMPT, 30, dials))
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         ticket = client.open(PROMPT, max_tokens=30, stop=(whole[5:7],))
         await ticket.start()
         while True:
@@ -155,12 +155,12 @@ async def test_stop_string_and_leaving_at_once(autojump_clock: trio.abc.Clock) -
 
 async def test_leaving_twice(autojump_clock: trio.abc.Clock) -> None:
     """Leaving is idempotent, in any state."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         ticket = client.open(PROMPT)
         ticket.leave()
         ticket.leave()
         await settle(client)
-        assert client.house.metrics._requests.labels("demo", "cancelled")._value.get() == 1
+        assert client.runtime.metrics._requests.labels("demo", "cancelled")._value.get() == 1
 
 
 class CancelAt(trio.abc.Instrument):
@@ -187,7 +187,7 @@ async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int
     instrument = CancelAt()
     trio.lowlevel.add_instrument(instrument)
     outcomes = set()
-    async with small_house(dials, max_num_batched_tokens=32) as client:
+    async with small_runtime(dials, max_num_batched_tokens=32) as client:
         for k in range(1, 2000):
             with trio.CancelScope() as scope:
                 instrument.count, instrument.at, instrument.act = 0, k, scope.cancel
@@ -197,9 +197,9 @@ async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int
             if not scope.cancelled_caught:
                 break
         for outcome in ("finished", "cancelled"):
-            if client.house.metrics._requests.labels("demo", outcome)._value.get():
+            if client.runtime.metrics._requests.labels("demo", outcome)._value.get():
                 outcomes.add(outcome)
-        assert client.house.metrics.usage_disputed._value.get() == 0
+        assert client.runtime.metrics.usage_disputed._value.get() == 0
     trio.lowlevel.remove_instrument(instrument)
     assert 20 < k < 1999, "the sweep has to go through a whole request"
     assert outcomes == {"finished", "cancelled"}
@@ -209,7 +209,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
     """Two hundred clients that share prefixes and leave at random moments leave nothing; the others are right."""
     chance = random.Random(3)
     answered = 0
-    async with small_house(num_blocks=40, max_model_len=300, watermark=0.0) as client:
+    async with small_runtime(num_blocks=40, max_model_len=300, watermark=0.0) as client:
         await trio.testing.wait_all_tasks_blocked()
         num_tasks = trio.lowlevel.current_statistics().tasks_living
 
@@ -228,8 +228,8 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
                 nursery.start_soon(visit, index)
         await settle(client)
         assert trio.lowlevel.current_statistics().tasks_living == num_tasks
-        assert client.house.metrics.usage_disputed._value.get() == 0
-        requests = client.house.metrics._requests
+        assert client.runtime.metrics.usage_disputed._value.get() == 0
+        requests = client.runtime.metrics._requests
         assert requests.labels("demo", "finished")._value.get() >= answered
         ends = [requests.labels("demo", o)._value.get() for o in ("finished", "cancelled", "failed", "rejected")]
         assert sum(ends) == 200 and ends[2:] == [0, 0]

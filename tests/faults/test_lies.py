@@ -1,7 +1,7 @@
 """Somebody lies to the books: each kind of lie is caught, and the client is answered all the same.
 
 The account is disputed, counted and logged as an error; the client has its answer, with the numbers of the first
-admission; nothing is left behind. The same house with every dial off disputes nothing.
+admission; nothing is left behind. The same runtime with every dial off disputes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 
 from quipu.actors.messages.accountant import StepReport
 from quipu.kernels.fake import continuation
-from tests.liars import Lies, lying_house
+from tests.liars import Lies, lying_runtime
 from tests.runtimes import BLOCK, Client, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
@@ -60,9 +60,9 @@ async def ask(client: Client, *, stream: bool) -> Told:
 
 
 async def with_dials(*, stream: bool, **dials: Any) -> Told:
-    """A house that is warm and honest, until the dials are turned."""
+    """A runtime that is warm and honest, until the dials are turned."""
     lies = Lies()
-    async with lying_house(lies, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
+    async with lying_runtime(lies, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
         for seed in (10, 11):  # every block has held something
             await client.ask(prompt_of(168, seed))
         await client.ask([*KNOWN, 300], max_tokens=1)
@@ -118,7 +118,7 @@ async def test_a_lie_is_caught(
 @BOTH
 @pytest.mark.parametrize("dials", [{}, {"repeat": True}], ids=["every dial off", "reports come twice"])
 async def test_no_lie(autojump_clock: trio.abc.Clock, dials: dict[str, Any], stream: bool) -> None:
-    """An honest house disputes nothing; and a report that is heard again is booked, and handed out, once."""
+    """An honest runtime disputes nothing; and a report that is heard again is booked, and handed out, once."""
     told = await with_dials(stream=stream, **dials)
     assert told.num_disputed == 0
     assert told.text == text_of(continuation(PROMPT, 8))
@@ -128,10 +128,10 @@ async def test_no_lie(autojump_clock: trio.abc.Clock, dials: dict[str, Any], str
 
 
 async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> None:
-    """Counters, gauges and histograms are those of a house where every report comes once."""
+    """Counters, gauges and histograms are those of a runtime where every report comes once."""
     seen = []
     for repeat in (False, True):
-        async with lying_house(Lies(repeat=repeat)) as client:
+        async with lying_runtime(Lies(repeat=repeat)) as client:
             await ask(client, stream=False)
             seen.append({name: value for name, value in samples(client).items() if "_seconds_" not in name})
             seen[-1]["tokens timed"] = samples(client)["inter_token_latency_seconds_count"]
@@ -158,7 +158,7 @@ NUM_REPORTS = 11
 async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: int) -> None:
     """With tokens or a Terminal in it, too: the next report shows it, and then nothing is left; others are served."""
     lies = Lies()
-    async with lying_house(lies, max_num_batched_tokens=32) as client:
+    async with lying_runtime(lies, max_num_batched_tokens=32) as client:
         ticket = client.open(PROMPT)
         await ticket.start()
         lies.lose = nth(number)
@@ -182,7 +182,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
 async def test_spans_of_a_sequence_that_has_ended(autojump_clock: trio.abc.Clock) -> None:
     """They come while a sibling still runs: too late to be believed, though everything would add up."""
     lies = Lies(spans_after_terminal=True)
-    async with lying_house(lies, max_num_seqs=1) as client:
+    async with lying_runtime(lies, max_num_seqs=1) as client:
         with structlog.testing.capture_logs() as lines:
             answer = await client.ask(PROMPT, n=2, temperature=1.0)
             await settle(client)
@@ -194,7 +194,7 @@ async def test_spans_of_a_sequence_that_has_ended(autojump_clock: trio.abc.Clock
 async def test_a_mismatch_of_one_request_is_nobody_else_s(autojump_clock: trio.abc.Clock) -> None:
     """The request before and the request after are in order."""
     lies = Lies()
-    async with lying_house(lies) as client:
+    async with lying_runtime(lies) as client:
         before = await client.ask(PROMPT)
         lies.over_read = 1
         disputed = await client.ask(PROMPT)

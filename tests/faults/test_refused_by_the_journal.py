@@ -16,7 +16,7 @@ from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import continuation
 from tests.journals import KeptJournal
-from tests.runtimes import Client, small_house, text_of
+from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
@@ -51,12 +51,12 @@ async def test_come_back_later(
 ) -> None:
     """Its API's own error with Retry-After; rejected, unknown, uncounted; blocks and sequences are free again."""
     journal = KeptJournal(has_room=full)
-    async with small_house(journal=journal) as client:
+    async with small_runtime(journal=journal) as client:
         http = over_http(client)
         with structlog.testing.capture_logs() as lines:
             exchange, answer = await http.post(path, request_body)
             await settle(client)
-        after, stats = samples(client), client.house.daybook.stats.fields()
+        after, stats = samples(client), client.runtime.daybook.stats.fields()
         journal.has_room = lambda record: True
         served, _ = await http.post(path, {**request_body, "stream": False, "stream_options": None})
         await settle(client)
@@ -81,7 +81,7 @@ async def test_who_is_in_stays_in(autojump_clock: trio.abc.Clock) -> None:
     """Requests before and after are served whole, while one between them is refused."""
     journal = KeptJournal()
     answers: dict[str, Any] = {}
-    async with small_house(journal=journal) as client:
+    async with small_runtime(journal=journal) as client:
 
         async def ask(name: str, prompt: list[int]) -> None:
             answers[name] = (await over_http(client).post(COMPLETIONS, body(prompt, max_tokens=30)))[1]
@@ -115,7 +115,7 @@ async def test_room_for_one_is_room_for_its_other_prompts(autojump_clock: trio.a
         assert isinstance(answer, dict)
         return answer
 
-    async with small_house(journal=journal, max_num_seqs=1) as client:
+    async with small_runtime(journal=journal, max_num_seqs=1) as client:
         answer = await ask(client)
         await settle(client)
         after = samples(client)

@@ -16,7 +16,7 @@ from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.request_desk.front import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, kill_engine, small_house, text_of
+from tests.runtimes import Answer, kill_engine, small_runtime, text_of
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -29,7 +29,7 @@ async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: fl
     dials = Dials(step_seconds=0.01)
     prompts = [prompt_of(40, seed) for seed in range(9)]
     answers: dict[int, Answer] = {}
-    async with small_house(dials, max_num_seqs=4) as client:
+    async with small_runtime(dials, max_num_seqs=4) as client:
 
         async def one(index: int) -> None:
             answers[index] = await client.ask(prompts[index], max_tokens=10)
@@ -46,7 +46,7 @@ async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: fl
         await trio.testing.wait_all_tasks_blocked()
         client.assert_at_rest()
         after = await client.ask(prompts[0], max_tokens=10)
-        metrics = client.house.metrics
+        metrics = client.runtime.metrics
         assert metrics.usage_disputed._value.get() == 0
     failed = {index for index, answer in answers.items() if answer.error is not None}
     assert 1 <= len(failed) <= 4
@@ -67,7 +67,7 @@ async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> Non
     dials = Dials(step_seconds=0.01)
     shared = prompt_of(32, 1)
     doomed = shared + prompt_of(32, 2)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         await client.ask([*shared, 300])
         dials.fail_steps = 1
         failed = await client.ask(doomed)
@@ -83,7 +83,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
     """A request that was granted blocks of the failed step, in the step after, is admitted again, counted once."""
     dials = Dials(step_seconds=0.01)
     prompt = prompt_of(64, 3)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         answers: dict[str, Answer] = {}
 
         async def ask(name: str, tokens: list[int]) -> None:
@@ -97,9 +97,9 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
             assert dials.fail_steps == 0
             nursery.start_soon(ask, "reader", [*prompt, 300])
         client.assert_at_rest()
-        stats = client.house.daybook.stats
+        stats = client.runtime.daybook.stats
         assert (stats.total_requests, stats.hit_requests) == (1, 0)
-        assert client.house.metrics.usage_disputed._value.get() == 0
+        assert client.runtime.metrics.usage_disputed._value.get() == 0
     assert answers["writer"].error is not None
     assert answers["reader"].error is None
     assert answers["reader"].record.cached_tokens == 0
@@ -110,7 +110,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
 async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Clock) -> None:
     """A prompt list of which one prompt is poisoned fails as a whole, and its other sequences are stopped."""
     dials = Dials(step_seconds=0.01, poison_token_id=299)
-    async with small_house(dials, max_num_seqs=1) as client:
+    async with small_runtime(dials, max_num_seqs=1) as client:
         answer = await client.ask(prompt_of(20, 1), [299], prompt_of(20, 2), max_tokens=50)
         client.assert_at_rest()
     assert answer.error is not None
@@ -134,7 +134,7 @@ async def test_tokenizer_trouble_is_one_request_s(
         return encode(self, text, **limits)
 
     monkeypatch.setattr(TextEncoder, "encode_text", raise_for_marker)
-    async with small_house() as client:
+    async with small_runtime() as client:
         bad = await client.ask(TextPrompt("the marker"))
         good = await client.ask(TextPrompt("something else"))
         client.assert_at_rest()
@@ -148,7 +148,7 @@ async def test_tokenizer_trouble_is_one_request_s(
 async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
     """What was in flight fails with a clear error, health says so at once, and the next request is served."""
     prompt = prompt_of(50, 1)
-    async with small_house(restart_backoff_s=5.0) as client:
+    async with small_runtime(restart_backoff_s=5.0) as client:
         await client.ask(prompt)
         answers: list[Answer] = []
 
@@ -161,15 +161,15 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
             await trio.sleep(0.1)
             kill_engine(client)
             await trio.sleep(0.2)  # within sixteen steps a block fills
-            health = client.house.desk.health()
+            health = client.runtime.desk.health()
             assert health.state is State.RESTARTING
             assert not health.is_healthy and not health.is_ready
             assert "a block table cannot be trusted" in health.detail
             await trio.testing.wait_all_tasks_blocked()
             assert len(answers) == 3, "failed at once, not after the restart"
-        assert client.house.daybook.num_open_accounts == 0
+        assert client.runtime.daybook.num_open_accounts == 0
         during = await client.ask(prompt)
-        assert client.house.desk.health().is_ready
+        assert client.runtime.desk.health().is_ready
         client.assert_at_rest()
     for answer in answers:
         assert answer.error is not None
@@ -185,8 +185,8 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
 async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -> None:
     """Requests that wait for an engine are not lost with one that never became ready."""
     prompt = prompt_of(50, 1)
-    async with small_house() as client:
-        host = client.house.host
+    async with small_runtime() as client:
+        host = client.runtime.host
         run, num_stillborn = host.run, 0
 
         async def die_twice(link: EngineLink) -> Death:
@@ -211,9 +211,9 @@ async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -
 async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
     """An engine that dies again and again ends the server, and health said so before."""
     with pytest.raises(ExceptionGroup) as caught:
-        async with small_house(max_restarts=2) as client:
+        async with small_runtime(max_restarts=2) as client:
             for _ in range(3):
-                while not client.house.desk.health().is_ready:
+                while not client.runtime.desk.health().is_ready:
                     await trio.sleep(0.01)
                 kill_engine(client)
                 await client.ask(prompt_of(20, 1))
@@ -224,7 +224,7 @@ async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
 async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> None:
     """A step result that comes twice, or for a step that nobody sent, is no step."""
     prompt = prompt_of(50, 1)
-    async with small_house() as client:
+    async with small_runtime() as client:
         inbox, executor = client.engine.inbox, client.engine.executor
         run = executor.run
 

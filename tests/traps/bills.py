@@ -18,7 +18,7 @@ from quipu.actors.messages.usage_record import UsageRecord
 from quipu.kernels.fake import Dials
 from quipu.web.api.admin.usage_params import rfc3339
 from quipu.web.api.admin.usage_source import LedgerUsage
-from tests.runtimes import Client, small_house
+from tests.runtimes import Client, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, ask, client_of
 from tests.web.fakes import Client as HttpClient
@@ -39,7 +39,7 @@ class Bill:
 
 @attrs.define
 class Shop:
-    """A house whose requests are put into the ledger of a folder."""
+    """A runtime whose requests are put into the ledger of a folder."""
 
     client: Client
     http: HttpClient
@@ -86,7 +86,7 @@ class Shop:
 async def open_shop(folder: Path, dials: Dials | None = None, **changes: Any) -> AsyncIterator[Shop]:
     async with (
         open_ledger(LedgerConfig(folder)) as ledger,
-        small_house(dials or Dials(step_seconds=0.001), journal=ledger.journal, **changes) as client,
+        small_runtime(dials or Dials(step_seconds=0.001), journal=ledger.journal, **changes) as client,
     ):
         yield Shop(client, over_http(client))
 

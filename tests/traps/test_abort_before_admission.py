@@ -11,7 +11,7 @@ import trio
 
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
@@ -20,7 +20,7 @@ PROMPT = prompt_of(40)
 @pytest.mark.parametrize("num_known", [0, 32])
 async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int) -> None:
     """Whether or not its prompt would have hit: `cancelled`, unknown, uncounted, in the record and in the log."""
-    async with small_house(max_num_seqs=1) as client:
+    async with small_runtime(max_num_seqs=1) as client:
         if num_known:
             await client.ask(PROMPT)
         async with trio.open_nursery() as nursery:
@@ -54,7 +54,7 @@ async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int)
 async def test_never_admitted(autojump_clock: trio.abc.Clock) -> None:
     """Refused for its length, or failed in its first step: unknown as well."""
     dials = Dials(step_seconds=0.01)
-    async with small_house(dials, max_model_len=100) as client:
+    async with small_runtime(dials, max_model_len=100) as client:
         refused = await client.ask(prompt_of(100))
         dials.fail_steps = 1
         failed = await client.ask(PROMPT)

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, small_house, text_of
+from tests.runtimes import Answer, small_runtime, text_of
 from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 
 
@@ -17,7 +17,7 @@ async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
     """A request with a cached prefix is tried at each of many steps before it fits: one query, one hit."""
     holder, waiting = SHARED + prompt_of(50, 1), SHARED + prompt_of(100, 2)
     answers: dict[str, Answer] = {}
-    async with small_house(**TIGHT) as client:
+    async with small_runtime(**TIGHT) as client:
         await client.ask([*SHARED, 300], max_tokens=1)
 
         async def ask(name: str, prompt: list[int], max_tokens: int) -> None:
@@ -33,7 +33,7 @@ async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
             assert during["prefix_cache_queries_total"] == during["prompt_tokens_total"] == 33 + len(holder)
             assert during["prefix_cache_hits_total"] == len(SHARED)
         await settle(client)
-        after, stats = samples(client), client.house.daybook.stats
+        after, stats = samples(client), client.runtime.daybook.stats
     for name, prompt, num_tokens in (("holder", holder, 60), ("waiting", waiting, 8)):
         assert answers[name].record.cached_tokens == len(SHARED)
         assert answers[name].texts[0] == text_of(continuation(prompt, num_tokens))
@@ -49,7 +49,7 @@ async def test_withdrawn_admission(autojump_clock: trio.abc.Clock) -> None:
     reader = [*prompt, 300]
     answers: dict[str, Answer] = {}
     dials = Dials(step_seconds=0.01, fail_steps=1)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
 
         async def ask(name: str, token_ids: list[int]) -> None:
             answers[name] = await client.ask(token_ids)

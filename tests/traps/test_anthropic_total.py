@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.runtimes import BLOCK, small_house
+from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import CHAT, over_http, settle
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, stream, text, total
 
@@ -32,7 +32,7 @@ def request(mark: str, question: str = "what?") -> dict[str, Any]:
 @pytest.mark.parametrize("mark", list(MARKS))
 async def test_the_parts_are_the_prompt(mark: str, autojump_clock: trio.abc.Clock) -> None:
     """Cold, warm and partly warm: whole answer, first and last event, and the count say the same total."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         _, counted = await http.post(COUNT_PATH, request(mark))
         plain = request(mark)

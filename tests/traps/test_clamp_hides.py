@@ -11,7 +11,7 @@ import structlog.testing
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import BLOCK, Client, small_house, text_of
+from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
@@ -28,7 +28,7 @@ def forget_blocks(client: Client, num_blocks: int) -> None:
 @pytest.mark.parametrize("num_forgotten", [1, 3])
 async def test_violation_is_disputed(autojump_clock: trio.abc.Clock, num_forgotten: int) -> None:
     """Fewer tokens were read than were granted, and nobody computed them: counted, logged as an error, answered."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(PROMPT)
         assert samples(client)["usage_disputed_total"] == 0
         forget_blocks(client, num_forgotten)

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 COUNTS: dict[str, Any] = dict.fromkeys(("cached_tokens", "num_cached_tokens", "cache_read_input_tokens"), 999)
@@ -28,7 +28,7 @@ HEADERS = {"X-Cached-Tokens": "999", "X-Num-Cached-Tokens": "999", "X-Prefix-Cac
 async def test_forged_counts_are_ignored(autojump_clock: trio.abc.Clock) -> None:
     """In the body, nested, in headers, of both endpoints, whole and streamed: the books' own numbers."""
     messages = [{"role": "user", "content": "short", **COUNTS}]
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         usages = []
         _, answer = await http.post(COMPLETIONS, body(prompt_of(50, 1), **FORGED), HEADERS)
@@ -47,7 +47,7 @@ async def test_forged_counts_are_ignored(autojump_clock: trio.abc.Clock) -> None
 async def test_transfer_parameters_are_refused(autojump_clock: trio.abc.Clock) -> None:
     """What other engines take from a router is not taken from a client."""
     forged = {"do_remote_prefill": True, "num_cached_tokens": 999}
-    async with small_house() as client:
+    async with small_runtime() as client:
         exchange, answer = await over_http(client).post(COMPLETIONS, body(prompt_of(50), kv_transfer_params=forged))
         await settle(client)
     assert exchange.status == 400

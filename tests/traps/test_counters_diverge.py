@@ -9,7 +9,7 @@ import trio
 
 from quipu.actors.messages.handler import Started
 from quipu.kernels.fake import Dials
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import prompt_of, samples, settle
 
 PREFIX = prompt_of(64)
@@ -18,7 +18,7 @@ PREFIX = prompt_of(64)
 async def test_end_between_admission_and_first_token(autojump_clock: trio.abc.Clock) -> None:
     """One leaves there, one fails there, one is served: queries and prompts are the same, hits a part of them."""
     dials = Dials(step_seconds=0.01, poison_token_id=299)
-    async with small_house(dials, max_num_batched_tokens=32) as client:
+    async with small_runtime(dials, max_num_batched_tokens=32) as client:
         await client.ask([*PREFIX, 300], max_tokens=1)
         leaving = client.open(PREFIX + prompt_of(100, 1))
         await leaving.start()
@@ -28,7 +28,7 @@ async def test_end_between_admission_and_first_token(autojump_clock: trio.abc.Cl
         failed = await client.ask([*PREFIX, *prompt_of(60, 2), 299])
         served = await client.ask(PREFIX + prompt_of(10, 3))
         await settle(client)
-        after, stats = samples(client), client.house.daybook.stats
+        after, stats = samples(client), client.runtime.daybook.stats
     assert leaving.mailbox.closed is not None
     records = [leaving.mailbox.closed.record, failed.record, served.record]
     assert [record.completion_tokens for record in records] == [0, 0, 8]

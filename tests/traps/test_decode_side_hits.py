@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from quipu.actors.messages.accountant import Side
-from tests.scripted_engine import Admit, Compute, Said, Token, scripted_house, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, Said, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
@@ -32,7 +32,7 @@ GOING_ON: list[list[Said]] = [[Compute(70, 71), Token()], *tokens(2)]
 )
 async def test_the_prefill_side_s_count(autojump_clock: trio.abc.Clock, said: list[list[Said]]) -> None:
     """In whatever order the two sides are heard: 16 of 70 tokens, to the client and in every counter."""
-    async with scripted_house(lambda submit: said) as client:
+    async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT))
         _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **STREAMED))
@@ -48,7 +48,7 @@ async def test_the_prefill_side_s_count(autojump_clock: trio.abc.Clock, said: li
 
 async def test_the_prefill_side_is_silent(autojump_clock: trio.abc.Clock) -> None:
     """Then nobody knows: unknown, which is not 70."""
-    async with scripted_house(lambda submit: [DECODE, *GOING_ON]) as client:
+    async with scripted_runtime(lambda submit: [DECODE, *GOING_ON]) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body(PROMPT))
         await settle_scripted(client)
         after = samples(client)

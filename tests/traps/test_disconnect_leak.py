@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from quipu.web.app import make_app
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
 
@@ -20,8 +20,8 @@ from tests.web.fakes import Client as HttpClient
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_nothing_stays(autojump_clock: trio.abc.Clock, moment: str, stream: bool) -> None:
     """Within two steps of its client's leaving, a request of 300 tokens has no account, block or sequence left."""
-    async with small_house() as client:
-        app = make_app(client.house.desk)
+    async with small_runtime() as client:
+        app = make_app(client.runtime.desk)
         if moment == "before the body begins":
 
             @app.after_request
@@ -38,7 +38,7 @@ async def test_nothing_stays(autojump_clock: trio.abc.Clock, moment: str, stream
                 if moment == "in the body" and stream:
                     await exchange.wait_started()
                     await exchange.read_some()
-            assert samples(client)["open_accounts"] == client.house.desk.num_open_requests == 1
+            assert samples(client)["open_accounts"] == client.runtime.desk.num_open_requests == 1
             exchange.leave()
             left_at = trio.current_time()
             await settle(client)

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
@@ -18,7 +18,7 @@ PROMPT = prompt_of(50)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_cancelled_record(autojump_clock: trio.abc.Clock, stream: bool) -> None:
     """A client leaves after a few tokens: prompt, hits and those tokens are in the log, the counters and histograms."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(PROMPT)
         before = samples(client)
         with structlog.testing.capture_logs() as lines:

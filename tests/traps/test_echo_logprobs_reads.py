@@ -14,7 +14,7 @@ import trio
 
 from quipu.actors.messages.block_manager import MissReason
 from quipu.kernels.fake import prompt_scores
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
 PROMPT = prompt_of(50, seed=3)
@@ -37,7 +37,7 @@ def own_of(told: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
 @pytest.mark.parametrize("budget", [256, 20])
 async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, asked: dict[str, Any], budget: int) -> None:
     """All positions are told over a warm cache as over a cold one; nothing is cached; what they wrote is there."""
-    async with small_house(max_num_batched_tokens=budget) as client:
+    async with small_runtime(max_num_batched_tokens=budget) as client:
 
         async def ask(**fields: Any) -> dict[str, Any]:
             more = {"return_cached_tokens_details": True}

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from quipu.kernels.fake import Dials
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import parse_events
 
@@ -35,7 +35,7 @@ async def test_nothing_stays(
     """Refused before and behind the front desk, failed by the engine: no account, no sequence, no block is left."""
     if stream and isinstance(request_body, dict):
         request_body = {**request_body, "stream": True}
-    async with small_house(Dials(step_seconds=0.01, poison_token_id=POISON)) as client:
+    async with small_runtime(Dials(step_seconds=0.01, poison_token_id=POISON)) as client:
         async with over_http(client).open("POST", path, request_body) as exchange:
             was_started = await exchange.wait_started() == 200
             data = await exchange.read()
@@ -50,7 +50,7 @@ async def test_nothing_stays(
 async def test_error_in_mid_stream(autojump_clock: trio.abc.Clock) -> None:
     """A failure after the status line is an event and the end of the stream; nothing stays of that request either."""
     dials = Dials(step_seconds=0.01)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         async with over_http(client).open("POST", COMPLETIONS, body([5], max_tokens=90, stream=True)) as exchange:
             assert await exchange.wait_started() == 200
             dials.fail_steps = 1
@@ -64,7 +64,7 @@ async def test_error_in_mid_stream(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_too_many_open(autojump_clock: trio.abc.Clock) -> None:
     """A request that the desk does not take leaves nothing, and does not harm the one that is open."""
-    async with small_house(max_open_requests=1) as client:
+    async with small_runtime(max_open_requests=1) as client:
         http = over_http(client)
         async with http.open("POST", COMPLETIONS, body([5])) as first:
             await trio.sleep(0.03)

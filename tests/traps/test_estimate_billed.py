@@ -12,7 +12,7 @@ import trio
 
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known, billable
 from tests.journals import KeptJournal
-from tests.scripted_engine import Admit, Compute, Guess, Said, Token, scripted_house, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, Guess, Said, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
@@ -38,13 +38,13 @@ async def test_a_guess_is_marked_and_never_billed(
     """Shown, where nothing better is known; in the ledger it is an estimate; no counter has heard of it."""
     whole_script: list[list[Said]] = [*([] if guess is None else [[Guess(guess)]]), *said]
     journal = KeptJournal()
-    async with scripted_house(lambda submit: whole_script, journal=journal) as client:
+    async with scripted_runtime(lambda submit: whole_script, journal=journal) as client:
         http = over_http(client)
         with structlog.testing.capture_logs() as lines:
             _, whole = await http.post(COMPLETIONS, body(PROMPT))
             _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **STREAMED))
             await settle_scripted(client)
-        after, stats = samples(client), client.house.daybook.stats
+        after, stats = samples(client), client.runtime.daybook.stats
     for usage in (whole["usage"], chunks[-2]["usage"]):
         assert usage["prompt_tokens"] == 70
         assert usage["prompt_tokens_details"]["cached_tokens"] == shown
@@ -64,7 +64,7 @@ async def test_one_guess_makes_the_sum_a_guess(autojump_clock: trio.abc.Clock) -
     """Two prompts in a call, one counted and one guessed: the sum is no better than its worse part."""
     scripts = iter([COUNTING, [[Guess(48)], *SILENT]])
     journal = KeptJournal()
-    async with scripted_house(lambda submit: next(scripts), journal=journal) as client:
+    async with scripted_runtime(lambda submit: next(scripts), journal=journal) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body([PROMPT, PROMPT]))
         await settle_scripted(client)
         after = samples(client)

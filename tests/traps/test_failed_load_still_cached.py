@@ -12,7 +12,7 @@ import pytest
 import structlog.testing
 import trio
 
-from tests.scripted_engine import Admit, Compute, Revise, Said, Token, scripted_house, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, Revise, Said, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
@@ -26,7 +26,7 @@ def script(read: int, *before_the_first_token: list[Said]) -> list[list[Said]]:
 
 async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """What both kinds of client are told, and what /metrics says after both."""
-    async with scripted_house(lambda submit: said) as client:
+    async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT, **DETAILS))
         _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **DETAILS, **STREAMED))
@@ -64,7 +64,7 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
     """A stream that asks for usage in every chunk: the same number from the first to the last."""
     said = script(48, [Revise("remote", 16)])
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    async with scripted_house(lambda submit: said) as client:
+    async with scripted_runtime(lambda submit: said) as client:
         _, chunks = await over_http(client).stream(COMPLETIONS, body(PROMPT, **options))
         await settle_scripted(client)
     counts = [chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks[:-1] if chunk["usage"]]

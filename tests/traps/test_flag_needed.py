@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, over_http, settle
 
 MESSAGES = [{"role": "user", "content": "a question that is long enough to fill some blocks of sixteen tokens " * 3}]
@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "a question that is long enough to fill 
 async def test_details_without_asking(autojump_clock: trio.abc.Clock, path: str, prompt: dict[str, object]) -> None:
     """A server as it starts by default, a body with nothing but a prompt: cached and written tokens are there."""
     request = {"model": "demo", "max_tokens": 4, **prompt}
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         _, first = await http.post(path, request)
         _, second = await http.post(path, request)

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import BLOCK, small_house, text_of
+from tests.runtimes import BLOCK, small_runtime, text_of
 from tests.traps.wire import prompt_of, settle
 
 
@@ -20,7 +20,7 @@ from tests.traps.wire import prompt_of, settle
 async def test_same_prompt_again(autojump_clock: trio.abc.Clock, length: int, cached: int) -> None:
     """At least one token is computed, the count ends with a block, and the text is right; also the third time."""
     prompt = prompt_of(length)
-    async with small_house() as client:
+    async with small_runtime() as client:
         first = await client.ask(prompt)
         again = [await client.ask(prompt) for _ in range(2)]
         await settle(client)

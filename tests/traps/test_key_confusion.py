@@ -11,7 +11,7 @@ from itertools import combinations
 import trio
 
 from quipu.actors.shared.block_keys import root_key
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import prompt_of, settle
 
 TEXT = "tenant:7:model=demo-lora"
@@ -56,7 +56,7 @@ def test_numbers_are_fields_too() -> None:
 async def test_domain_with_the_look_of_another_field(autojump_clock: trio.abc.Clock) -> None:
     """A tenant whose name spells out what comes after a name in the key hits nothing of the tenant imitated."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(prompt, domain="tenant")
         for domain in ("", "tenantdemo", "tenant5:model=4:demo", "6:domain=6:tenant", "tenant\0"):
             assert (await client.ask(prompt, domain=domain)).record.cached_tokens == 0, domain

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 
 async def test_prompt_counted_once(autojump_clock: trio.abc.Clock) -> None:
     """Four choices of a cold prompt, then of a known one: 100 prompt tokens, 48 hits, 64 completion tokens."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         usages = [(await http.post(COMPLETIONS, body(prompt, n=4, temperature=1)))[1]["usage"] for _ in range(2)]
         await settle(client)
-        after, stats = samples(client), client.house.daybook.stats
+        after, stats = samples(client), client.runtime.daybook.stats
     assert after["prompt_tokens_total"] == after["prefix_cache_queries_total"] == 100
     assert after["prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
     assert after["prefix_cache_hits_total"] == after['cached_tokens_total{tier="device"}'] == 48

@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
 async def test_first_choice_decides(autojump_clock: trio.abc.Clock, max_num_seqs: int) -> None:
     """Choices that are admitted one after the other find 48 tokens each; a cold prompt is reported as cold."""
-    async with small_house(max_num_seqs=max_num_seqs) as client:
+    async with small_runtime(max_num_seqs=max_num_seqs) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(prompt_of(50, 1), n=4, temperature=1, seed=1))
         _, chunks = await http.stream(COMPLETIONS, body(prompt_of(50, 2), n=4, temperature=1, seed=1, **STREAMED))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 
@@ -17,7 +17,7 @@ from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, s
 async def test_cold_prompt_is_cold(autojump_clock: trio.abc.Clock, num_choices: int) -> None:
     """The same prompt with any number of choices: first nothing is cached and all is written, then the reverse."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         details = []
         for _ in range(2):

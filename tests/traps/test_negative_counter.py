@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
 
 async def test_counters_never_fall(autojump_clock: trio.abc.Clock) -> None:
     """A request comes back to more cached tokens than its prompt has: no counter falls, and it is served."""
-    async with small_house(**TIGHT) as client:
+    async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)
         again = await client.ask([*SHARED, 300], max_tokens=1)

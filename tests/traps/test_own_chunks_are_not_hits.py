@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import small_house, text_of
+from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import prompt_of, samples, settle
 
 
@@ -18,7 +18,7 @@ from tests.traps.wire import prompt_of, samples, settle
 async def test_chunks(autojump_clock: trio.abc.Clock, num_warm: int) -> None:
     """A prompt of eleven chunks hits what was there before it came, and no token more."""
     prompt = prompt_of(700)
-    async with small_house(max_num_batched_tokens=64) as client:
+    async with small_runtime(max_num_batched_tokens=64) as client:
         if num_warm:
             await client.ask([*prompt[:num_warm], 300], max_tokens=1)
         before = samples(client)

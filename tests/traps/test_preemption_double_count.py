@@ -9,13 +9,13 @@ from __future__ import annotations
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import small_house, text_of
+from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
 
 async def test_second_admission_adds_no_hits(autojump_clock: trio.abc.Clock) -> None:
     """Two requests are preempted and find their own blocks again; clients and counters are told of the first match."""
-    async with small_house(**TIGHT) as client:
+    async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)
         after = samples(client)

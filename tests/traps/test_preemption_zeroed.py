@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import SHARED, TIGHT, crowd, settle
 
 
 async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:
     """Those that computed positions twice report the blocks that they were granted at first, as does the one spared."""
-    async with small_house(**TIGHT) as client:
+    async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)
     preempted = [answer for answer in result.answers if answer.record.recomputed_tokens > 0]

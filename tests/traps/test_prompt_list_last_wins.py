@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 COLD, SHORT, LONG = prompt_of(20, 1), prompt_of(40, 2), prompt_of(50, 3)
@@ -20,7 +20,7 @@ CACHED = 32 + 48
 @pytest.mark.parametrize("order", [(SHORT, LONG, COLD), (COLD, SHORT, LONG), (LONG, COLD, SHORT)])
 async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]) -> None:
     """Three prompts, two of them known, in every place of the list."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         await client.ask(SHORT, LONG)
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(list(order)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import Answer, small_house, text_of
+from tests.runtimes import Answer, small_runtime, text_of
 from tests.traps.wire import prompt_of, settle
 
 
@@ -17,7 +17,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
     """Two run and two wait; after the reset the runners' texts are right and the waiting ones hit nothing old."""
     prompt = prompt_of(120)
     answers: list[Answer] = []
-    async with small_house(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:
+    async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:
 
         async def ask() -> None:
             answers.append(await client.ask(prompt, max_tokens=20))
@@ -28,7 +28,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
             assert len(client.engine.block_manager.holdings) == 2
-            client.house.desk.reset_prefix_cache()
+            client.runtime.desk.reset_prefix_cache()
             await trio.sleep(0.03)
             fresh = await client.ask([*prompt[:-1], 7], max_tokens=1)
         await settle(client)
@@ -46,10 +46,10 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
 async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.abc.Clock) -> None:
     """A request that was admitted before the reset goes on writing, and nobody finds what it writes."""
     prompt = prompt_of(600)
-    async with small_house(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
+    async with small_runtime(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt)
         await trio.sleep(0.025)  # some of its ten chunks; the others are written after the reset
-        client.house.desk.reset_prefix_cache()
+        client.runtime.desk.reset_prefix_cache()
         await trio.sleep(1)
         beginning = await client.ask(prompt[:305], max_tokens=1)
         assert beginning.record.cached_tokens == 0

@@ -36,9 +36,9 @@ async def fail_in_midstream(shop: Shop, fault: Fault, headers: dict[str, str]) -
 
 async def recover(shop: Shop) -> None:
     """Let the next engine begin, where one has died."""
-    house = shop.client.house
+    runtime = shop.client.runtime
     with trio.fail_after(10):
-        while house.daybook.num_open_accounts or not house.desk.health().is_ready:
+        while runtime.daybook.num_open_accounts or not runtime.desk.health().is_ready:
             await trio.sleep(0.01)
     await settle(shop.client)
 
@@ -93,7 +93,7 @@ async def test_the_books_keep_the_true_numbers(tmp_path: Path) -> None:
     """Counters and `quipu ledger reconcile` know nothing of faults: what was computed stands in both."""
     async with open_shop(tmp_path) as shop:
         await fail_in_midstream(shop, Fault.ENGINE_DIED, KEY)
-        live = parse_metrics(shop.client.house.metrics.render().decode())
+        live = parse_metrics(shop.client.runtime.metrics.render().decode())
         (account,) = reconcile(data_dir=tmp_path, live=live)
         assert account.agrees
         lines = {line.name: line.ledger for line in account.lines}
@@ -112,7 +112,7 @@ async def test_what_is_not_the_servers_fault(tmp_path: Path) -> None:
             exchange.leave()
         await recover(shop)
         async with shop.streaming() as exchange:
-            shop.client.house.desk.expire(shop.ids[-1], 0.1)
+            shop.client.runtime.desk.expire(shop.ids[-1], 0.1)
             await exchange.read()
         await recover(shop)
     records = records_of(tmp_path, shop.ids)

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
 
 @pytest.mark.parametrize("salt", [7, 1.5, True, ["s"], {"a": 1}, "s" * 257, "❤" * 300])
 async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) -> None:
     """400, `cache_salt` named, nothing opened; the next request is served."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         exchange, answer = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt=salt))
         assert exchange.status == 400
         assert answer["error"]["param"] == "cache_salt"
-        assert client.house.daybook.num_open_accounts == 0
+        assert client.runtime.daybook.num_open_accounts == 0
         exchange, _ = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt="fine"))
         assert exchange.status == 200
         await settle(client)
@@ -31,7 +31,7 @@ async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) 
 @pytest.mark.parametrize("salt", ["", " ", "\0", "5:model=1:m", "🦙" * 256, "a\nb"])
 async def test_any_text_within_bounds_is_a_salt(autojump_clock: trio.abc.Clock, salt: str) -> None:
     """What is allowed works, whatever its characters; an empty one is none."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         for _ in range(2):
             _, answer = await http.post(COMPLETIONS, body(prompt_of(50), cache_salt=salt))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import prompt_of, settle
 
 
 async def test_another_tenant_s_salt_opens_nothing(autojump_clock: trio.abc.Clock) -> None:
     """The same prompt with the same salt, from another tenant, misses; from the same tenant it hits."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         assert (await client.ask(prompt, domain="a", cache_salt="secret")).record.cached_tokens == 0
         assert (await client.ask(prompt, domain="b", cache_salt="secret")).record.cached_tokens == 0
         assert (await client.ask(prompt, domain="a", cache_salt="secret")).record.cached_tokens == 48

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import small_house, text_of
+from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
@@ -22,7 +22,7 @@ async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bo
 
     Either way the write is one request's, and counted once; the texts are right; no account is disputed.
     """
-    async with small_house(share_pending_prefixes=sharing) as client:
+    async with small_runtime(share_pending_prefixes=sharing) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps the engine busy: the three are planned together
             await trio.sleep(0.015)

@@ -14,7 +14,7 @@ import trio
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepResult
 from quipu.kernels.fake import continuation
-from tests.runtimes import Client, small_house, text_of
+from tests.runtimes import Client, small_runtime, text_of
 from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
 
 
@@ -24,7 +24,7 @@ async def test_steps_in_flight_at_a_preemption(
     autojump_clock: trio.abc.Clock, max_steps_in_flight: int, num_blocks: int
 ) -> None:
     """However many steps still hold a request that is preempted: each token once, in order, and every pass booked."""
-    async with small_house(**{**TIGHT, "num_blocks": num_blocks}, max_steps_in_flight=max_steps_in_flight) as client:
+    async with small_runtime(**{**TIGHT, "num_blocks": num_blocks}, max_steps_in_flight=max_steps_in_flight) as client:
         result = await crowd(client)
         await settle(client)
         after = samples(client)
@@ -39,7 +39,7 @@ async def test_steps_in_flight_at_a_preemption(
 async def test_result_that_comes_twice(autojump_clock: trio.abc.Clock) -> None:
     """The second one books nothing and hands nothing out."""
     prompt = prompt_of(50)
-    async with small_house() as client:
+    async with small_runtime() as client:
         repeat_results(client)
         answer = await client.ask(prompt)
         await trio.sleep(1)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, small_house, text_of
+from tests.runtimes import Answer, small_runtime, text_of
 from tests.traps.wire import prompt_of, samples, settle
 
 SHARED = prompt_of(32, 1)
@@ -20,7 +20,7 @@ DOOMED = SHARED + prompt_of(32, 2)
 async def test_next_request_finds_nothing_of_it(autojump_clock: trio.abc.Clock) -> None:
     """What an earlier step wrote is still a hit, what the failed one should have written is not."""
     dials = Dials(step_seconds=0.01)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         await client.ask([*SHARED, 300])
         dials.fail_steps = 1
         failed = await client.ask(DOOMED)
@@ -39,7 +39,7 @@ async def test_dependants(autojump_clock: trio.abc.Clock) -> None:
     dials = Dials(step_seconds=0.01, fail_steps=1)
     longer = DOOMED + prompt_of(33, 3)
     answers: dict[str, Answer] = {}
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
 
         async def ask(name: str, prompt: list[int]) -> None:
             answers[name] = await client.ask(prompt)

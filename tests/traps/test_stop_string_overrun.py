@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import small_house, text_of
+from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
@@ -24,7 +24,7 @@ async def test_tokens_after_the_stop(autojump_clock: trio.abc.Clock, at: int, st
     stop = WHOLE[at : at + 3]
     at = WHOLE.index(stop)
     dials = Dials(first_token_id=35, num_token_ids=60, step_seconds=step_seconds)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT, max_tokens=300, stop=stop))
         _, chunks = await http.stream(COMPLETIONS, body(PROMPT, max_tokens=300, stop=stop, **STREAMED))

@@ -13,7 +13,7 @@ import structlog.testing
 import trio
 
 from quipu.actors.messages.prompts import ChatPrompt
-from tests.runtimes import BLOCK, small_house
+from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import CHAT, STREAMED, over_http, samples, settle
 
 
@@ -26,8 +26,8 @@ def chat(num_messages: int) -> list[dict[str, Any]]:
 async def test_cached_is_a_part_of_the_prompt(autojump_clock: trio.abc.Clock, num_messages: int) -> None:
     """Asked three times: the prompt is what was rendered, cached its full blocks, and the rest was computed."""
     messages = chat(num_messages)
-    async with small_house() as client:
-        rendered = await client.house.desk.count_tokens(ChatPrompt(tuple(messages)), "messages")
+    async with small_runtime() as client:
+        rendered = await client.runtime.desk.count_tokens(ChatPrompt(tuple(messages)), "messages")
         http = over_http(client)
         with structlog.testing.capture_logs() as lines:
             usages = []

@@ -12,8 +12,8 @@ import trio
 
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
-from tests.runtimes import small_house
-from tests.scripted_engine import Admit, Compute, Said, Token, scripted_house, settle_scripted, tokens
+from tests.runtimes import small_runtime
+from tests.scripted_engine import Admit, Compute, Said, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import FakeDesk, hello, record, says
@@ -24,7 +24,7 @@ ASKED = {"return_cached_tokens_details": True}
 async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
     """Two prompts of one call are admitted in different steps: both are in the total, and in its parts."""
     prompts = [prompt_of(50, 1), prompt_of(70, 2)]
-    async with small_house(max_num_seqs=1) as client:
+    async with small_runtime(max_num_seqs=1) as client:
         await client.ask(*prompts)
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(prompts, **ASKED))
@@ -69,7 +69,7 @@ async def test_split_of_an_engine(
 ) -> None:
     """An engine says 48 and names tiers for less, or for more: more than all is disputed, and nothing is clamped."""
     said: list[list[Said]] = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
-    async with scripted_house(lambda submit: said) as client:
+    async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(prompt_of(50), **ASKED))
         _, chunks = await http.stream(COMPLETIONS, body(prompt_of(50), **ASKED, **STREAMED))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from quipu.kernels.fake import continuation
-from tests.runtimes import small_house, text_of
+from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 PROMPTS = prompt_of(40, 1), prompt_of(40, 2)
@@ -17,16 +17,16 @@ PROMPTS = prompt_of(40, 1), prompt_of(40, 2)
 
 async def test_two_clients_with_one_id(autojump_clock: trio.abc.Clock) -> None:
     """One of them leaves: its request is gone within two steps, and the other is served to the end."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http, mine = over_http(client), {"X-Request-Id": "mine"}
         async with http.open("POST", COMPLETIONS, body(PROMPTS[0], max_tokens=30), mine) as stays:
             async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=300, **STREAMED), mine) as leaves:
                 await leaves.wait_started()
                 assert leaves.headers["x-request-id"] == "mine"
-                assert client.house.daybook.num_open_accounts == 2
+                assert client.runtime.daybook.num_open_accounts == 2
                 leaves.leave()
                 await trio.sleep(0.035)
-                assert client.house.daybook.num_open_accounts == client.house.desk.num_open_requests == 1
+                assert client.runtime.daybook.num_open_accounts == client.runtime.desk.num_open_requests == 1
             answer = await stays.json()
             assert stays.headers["x-request-id"] == "mine"
         await settle(client)
@@ -35,17 +35,17 @@ async def test_two_clients_with_one_id(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_client_that_names_another_s_request(autojump_clock: trio.abc.Clock) -> None:
     """A client sends the server's own id of somebody else's request, and leaves: that request goes on."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         async with http.open("POST", COMPLETIONS, body(PROMPTS[0], max_tokens=30, **STREAMED)) as victim:
             await victim.wait_started()
             stolen = {"X-Request-Id": victim.headers["x-quipu-request-id"]}
             async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=300), stolen) as leaves:
                 await trio.sleep(0.035)
-                assert client.house.desk.num_open_requests == 2
+                assert client.runtime.desk.num_open_requests == 2
                 leaves.leave()
                 await trio.sleep(0.035)
-                assert client.house.daybook.num_open_accounts == client.house.desk.num_open_requests == 1
+                assert client.runtime.daybook.num_open_accounts == client.runtime.desk.num_open_requests == 1
             data = await victim.read()
         await settle(client)
     assert data.endswith(b"data: [DONE]\n\n")

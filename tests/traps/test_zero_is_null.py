@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 CONTINUOUS = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
@@ -23,7 +23,7 @@ async def test_a_miss_is_zero(autojump_clock: trio.abc.Clock) -> None:
     """Whole, streamed, in every chunk, in a chat, and with caching off: 0, an int."""
     messages = [{"role": "user", "content": "short"}]
     seen = []
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         seen.append((await http.post(COMPLETIONS, body(prompt_of(50, 1))))[1]["usage"])
         seen.append((await http.stream(COMPLETIONS, body(prompt_of(50, 2), **STREAMED)))[1][-2]["usage"])
@@ -31,7 +31,7 @@ async def test_a_miss_is_zero(autojump_clock: trio.abc.Clock) -> None:
         seen += [chunk["usage"] for chunk in chunks[:-1]]
         seen.append((await http.post(CHAT, {"model": "demo", "messages": messages, "max_tokens": 4}))[1]["usage"])
         await settle(client)
-    async with small_house(enable_prefix_caching=False) as client:
+    async with small_runtime(enable_prefix_caching=False) as client:
         await client.ask(prompt_of(50, 1))
         seen.append((await over_http(client).post(COMPLETIONS, body(prompt_of(50, 1))))[1]["usage"])
     assert len(seen) > 8

@@ -1,4 +1,4 @@
-"""What the traps share: the real application over a real house, its counters, and a house that has to preempt."""
+"""What the traps share: the real application over a real runtime, its counters, and a runtime that has to preempt."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
 
 
 def over_http(client: Client) -> HttpClient:
-    """The real application in front of `client`'s house, of the same tenant."""
-    return HttpClient(make_app(client.house.desk, AppOptions(domain="tenant")))
+    """The real application in front of `client`'s runtime, of the same tenant."""
+    return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant")))
 
 
 def samples(client: Client) -> dict[str, float]:
     """What /metrics says, by name and labels, the model's name left out: `prompt_tokens_total`."""
     found = {}
-    for line in client.house.desk.render_metrics().decode().splitlines():
+    for line in client.runtime.desk.render_metrics().decode().splitlines():
         if line.startswith("quipu:") and "_created" not in line:
             name, value = line.removeprefix("quipu:").rsplit(" ", 1)
             name = name.replace('model_name="demo"', "").replace("{,", "{").replace("{}", "")
@@ -48,14 +48,14 @@ def samples(client: Client) -> dict[str, float]:
 async def settle(client: Client) -> None:
     """Let everything that was set going come to its end; then nothing may be left."""
     with trio.fail_after(60):
-        while client.house.daybook.num_open_accounts or client.house.desk.num_live_sequences:
+        while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()
 
 
 TIGHT = {"num_blocks": 12, "max_model_len": 11 * BLOCK, "watermark": 0.0}
-"""A house for `crowd`: 11 usable blocks."""
+"""A runtime for `crowd`: 11 usable blocks."""
 SHARED = prompt_of(2 * BLOCK, seed=99)
 """How every prompt of `crowd` begins."""
 
@@ -70,7 +70,7 @@ class Crowd:
 
 
 async def crowd(client: Client) -> Crowd:
-    """Three requests that begin with two cached blocks and outgrow a `TIGHT` house together.
+    """Three requests that begin with two cached blocks and outgrow a `TIGHT` runtime together.
 
     The first is spared, the others are preempted, one of them several times. When they come back they find as much as
     at first, or more, up to more than their prompts fill: their own outputs are among it.
@@ -94,5 +94,5 @@ async def crowd(client: Client) -> Crowd:
         for index in range(3):
             nursery.start_soon(one, index)
     counters.append(samples(client))
-    assert counters[-1]["num_preemptions_total"] > 0, "the house was meant to be too small"
+    assert counters[-1]["num_preemptions_total"] > 0, "the runtime was meant to be too small"
     return Crowd(prompts, [answers[index] for index in range(3)], 70, counters)

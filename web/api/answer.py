@@ -29,6 +29,7 @@ from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
 from ..http import sse
+from ..http.turns import take_slice, turn
 from ..http.unread_limit import shelf_of_run
 from ..options import AppOptions
 from ..telemetry import tracing as traces
@@ -40,7 +41,6 @@ from .ignored_fields import Shape, ignored_fields
 from .json_body import MAX_CHAT_VALUES
 from .request_context import Visit, current_visit
 from .stream import StreamWriter, Transcript
-from .turns import take_slice, turn
 from .usage import Tally
 
 MAX_MADE_BYTES = 1 << 16

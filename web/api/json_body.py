@@ -21,7 +21,7 @@ import numpy.typing as npt
 import orjson
 import trio
 
-from .turns import turn
+from ..http.turns import turn
 
 INLINE_BYTES = 64 * 1024
 """A body up to this size is parsed in one call."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..http.turns import turn
 from .errors import invalid
 from .json_body import MAX_CHAT_VALUES, MAX_CONTAINERS
-from .turns import turn
 
 MAX_MESSAGES = 20_000
 """Messages, or input items, of one request."""

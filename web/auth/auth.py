@@ -16,7 +16,7 @@ from quart_trio import QuartTrio
 
 from ..api.errors import APIError, turn_away
 from ..api.request_context import current_visit
-from .keys import KeyStore, house_principal
+from .keys import KeyStore, runtime_principal
 from .local_clients import is_from_this_machine
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
@@ -47,7 +47,7 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
 
     `open_admin`: where there are no keys, admin routes are everybody's, too.
     """
-    everybody = house_principal(tenant)
+    everybody = runtime_principal(tenant)
 
     @app.before_request
     async def authenticate() -> Response | None:

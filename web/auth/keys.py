@@ -37,7 +37,7 @@ class Principal:
     """May name a `priority` of its own, whatever the server allows everybody."""
 
 
-def house_principal(tenant: str = DEFAULT_TENANT) -> Principal:
+def runtime_principal(tenant: str = DEFAULT_TENANT) -> Principal:
     """Everybody, where the server was started without keys. What they may not ask from elsewhere is in `auth.py`."""
     return Principal(tenant=tenant, key_id=None, key_name=None, is_admin=True)
 

@@ -1,4 +1,4 @@
-"""`quipu serve`: the house and the HTTP server in one nursery, from their start to their end.
+"""`quipu serve`: the runtime and the HTTP server in one nursery, from their start to their end.
 
 Stops in three steps on SIGTERM or SIGINT: ask (drain), wait (the grace), kill. Imported by `cli.py` only to serve: the
 other commands have no use for a web server.
@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from quipu.actors.config import HouseConfig
+from quipu.actors.config import RuntimeConfig
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.gauges import install_gauges
 from quipu.actors.ledger.reconciling import parse_metrics
@@ -28,7 +28,7 @@ from quipu.actors.request_desk.front import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
-from quipu.actors.wiring import House, split
+from quipu.actors.wiring import Runtime, split
 
 from ..api.admin.usage_source import LedgerUsage
 from ..app import make_app
@@ -127,7 +127,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         failure = f"the engine is given up: {_leaf(group)}"
     except* ActorGivenUp as group:
         failure = str(_leaf(group))
-    except* (CheckpointError, LedgerError, TracingError) as group:  # files that are read when the house opens
+    except* (CheckpointError, LedgerError, TracingError) as group:  # files that are read when the runtime opens
         failure = str(_leaf(group))
     except* OSError as group:
         failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
@@ -155,7 +155,7 @@ def browser_rules(arguments: argparse.Namespace, *, has_keys: bool) -> BrowserRu
 
 
 async def run_server(
-    config: HouseConfig,
+    config: RuntimeConfig,
     info: ServingInfo,
     options: AppOptions,
     server: ServerConfig,
@@ -177,12 +177,12 @@ async def run_server(
             reloading_on_hangup(keys),
             open_ledger(ledger_config) as ledger,
             open_tracer(tracing) as tracer,
-            split(config, info, ledger.journal) as house,
+            split(config, info, ledger.journal) as runtime,
         ):
-            install_gauges(ledger, house.metrics.registry)
-            tracer.count_in(house.metrics.registry)
-            logs.count_in(house.metrics.registry, log_writer)
-            ledger.counters = lambda: parse_metrics(house.metrics.render().decode())
+            install_gauges(ledger, runtime.metrics.registry)
+            tracer.count_in(runtime.metrics.registry)
+            logs.count_in(runtime.metrics.registry, log_writer)
+            ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             async with trio.open_nursery() as serving:
@@ -190,7 +190,7 @@ async def run_server(
                     partial(
                         serve,
                         make_app(
-                            house.desk,
+                            runtime.desk,
                             options,
                             keys,
                             tracer,
@@ -199,10 +199,10 @@ async def run_server(
                         host=host,
                         port=port,
                         config=server,
-                        shutdown_trigger=partial(_drain, house, stopping, grace_s),
+                        shutdown_trigger=partial(_drain, runtime, stopping, grace_s),
                     )
                 )
-                watching.start_soon(watch_loop, house.metrics.event_loop_lag)
+                watching.start_soon(watch_loop, runtime.metrics.event_loop_lag)
                 log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
                 _calm_collector()
         # Only now that the books are closed: until then a second signal ends the server, and is no KeyboardInterrupt.
@@ -221,9 +221,9 @@ async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
             stopping.set()
 
 
-async def _drain(house: House, stopping: trio.Event, grace_s: float) -> None:
+async def _drain(runtime: Runtime, stopping: trio.Event, grace_s: float) -> None:
     await stopping.wait()
-    await house.desk.drain(grace_s)
+    await runtime.desk.drain(grace_s)
 
 
 def _calm_collector() -> None:

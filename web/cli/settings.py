@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from quipu.actors.config import EngineConfig, HouseConfig
+from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.request_desk.front import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
@@ -29,7 +29,7 @@ TENANT_SHARE = 0.5
 """Of what may wait, one tenant's part where there are several."""
 
 
-def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingInfo]:
+def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, ServingInfo]:
     """Every size of the server, from flags and the checkpoint. Raises CheckpointError."""
     path = resolve(arguments.model)
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
@@ -72,7 +72,7 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[HouseConfig, ServingI
         fake_token_id=arguments.fake_token_id,
         kv_events=arguments.kv_events_config,
     )
-    config = HouseConfig(
+    config = RuntimeConfig(
         engine=engine,
         model_names=names,
         vocab_size=checkpoint.vocab_size,

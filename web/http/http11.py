@@ -27,8 +27,8 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
 
-from ..api.turns import start_turn
 from .heads import RefusedRequest, check_framing, check_lines, origin_form
+from .turns import start_turn
 
 HYPERCORN_VERSION = "0.18.0"
 

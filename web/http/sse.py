@@ -24,8 +24,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 import orjson
 import trio
 
-from ..api.turns import take_slice, turn
 from .direct_write import ChunkLine
+from .turns import take_slice, turn
 from .unread_limit import Shelf
 
 PING = b": ping\n\n"

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
-from tests.runtimes import BLOCK, Answer, Client, small_house
+from tests.runtimes import BLOCK, Answer, Client, small_runtime
 from tests.traps.wire import prompt_of, samples, settle
 
 MODEL = {"model_name"}
@@ -45,7 +45,7 @@ VALUES = {
 
 
 def families(client: Client) -> dict[str, Metric]:
-    text = client.house.desk.render_metrics().decode()
+    text = client.runtime.desk.render_metrics().decode()
     found = {}
     for family in text_string_to_metric_families(text):
         found[family.name + "_total" if family.type == "counter" else family.name] = family
@@ -54,7 +54,7 @@ def families(client: Client) -> dict[str, Metric]:
 
 async def test_every_name_of_the_list(autojump_clock: trio.abc.Clock) -> None:
     """Each is there before the first request, with its kind, its help and its labels, and says nothing yet."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         found = families(client)
     for name, (kind, labels) in LISTED.items():
         family = found[name]
@@ -73,7 +73,7 @@ async def test_every_name_of_the_list(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_gauges_while_it_runs(autojump_clock: trio.abc.Clock) -> None:
     """How many run and wait, and what every block is: the states are all of the blocks, each in one of them."""
-    async with small_house(max_num_seqs=2) as client:
+    async with small_runtime(max_num_seqs=2) as client:
         seen: list[dict[str, float]] = []
 
         async def watch() -> None:
@@ -112,7 +112,7 @@ async def run_three(client: Client) -> list[Answer]:
 
 async def test_histograms_are_of_the_records(autojump_clock: trio.abc.Clock) -> None:
     """Each request is in each of them once, with the times and counts of its record."""
-    async with small_house(Dials(step_seconds=0.01)) as client:
+    async with small_runtime(Dials(step_seconds=0.01)) as client:
         records = [answer.record for answer in await run_three(client)]
         found = samples(client)
 
@@ -138,7 +138,7 @@ async def test_histograms_are_of_the_records(autojump_clock: trio.abc.Clock) -> 
 async def test_counters_of_the_unlucky(autojump_clock: trio.abc.Clock) -> None:
     """Refused, left and failed ones are counted by outcome; who was never admitted is in no sum and no ratio."""
     dials, journal = Dials(step_seconds=0.01), KeptJournal()
-    async with small_house(dials, journal=journal, max_model_len=100) as client:
+    async with small_runtime(dials, journal=journal, max_model_len=100) as client:
         await client.ask(prompt_of(100))  # does not fit
         dials.fail_steps = 1
         await client.ask(prompt_of(40))

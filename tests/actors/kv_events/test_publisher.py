@@ -17,7 +17,7 @@ from quipu.actors.kv_events.event_log import EventLog, KvEventsError
 from quipu.actors.kv_events.publisher import EventPublisher
 from quipu.actors.shared.block_keys import chain_keys
 from tests.kv_mirror import END, Subscriber
-from tests.runtimes import house_config
+from tests.runtimes import runtime_config
 
 SIZE = 4
 ROOT = b"r" * 32
@@ -219,7 +219,7 @@ def test_connecting(cache: Cache) -> None:
 
 def test_off_by_default() -> None:
     """Unless configured, an engine observes nothing, opens nothing and starts nothing."""
-    config = house_config().engine
+    config = runtime_config().engine
     assert config.kv_events is None
     executor = load_executor(config)
     num_threads = threading.active_count()

@@ -16,7 +16,7 @@ from quipu.actors.messages.scheduler import Submit
 from quipu.actors.scheduler.admission import Intake, make_sequence
 from quipu.actors.scheduler.limits import Limits
 from quipu.actors.scheduler.waiting import Policy, WaitingQueue
-from tests.runtimes import Answer, Client, small_house
+from tests.runtimes import Answer, Client, small_runtime
 
 MANY = 512
 
@@ -26,7 +26,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 async def busy(client: Client, nursery: trio.Nursery) -> None:
-    """Occupy the only seat of a house for all of a test."""
+    """Occupy the only seat of a runtime for all of a test."""
     nursery.start_soon(lambda: client.ask(prompt_of(20, 0), max_tokens=800))
     await trio.sleep(0.05)
 
@@ -56,7 +56,7 @@ def are_refused(answers: list[Answer]) -> list[bool]:
 
 async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
     """Nothing is computed of one that does not fit, and one that fits gets all of its places before the next."""
-    async with small_house(max_num_seqs=1, max_waiting_requests=10) as client, trio.open_nursery() as nursery:
+    async with small_runtime(max_num_seqs=1, max_waiting_requests=10) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
         nursery.cancel_scope.cancel()
@@ -65,7 +65,7 @@ async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -
 
 async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.Clock) -> None:
     """The same, by prompt tokens: five for each sequence here."""
-    async with small_house(max_num_seqs=1, max_waiting_tokens=50) as client, trio.open_nursery() as nursery:
+    async with small_runtime(max_num_seqs=1, max_waiting_tokens=50) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
         nursery.cancel_scope.cancel()
@@ -74,7 +74,7 @@ async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.C
 
 async def test_a_request_of_many_sequences_is_not_cut(autojump_clock: trio.abc.Clock) -> None:
     """More than the lane to the engine holds, with a bound that is just enough, beside others that come in between."""
-    async with small_house(max_num_seqs=4, max_waiting_requests=MANY - 4, submit_slots=8) as client:
+    async with small_runtime(max_num_seqs=4, max_waiting_requests=MANY - 4, submit_slots=8) as client:
         answers = await ask_all(client, [(MANY, "a"), (1, "a")])
         client.assert_at_rest()
     assert answers[0].error is None and len(answers[0].texts) == MANY
@@ -82,7 +82,7 @@ async def test_a_request_of_many_sequences_is_not_cut(autojump_clock: trio.abc.C
 
 async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock) -> None:
     """To come back would not help: 400, whatever is going on."""
-    async with small_house(max_num_seqs=4, max_waiting_requests=10) as client:
+    async with small_runtime(max_num_seqs=4, max_waiting_requests=10) as client:
         (answer,) = await ask_all(client, [(15, "a")])
         (served,) = await ask_all(client, [(14, "a")])
         client.assert_at_rest()
@@ -92,7 +92,7 @@ async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock)
 
 async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: trio.abc.Clock) -> None:
     """Longer than all that may wait: it does not wait."""
-    async with small_house(max_num_seqs=2, max_waiting_tokens=10) as client:
+    async with small_runtime(max_num_seqs=2, max_waiting_tokens=10) as client:
         answer = await client.ask(prompt_of(500, 1), max_tokens=1)
         client.assert_at_rest()
     assert answer.error is None
@@ -102,7 +102,7 @@ async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: tri
 async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
     """With several tenants one of them may have half of what may wait; the others find the rest."""
     async with (
-        small_house(max_num_seqs=1, max_waiting_share=0.5, **bound) as client,
+        small_runtime(max_num_seqs=1, max_waiting_share=0.5, **bound) as client,
         trio.open_nursery() as nursery,
     ):
         await busy(client, nursery)
@@ -113,7 +113,7 @@ async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, boun
 
 async def test_what_leaves_gives_its_places_back(autojump_clock: trio.abc.Clock) -> None:
     """Also those that were kept for sequences which never came; nothing is left of any of them."""
-    async with small_house(max_num_seqs=1, max_waiting_requests=100, submit_slots=1) as client:
+    async with small_runtime(max_num_seqs=1, max_waiting_requests=100, submit_slots=1) as client:
         async with trio.open_nursery() as nursery:
             await busy(client, nursery)
             for num_checkpoints in range(0, 60, 3):

@@ -21,7 +21,7 @@ from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics
 from quipu.actors.tokenizer.vocabulary import Vocabulary, WindowDecoder
 from tests.actors.tokenizer.tokenizer_kinds import demo, qwen_like, save
-from tests.runtimes import Client, small_house
+from tests.runtimes import Client, small_runtime
 
 PANICKING = "a" * 64
 """For `backtracking`: more ways to split it than the library's regular expressions try."""
@@ -116,7 +116,7 @@ def test_decoding_panics_are_errors(tmp_path: Path) -> None:
 
 async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
     """Text, chat, bad words, and a count: each is a 400, and the next request is served."""
-    async with small_house(model_path=backtracking_model(tmp_path)) as client:
+    async with small_runtime(model_path=backtracking_model(tmp_path)) as client:
         chat = ChatPrompt(({"role": "user", "content": PANICKING},))
         for prompt, fields in (
             (TextPrompt(PANICKING), {}),
@@ -151,7 +151,7 @@ async def test_a_panic_in_decoding_fails_its_request_alone(
         return make_decoder(self, skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
 
     monkeypatch.setattr(Vocabulary, "decoder", decoder)
-    async with small_house() as client:
+    async with small_runtime() as client:
         answers = {}
 
         async def ask(client: Client, name: str, prompt: list[int]) -> None:

@@ -30,7 +30,7 @@ from quipu.actors.tokenizer.chat_template import RenderedChat
 from quipu.actors.tokenizer.text_encoder import EncodedChat, EncodedText, TextEncoder, TooMany
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
-from tests.runtimes import Client, small_house
+from tests.runtimes import Client, small_runtime
 
 PATIENCE_S = 30.0
 VOCABULARY = Vocabulary(DEMO)
@@ -251,8 +251,8 @@ def test_how_a_child_runs(processes: EncodeProcesses) -> None:
 
 
 async def processes_in(client: Client) -> EncodeProcesses:
-    """The house's own, once the first is ready."""
-    them = client.house.encode_processes
+    """The runtime's own, once the first is ready."""
+    them = client.runtime.encode_processes
     assert them is not None
     with trio.fail_after(PATIENCE_S):
         while not them.num_idle:
@@ -262,14 +262,14 @@ async def processes_in(client: Client) -> EncodeProcesses:
 
 async def test_a_house_encodes_apart() -> None:
     """A long text, a long chat and a count: the same numbers as in this process, and nothing left at the end."""
-    async with small_house(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
+    async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
         them = await processes_in(client)
         expected = len(VOCABULARY.encode(LONG))
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)
         assert answer.error is None and answer.record.prompt_tokens == expected
         answer = await client.ask(ChatPrompt(({"role": "user", "content": LONG},)), max_tokens=1)
         assert answer.error is None and (answer.record.prompt_tokens or 0) > expected
-        assert await client.house.desk.count_tokens(TextPrompt(LONG), "messages") == expected
+        assert await client.runtime.desk.count_tokens(TextPrompt(LONG), "messages") == expected
         pids = them.process_ids
         client.assert_at_rest()
     assert pids and all(map(has_ended, pids))
@@ -277,7 +277,7 @@ async def test_a_house_encodes_apart() -> None:
 
 async def test_a_client_that_leaves_ends_its_process() -> None:
     """Nothing of its text is encoded a moment later, and the next one is served."""
-    async with small_house(encode_apart=True, num_blocks=80_000, max_model_len=1_200_000) as client:
+    async with small_runtime(encode_apart=True, num_blocks=80_000, max_model_len=1_200_000) as client:
         them = await processes_in(client)
         ticket = client.open(TextPrompt(FOREVER))
         await ticket.start()
@@ -297,7 +297,7 @@ async def test_a_client_that_leaves_ends_its_process() -> None:
 async def test_no_process_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """Come back later; short texts are served, and long ones as soon as a process can be started."""
     nobody = "/nowhere/python"
-    async with small_house(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
+    async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
         them = await processes_in(client)
         (pid,) = them.process_ids
         monkeypatch.setattr(encode_processes, "command_of", lambda module: [nobody])

@@ -30,7 +30,7 @@ from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.tokenizer.tokenizer_kinds import demo, save
-from tests.runtimes import Answer, Client, read_answer, small_house
+from tests.runtimes import Answer, Client, read_answer, small_runtime
 
 PATIENCE_S = 30.0
 LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
@@ -87,7 +87,7 @@ def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A 400 with a number that counting would not fall below: of a text, of a chat, of a count."""
     num_tokens = len(demo().encode_batch_fast([text])[0])
-    async with small_house() as client:
+    async with small_runtime() as client:
         forbid_encoding(monkeypatch)
         longest = client.config.engine.max_model_len
         for prompt, fields in ((TextPrompt(text), {}), (chat(text), {}), (TextPrompt(text), {"echo": True})):
@@ -98,14 +98,14 @@ async def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.Monke
             assert longest < told <= num_tokens
         for prompt in (TextPrompt(text), chat(text)):
             with pytest.raises(PromptRefused) as raised:
-                await client.house.desk.count_tokens(prompt, "messages", "tenant")
+                await client.runtime.desk.count_tokens(prompt, "messages", "tenant")
             assert raised.value.error.code == CODE and raised.value.error.param == "messages"
         client.assert_at_rest()
 
 
 async def test_the_system_message_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it alone is too long, the error is in the name of its own field."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         forbid_encoding(monkeypatch)
         prompt = ChatPrompt(({"role": "system", "content": "x" * 200_000}, {"role": "user", "content": "hello"}))
         answer = await client.ask(prompt, system_param="system")
@@ -115,7 +115,7 @@ async def test_the_system_message_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_token_ids_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before anything is done with them, or with the prompts beside them."""
     read: list[object] = []
-    async with small_house() as client:
+    async with small_runtime() as client:
         monkeypatch.setattr(
             "quipu.actors.tokenizer.vocabulary.Vocabulary.read_back", lambda *args, **_: read.append(args)
         )
@@ -136,17 +136,17 @@ async def test_where_unknown_characters_are_fused(tmp_path: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         if (DEMO / name).exists():
             (tmp_path / name).write_bytes((DEMO / name).read_bytes())
-    async with small_house(model_path=str(tmp_path)) as client:
+    async with small_runtime(model_path=str(tmp_path)) as client:
         answer = await client.ask(TextPrompt("x" * 500_000))
         assert answer.error is None and answer.record.prompt_tokens == 1
 
 
 async def test_a_count_beyond_the_context_is_told() -> None:
     """What could still fit by its bytes is counted, also where it turns out too long."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         longest = client.config.engine.max_model_len
         text = "a cord " * longest
-        counted = await client.house.desk.count_tokens(TextPrompt(text), "messages")
+        counted = await client.runtime.desk.count_tokens(TextPrompt(text), "messages")
         assert counted == len(demo().encode(text).ids) > longest
 
 
@@ -155,7 +155,7 @@ async def test_a_count_beyond_the_context_is_told() -> None:
 
 async def test_a_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
     """Sixteen of the longest wait from one client: another's is served, of the same tenant, as text and as chat."""
-    async with small_house(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
         answers: list[Answer] = []
 
         async def ask_long() -> None:
@@ -167,7 +167,7 @@ async def test_a_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
         with trio.fail_after(PATIENCE_S):
             for prompt in (TextPrompt("a cord " * 100), chat("a cord " * 100), TextPrompt("a cord " * 1000)):
                 assert (await client.ask(prompt)).error is None
-            assert await client.house.desk.count_tokens(chat("a cord"), "messages", "tenant") > 0
+            assert await client.runtime.desk.count_tokens(chat("a cord"), "messages", "tenant") > 0
         assert answers == []
         gate.opened.set()
         with trio.fail_after(PATIENCE_S):
@@ -178,7 +178,7 @@ async def test_a_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
 
 async def test_no_tenant_has_all_the_threads(gate: Gate) -> None:
     """One tenant's long texts leave threads for another's."""
-    async with small_house(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(client.ask, TextPrompt("a" + LONG))
         await gate.holds(1)
@@ -191,7 +191,7 @@ async def test_no_tenant_has_all_the_threads(gate: Gate) -> None:
 
 async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
     """Nobody overtakes an earlier one of his tenant, but for those whose threads begin at the same time."""
-    async with small_house(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
         tickets = [client.open(TextPrompt(f"{at} {LONG}"), max_tokens=1) for at in range(12)]
         gate.opened.set()
         gate.encoded.clear()
@@ -211,7 +211,7 @@ async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
 async def test_what_waits_is_bounded(gate: Gate) -> None:
     """Beyond it: come back later. Another tenant is still served."""
     changes: dict[str, Any] = {"max_encode_waiting": 4, "num_blocks": 4000, "max_model_len": 50_000}
-    async with small_house(**changes) as client, trio.open_nursery() as nursery:
+    async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
         for _ in range(10):
             nursery.start_soon(client.ask, TextPrompt(LONG))
         await gate.holds(1)
@@ -219,7 +219,7 @@ async def test_what_waits_is_bounded(gate: Gate) -> None:
         answer = await client.ask(TextPrompt(LONG))
         assert answer.error is not None and answer.error.kind is ErrorKind.OVERLOADED
         with pytest.raises(PromptRefused) as raised:
-            await client.house.desk.count_tokens(TextPrompt(LONG), "messages", "tenant")
+            await client.runtime.desk.count_tokens(TextPrompt(LONG), "messages", "tenant")
         assert raised.value.error.kind is ErrorKind.OVERLOADED
         gate.opened.set()
 
@@ -233,7 +233,7 @@ async def test_a_crowded_renderer() -> None:
     def make_renderer(template: Any, timeout_s: float) -> InlineRenderer:
         return InlineRenderer(template, before=refuse)
 
-    async with small_house(make_renderer=make_renderer) as client:
+    async with small_runtime(make_renderer=make_renderer) as client:
         for content, kind in (("crowd", ErrorKind.OVERLOADED), ("odd", ErrorKind.INVALID)):
             answer = await client.ask(chat(content))
             assert answer.error is not None and answer.error.kind is kind
@@ -250,7 +250,7 @@ async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Library, "encode", watched)
     texts = [TextPrompt("many " + "a cord " * 100) for _ in range(512)]
-    async with small_house(num_blocks=4000, max_model_len=50_000) as client:
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: client.ask(*texts, max_tokens=1))
             while not served:
@@ -274,7 +274,7 @@ def seen(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.ref[Text]]
 
 async def test_a_client_that_leaves_while_it_waits(gate: Gate) -> None:
     """Its texts are never encoded, and freed at once; of one that is being encoded, when its thread has ended."""
-    async with small_house(num_blocks=4000, max_model_len=50_000) as client:
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
         tickets: list[RequestTicket] = []
         refs: list[weakref.ref[Text]] = []
         heard: list[int] = []
@@ -306,8 +306,8 @@ async def test_a_client_that_leaves_while_it_waits(gate: Gate) -> None:
 
 async def test_a_count_whose_client_leaves(gate: Gate) -> None:
     """It stops, and leaves its place among the open requests."""
-    async with small_house(num_blocks=4000, max_model_len=50_000, max_open_requests=3) as client:
-        desk = client.house.desk
+    async with small_runtime(num_blocks=4000, max_model_len=50_000, max_open_requests=3) as client:
+        desk = client.runtime.desk
         async with trio.open_nursery() as nursery:
             prompt, ref = seen(chat, LONG)
             for _ in range(3):
@@ -337,7 +337,7 @@ async def test_a_count_whose_client_leaves(gate: Gate) -> None:
 @pytest.mark.parametrize("make", [TextPrompt, chat])
 async def test_nothing_keeps_the_text(make: Callable[[str], Any], length: int) -> None:
     """Once it is encoded, also while its answer is still being made and its ticket is held."""
-    async with small_house(num_blocks=8000, max_model_len=100_000, token_cache_bytes=0) as client:
+    async with small_runtime(num_blocks=8000, max_model_len=100_000, token_cache_bytes=0) as client:
         prompt, ref = seen(make, ("a cord " * length)[:length])
         ticket = client.open(prompt, max_tokens=1000)
         del prompt
@@ -357,7 +357,7 @@ async def test_nothing_keeps_the_text(make: Callable[[str], Any], length: int) -
 
 async def test_when_encoded_is_heard_once() -> None:
     """Of every end: submitted, refused, left before it was started, or a moment after; and by who asks late."""
-    async with small_house() as client:
+    async with small_runtime() as client:
 
         async def heard_of(*prompts: Any, start: bool = True, leave: bool = False, **fields: Any) -> int:
             heard: list[int] = []
@@ -392,7 +392,7 @@ async def test_when_encoded_is_heard_once() -> None:
 
 async def test_a_start_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that never reached the tokenizer is let go of when its client leaves."""
-    async with small_house(encode_slots=1) as client:
+    async with small_runtime(encode_slots=1) as client:
         heard: list[int] = []
         ticket = client.open([1, 2, 3])
         ticket.when_encoded(lambda: heard.append(1))
@@ -412,14 +412,14 @@ async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.Mo
     """Prompts of a few pieces share their blocks with one another as ever."""
     monkeypatch.setattr("quipu.actors.tokenizer.actor.HASHED_BLOCKS", 2)
     submitted: list[Any] = []
-    async with small_house() as client:
-        put = client.house.desk.lane.put_reserved
+    async with small_runtime() as client:
+        put = client.runtime.desk.lane.put_reserved
 
         def keep(item: Any) -> None:
             submitted.append(item)
             put(item)
 
-        monkeypatch.setattr(client.house.desk.lane, "put_reserved", keep)
+        monkeypatch.setattr(client.runtime.desk.lane, "put_reserved", keep)
         for length in (1, 16, 31, 32, 33, 64, 65, 200):
             ids = list(range(300, 300 + length))
             assert (await client.ask(ids, max_tokens=1)).error is None
@@ -429,7 +429,7 @@ async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.Mo
 
 async def test_short_requests_are_served_in_order() -> None:
     """Of what fits the loop nobody overtakes anybody."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         tickets = [client.open([5, at], max_tokens=1) for at in range(10)]
         for ticket in tickets:
             await ticket.start()
@@ -472,7 +472,7 @@ async def test_rendered_text_is_what_counts() -> None:
     def attrs_evolve(prompt: ChatPrompt, content: str) -> ChatPrompt:
         return ChatPrompt(({**prompt.messages[0], "content": content},))
 
-    async with small_house(make_renderer=Verbose) as client:
+    async with small_runtime(make_renderer=Verbose) as client:
         answer: Answer = await ask_chat(client)
         assert answer.error is not None and answer.error.code == CODE and "at least" in answer.error.message
 

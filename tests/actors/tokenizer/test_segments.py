@@ -25,7 +25,7 @@ from quipu.actors.tokenizer.split_points import find_seams
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.tokenizer.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save
 from tests.chats import encode_chat, render_chat
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n"
 PARTS = [
@@ -236,7 +236,7 @@ async def test_tenants_and_salts_have_ids_of_their_own(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("quipu.actors.tokenizer.actor.SegmentCache", Watched)
     chat = ChatPrompt(({"role": "user", "content": "a cord " * 60},))
-    async with small_house() as client:
+    async with small_runtime() as client:
         for domain, salt in (("a", ""), ("b", ""), ("a", "b"), ("ab", ""), ("a", "")):
             assert (await client.ask(chat, domain=domain, cache_salt=salt)).error is None
     assert found == [False, False, False, False, True]

@@ -1,4 +1,4 @@
-"""`kernels/sampling/logprobs.py`, and the logprobs of the reference beside those of transformers and in other batches."""
+"""`kernels/sampling/logprobs.py`, and the logprobs of the reference beside those of transformers."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ import trio.testing
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
-from quipu.web.api import turns
 from quipu.web.api.answer import whole_response
 from quipu.web.api.openai.logprobs import MAX_ENTRIES
 from quipu.web.api.stream import MAX_LOOSE_PIECES, Transcript
 from quipu.web.api.usage import Tally
 from quipu.web.app import make_app
+from quipu.web.http import turns
 from quipu.web.options import AppOptions
 from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
 
@@ -197,7 +197,7 @@ class Clock:
 async def test_slices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ten large answers at once one has a slice in each round of the loop: nobody waits for more than one."""
     clock = Clock()
-    monkeypatch.setattr("quipu.web.api.turns.time.perf_counter", clock.perf_counter)
+    monkeypatch.setattr("quipu.web.http.turns.time.perf_counter", clock.perf_counter)
     latest = [0.0]
 
     def pieces() -> Iterator[bytes]:

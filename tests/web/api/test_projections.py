@@ -1,7 +1,7 @@
 """One record, many projections: for the same request, however it ends, every surface says the numbers of its record.
 
 Surfaces are what the client is told (each API, streamed or not, at the start, on the way and at the end), the log's
-lines, /metrics, the ledger's entry and the span. The real application over a whole house; what the numbers must be is
+lines, /metrics, the ledger's entry and the span. The real application over a whole runtime; what the numbers must be is
 worked out from the prompt alone.
 """
 
@@ -24,7 +24,7 @@ from quipu.kernels.fake import Dials, continuation
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.journals import KeptJournal
-from tests.runtimes import BLOCK, Client, small_house, text_of
+from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
@@ -76,13 +76,13 @@ async def test_every_surface_says_the_record(surface: Surface, end: End, autojum
     """What the client was told, log, counters, ledger and span: the same numbers, and the right ones."""
     journal, tracer = KeptJournal(), KeepingTracer()
     dials = Dials(step_seconds=0.01, eos_after=end.eos_after, eos_token_id=0)
-    async with small_house(dials, journal=journal, eos_token_ids=(0,)) as client:
+    async with small_runtime(dials, journal=journal, eos_token_ids=(0,)) as client:
         await client.ask(TokenPrompt(tuple(IDS[:CACHED])), max_tokens=1)
         before = samples(client)
         with structlog.testing.capture_logs() as lines:
             told = await ask(client, tracer, surface, end, dials)
             with trio.fail_after(60):
-                while client.house.daybook.num_open_accounts:
+                while client.runtime.daybook.num_open_accounts:
                     await trio.sleep(0.01)
         after = samples(client)
     record = journal.closed[-1]
@@ -97,7 +97,7 @@ async def test_every_surface_says_the_record(surface: Surface, end: End, autojum
 
 async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> Told:
     """Send it, have it end as it must, and read what came back."""
-    http = HttpClient(make_app(client.house.desk, AppOptions(domain="tenant"), tracer=tracer))
+    http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant"), tracer=tracer))
     data = bytearray()
 
     async def read(exchange: Exchange) -> None:

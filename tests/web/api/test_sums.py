@@ -1,6 +1,6 @@
 """After a random run the counters, the ledger's records, the log, the spans and what clients were told add up alike.
 
-Two thousand requests of several tenants over every endpoint, whole and streamed, on a house that is too small for
+Two thousand requests of several tenants over every endpoint, whole and streamed, on a runtime that is too small for
 them: some leave, some are refused, some steps fail, many are preempted. With no account open all sums are equal, and
 each client that was told numbers was told those of its record.
 """
@@ -27,7 +27,7 @@ from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
 from tests.journals import KeptJournal
-from tests.runtimes import BLOCK, small_house
+from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
@@ -121,7 +121,7 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
     everybody = [Seen(draw_plan(rng)) for _ in range(NUM_REQUESTS)]
     journal, tracer = KeptJournal(), KeepingTracer()
     dials = Dials(step_seconds=0.01, poison_token_id=POISON)
-    house = small_house(
+    runtime = small_runtime(
         dials,
         journal=journal,
         num_blocks=40,
@@ -131,8 +131,8 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
         watermark=0.0,
     )
     with structlog.testing.capture_logs() as lines:
-        async with house as client:
-            http = HttpClient(make_app(client.house.desk, AppOptions(), keys(), tracer=tracer))
+        async with runtime as client:
+            http = HttpClient(make_app(client.runtime.desk, AppOptions(), keys(), tracer=tracer))
             at_once = trio.Semaphore(NUM_AT_ONCE)
 
             async def one(seen: Seen) -> None:
@@ -145,7 +145,7 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
                     await at_once.acquire()
                     nursery.start_soon(one, seen)
             with trio.fail_after(600):
-                while client.house.daybook.num_open_accounts or client.house.desk.num_live_sequences:
+                while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
                     await trio.sleep(0.01)
             counters = samples(client)
     records = {record.request_id: record for record in as_kept(journal.closed)}

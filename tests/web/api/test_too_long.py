@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
@@ -36,7 +36,7 @@ def turn(role: str, content: str) -> dict[str, Any]:
 async def test_who_is_to_blame(autojump_clock: trio.abc.Clock, path: str, fields: dict[str, Any], param: str) -> None:
     """A system prompt that is too long by itself is named by its own field, where it has one."""
     limit = {} if path == RESPONSES else {"max_tokens": 8}
-    async with small_house(**HOUSE) as client:
+    async with small_runtime(**HOUSE) as client:
         exchange, answer = await over_http(client).post(path, {"model": "demo", **limit, **fields})
         error = answer["error"]
         assert exchange.status == 400 and error["type"] == "invalid_request_error"

@@ -19,7 +19,7 @@ from quipu.web.auth.auth import OPEN_ROUTES, needs_admin
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import serve
-from tests.runtimes import BLOCK, small_house
+from tests.runtimes import BLOCK, small_runtime
 from tests.web.fakes import Client, FakeDesk
 
 try:
@@ -261,8 +261,8 @@ async def test_openai_client() -> None:
 
 async def test_tenants_never_share(autojump_clock: trio.testing.MockClock) -> None:
     """One tenant's prompt is a hit for itself and a miss for the other, with the same salt as without; also for n."""
-    async with small_house() as house:
-        client = Client(make_app(house.house.desk, None, store()))
+    async with small_runtime() as runtime:
+        client = Client(make_app(runtime.runtime.desk, None, store()))
         prompt = list(range(300, 300 + 4 * BLOCK))
 
         async def cached(key: str, **fields: Any) -> int:

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from quipu.web.options import AppOptions
-from tests.runtimes import small_house
+from tests.runtimes import small_runtime
 from tests.web.wires import serving
 
 CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
@@ -56,7 +56,7 @@ def garbage() -> Iterator[list[Any]]:
 async def test_nothing_is_left_to_the_collector(garbage: list[Any], name: str, leaves: bool) -> None:
     """Neither its connection nor its tasks, its scope, its visit, its sink or its mailbox."""
     path, fields = ASKED[name]
-    async with small_house() as client, serving(client.house.desk, AppOptions()) as served:
+    async with small_runtime() as client, serving(client.runtime.desk, AppOptions()) as served:
         for _ in range(NUM_REQUESTS):
             peer = await served.connect()
             body = json.dumps({"model": "demo", **fields}).encode()
@@ -67,7 +67,7 @@ async def test_nothing_is_left_to_the_collector(garbage: list[Any], name: str, l
                 await trio.sleep(0.05)
             await peer.stream.aclose()
         with trio.fail_after(10):
-            while client.house.desk.num_open_requests:
+            while client.runtime.desk.num_open_requests:
                 await trio.sleep(0.01)
         await trio.sleep(0.1)
         gc.collect()

@@ -1,4 +1,4 @@
-"""Many clients of a whole house over real sockets, most of whom leave: nothing of them remains."""
+"""Many clients of a whole runtime over real sockets, most of whom leave: nothing of them remains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from quipu.kernels.fake import Dials
-from tests.runtimes import Client, small_house
+from tests.runtimes import Client, small_runtime
 from tests.web.wires import SURFACES, Lines, Served, Way, both_ways, lines, serving
 
 __all__ = ["lines"]
@@ -58,11 +58,11 @@ async def visit(served: Served, rng: random.Random) -> bool:
     return False
 
 
-async def wait_at_rest(house: Client, num_tasks: int) -> None:
+async def wait_at_rest(runtime: Client, num_tasks: int) -> None:
     with trio.fail_after(20):
         while (
-            house.house.daybook.num_open_accounts
-            or house.house.desk.num_live_sequences
+            runtime.runtime.daybook.num_open_accounts
+            or runtime.runtime.desk.num_live_sequences
             or trio.lowlevel.current_statistics().tasks_living > num_tasks
         ):
             await trio.sleep(0.01)
@@ -78,8 +78,8 @@ async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
     """No task, account, sequence, block or descriptor; and each request has ended once, as finished or cancelled."""
     rng = random.Random(seed)
     stayed: list[bool] = []
-    async with small_house(Dials(step_seconds=0.001), max_num_seqs=32, num_blocks=1024) as house:
-        async with serving(house.house.desk, way.options()) as served:
+    async with small_runtime(Dials(step_seconds=0.001), max_num_seqs=32, num_blocks=1024) as runtime:
+        async with serving(runtime.runtime.desk, way.options()) as served:
             num_tasks, num_files = trio.lowlevel.current_statistics().tasks_living, num_open_files()
             places = trio.Semaphore(NUM_AT_ONCE)
 
@@ -90,12 +90,12 @@ async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
             async with trio.open_nursery() as nursery:
                 for _ in range(NUM_CLIENTS):
                     nursery.start_soon(come, random.Random(rng.random()))
-            await wait_at_rest(house, num_tasks)
+            await wait_at_rest(runtime, num_tasks)
             assert num_open_files() == num_files
-            house.assert_at_rest()
+            runtime.assert_at_rest()
             outcomes = {
                 outcome: int(
-                    house.house.metrics.registry.get_sample_value(
+                    runtime.runtime.metrics.registry.get_sample_value(
                         "quipu:requests_total", {"model_name": "demo", "outcome": outcome}
                     )
                     or 0

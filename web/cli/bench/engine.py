@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
-from quipu.actors.wiring import House, split
+from quipu.actors.wiring import Runtime, split
 
 from ...api.errors import APIError
 from ...api.openai.chat import read_chat
@@ -34,12 +34,12 @@ POLL_S = 0.02
 class Engine:
     """An engine that is ready."""
 
-    house: House
+    runtime: Runtime
     temperature: float
 
     async def ask(self, ask: Ask) -> Outcome:
         """Have it answered to the length asked for, whatever is drawn. Never raises for what the engine does."""
-        desk = self.house.desk
+        desk = self.runtime.desk
         model = desk.info.model_names[0]
         body = {"model": model, "temperature": self.temperature, **ask.fields, "ignore_eos": True}
         read = read_chat if "messages" in body else read_completion
@@ -105,7 +105,7 @@ async def open_engine(serve: argparse.Namespace, temperature: float, *, num_open
     """
     config, info = resolve_config(serve)
     config = attrs.evolve(config, max_open_requests=max(config.max_open_requests, num_open))
-    async with split(config, info) as house:
-        while not house.desk.health().is_ready:  # noqa: ASYNC110 -- once a run; the desk is asked, it does not call
+    async with split(config, info) as runtime:
+        while not runtime.desk.health().is_ready:  # noqa: ASYNC110 -- once a run; the desk is asked, it does not call
             await trio.sleep(POLL_S)
-        yield Engine(house, temperature)
+        yield Engine(runtime, temperature)

@@ -69,7 +69,7 @@ async def measure_latency(asked: Offline) -> dict[str, Any]:
     """Batch after batch, each of prompts that none before had. Raises RequestFailed."""
     bench = asked.bench
     async with open_engine(asked.serve, bench.temperature, num_open=bench.batch_size) as engine:
-        tokens = TokenRange.of_vocabulary(engine.house.desk.info.vocab_size)
+        tokens = TokenRange.of_vocabulary(engine.runtime.desk.info.vocab_size)
         latencies_s = []
         num_iters = bench.num_iters_warmup + bench.num_iters
         with calm_collector():
@@ -123,7 +123,7 @@ async def measure_throughput(asked: Offline) -> dict[str, Any]:
     bench = asked.bench
     num_open = bench.num_prompts or DEFAULT_NUM_PROMPTS
     async with open_engine(asked.serve, bench.temperature, num_open=num_open) as engine:
-        wording = make_wording(bench, engine.house.desk.info.vocab_size)
+        wording = make_wording(bench, engine.runtime.desk.info.vocab_size)
         workload = make_workload(bench, wording)
         all_at_once = [0.0] * workload.num_conversations
         with calm_collector(), _bar(workload.num_asks, bench) as bar:
@@ -151,7 +151,7 @@ def describe_throughput(summary: dict[str, Any]) -> dict[str, Any]:
 def describe(asked: Offline, engine: Engine) -> dict[str, Any]:
     """What was measured: the flags, and the engine that ran, as it says itself."""
     flags = {name: value for name, value in vars(asked.bench).items() if isinstance(value, int | float | str)}
-    info = engine.house.desk.info
+    info = engine.runtime.desk.info
     ran = {} if info.engine is None else attrs.asdict(info.engine)
     ran.pop("incarnation", None)
     settings = {name: value for name, value in info.settings.items() if name not in ("data_dir", *ran)}

@@ -23,7 +23,7 @@ drive drop dry early earth east easy edge egg end enough even ever every eye fac
 father feel feet few field fight fill find fine finger fire first fish five floor flow flower fly follow food foot
 forest form four free fresh friend front fruit full game garden gate gave get girl give glass gold good grass great
 green ground group grow half hand happy hard hat have head hear heart heat heavy help here high hill hold hole home
-hope horse hot hour house hundred ice idea inch iron island job join jump just keep key kind king know lady lake
+hope horse hot hour runtime hundred ice idea inch iron island job join jump just keep key kind king know lady lake
 land large last late laugh lead leaf learn leave left leg letter level lie life lift light like line list listen
 little live long look lost love low machine main make man many map mark market matter mean measure meet milk mind
 minute moon more morning mother mountain mouth move music name near neck need never new night north nose note

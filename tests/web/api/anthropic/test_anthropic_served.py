@@ -1,4 +1,4 @@
-"""The Messages API over a whole house: every way a request can end, what breakpoints cost, and counting."""
+"""The Messages API over a whole runtime: every way a request can end, what breakpoints cost, and counting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.runtimes import BLOCK, Client, small_house
+from tests.runtimes import BLOCK, Client, small_runtime
 from tests.traps.wire import COMPLETIONS, over_http, samples, settle
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
 from tests.web.fakes import Client as HttpClient
@@ -49,7 +49,7 @@ async def both(client: Client, asked: dict[str, Any]) -> tuple[dict[str, Any], l
 
 async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None:
     """The text ends where the stop string begins, and the answer says which of them it was."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         whole, _ = await both(client, request())
         assert (whole["stop_reason"], whole["stop_sequence"], whole["usage"]["output_tokens"]) == (
             "max_tokens",
@@ -68,7 +68,7 @@ async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None
 async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
     """The model's own end is none of the client's stop strings; its token is counted and not shown."""
     dials = Dials(step_seconds=0.01, eos_after=3, eos_token_id=0)
-    async with small_house(dials, eos_token_ids=(0,)) as client:
+    async with small_runtime(dials, eos_token_ids=(0,)) as client:
         ended, _ = await both(client, request(stop_sequences=["never said"]))
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
         assert ended["usage"]["output_tokens"] == 4
@@ -77,7 +77,7 @@ async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_a_client_that_leaves(autojump_clock: trio.abc.Clock) -> None:
     """Nothing stays, and the request counts as cancelled."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         async with over_http(client).open("POST", PATH, request(max_tokens=500, stream=True)) as exchange:
             await exchange.wait_started()
             assert b"message_start" in await exchange.read_some()
@@ -89,7 +89,7 @@ async def test_a_client_that_leaves(autojump_clock: trio.abc.Clock) -> None:
 async def test_a_step_that_fails(autojump_clock: trio.abc.Clock) -> None:
     """Before the first token it is a 500, after it an `error` event and the end; both in this API's shape."""
     dials = Dials(step_seconds=0.01)
-    async with small_house(dials) as client:
+    async with small_runtime(dials) as client:
         http = over_http(client)
         for streamed in (False, True):
             dials.fail_steps = 1
@@ -111,7 +111,7 @@ async def test_a_step_that_fails(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
     """The answer goes on where the last message ended, and has only what is new: the prompt is that of a completion."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "It is a"}]
         answer, _ = await both(client, {**request(), "messages": turns})
@@ -125,8 +125,8 @@ async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Clock) -> None:
     """Their billing headers differ: two sessions share a prompt unless the header is kept."""
-    async with small_house() as client:
-        http = HttpClient(make_app(client.house.desk, AppOptions(domain="tenant", keep_billing_header=keep)))
+    async with small_runtime() as client:
+        http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", keep_billing_header=keep)))
         hits = []
         for cch in ("0a1b2", "9f8e7"):
             header = text(f"x-anthropic-billing-header: cch={cch}; cc_version=2.1; cc_entrypoint=cli;")
@@ -152,11 +152,11 @@ async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
         request(tools=[tool], system=[text("Be brief.", **LONG_MARK)], **MARK),
         {**request(), "messages": [{"role": "user", "content": "hm"}, {"role": "assistant", "content": "Well"}]},
     ]
-    async with small_house(max_model_len=4000, num_blocks=300) as client:
+    async with small_runtime(max_model_len=4000, num_blocks=300) as client:
         http = over_http(client)
         before = samples(client)
         counts = [(await http.post(COUNT_PATH, asked))[1]["input_tokens"] for asked in bodies]
-        assert client.house.desk.num_open_requests == 0
+        assert client.runtime.desk.num_open_requests == 0
         assert samples(client) == before
         usages = [(await http.post(PATH, asked))[1]["usage"] for asked in bodies]
         assert [total(usage) for usage in usages] == counts and min(counts) > 0
@@ -165,7 +165,7 @@ async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_a_prompt_without_end_can_be_counted(autojump_clock: trio.abc.Clock) -> None:
     """Longer than the context: counted all the same, and refused when it is to be served, with the same number."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         asked = request(LONG * 100)
         _, counted = await http.post(COUNT_PATH, asked)
@@ -182,7 +182,7 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
     nothing that was read is created, and without a breakpoint nothing is."""
     system = [text(LONG * 2, **LONG_MARK), text(LONG * 2)]
     asked = request([text(LONG, **MARK), text(LONG * 2)], system=system)
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
 
         async def usage_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_the_first_event_has_final_numbers_of_a_prompt_in_many_chunks(autojump_clock: trio.abc.Clock) -> None:
     """A prompt that takes several steps is written block by block: `message_start` has them all."""
-    async with small_house(max_num_batched_tokens=32) as client:
+    async with small_runtime(max_num_batched_tokens=32) as client:
         asked = request([text(LONG * 10, **MARK)])
         async with over_http(client).open("POST", PATH, {**asked, "stream": True}) as exchange:
             await exchange.wait_started()
@@ -234,7 +234,7 @@ async def test_the_first_event_has_final_numbers_of_a_prompt_in_many_chunks(auto
 
 async def test_siblings_share_what_is_created(autojump_clock: trio.abc.Clock) -> None:
     """Requests that begin alike at the same time: each token is created by one of them at most."""
-    async with small_house() as client:
+    async with small_runtime() as client:
         http = over_http(client)
         usages: list[dict[str, Any]] = []
 

@@ -19,8 +19,8 @@ import trio
 SLICE_S = 0.002
 """How long one turn may hold the loop; the piece that is begun before is still made."""
 
-_SLICES: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.api.turns.slices")
-_STARTS: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.api.turns.starts")
+_SLICES: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.http.turns.slices")
+_STARTS: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("quipu.web.http.turns.starts")
 
 
 def turn() -> trio.Lock:
