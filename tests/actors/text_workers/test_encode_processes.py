@@ -221,7 +221,7 @@ def test_close_ends_all() -> None:
 def test_a_parent_that_is_killed() -> None:
     """Its processes end with it, whatever they are doing."""
     code = (
-        "from tests.actors.test_encode_processes import *\n"
+        "from tests.actors.text_workers.test_encode_processes import *\n"
         "them = processes_of(VOCABULARY)\nthem.warm_up()\nprint(*them.process_ids, flush=True)\n"
         "them.run(lambda there: there.count(FOREVER, most=10**9), Loan())\n"
     )
