@@ -19,7 +19,6 @@ import attrs
 import structlog
 import trio
 
-from ..block_manager.pins import in_whole_blocks, pins_of
 from ..channel import Poster, Receiver
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
@@ -32,6 +31,7 @@ from ..messages.scheduler import Submit
 from ..messages.tokenizer import CountTokens, Encode
 from ..request_desk.registry import Registry
 from ..shared.block_keys import chain_keys, root_key
+from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import complete_rules, contradiction, sequence_seed
 from ..shared.tokenizers_library import catching_panics
 from ..text_workers.encode_processes import EncodeProcesses
