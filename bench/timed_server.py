@@ -21,7 +21,7 @@ from bench.spans import FOLDER, watch
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.tokenizer import actor as tokenizer
-from quipu.actors.tokenizer.text_encoder import TextEncoder
+from quipu.actors.tokenizer.encoder import TextEncoder
 from quipu.web.api import answer
 from quipu.web.api.openai import serve
 from quipu.web.cli import cli

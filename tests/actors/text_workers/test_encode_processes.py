@@ -27,7 +27,7 @@ from quipu.actors.text_workers import encode_processes
 from quipu.actors.text_workers.encode_processes import CannotStart, EncodeProcess, EncodeProcesses, Loan
 from quipu.actors.text_workers.lanes import SHORT_BYTES
 from quipu.actors.tokenizer.chat_template import RenderedChat
-from quipu.actors.tokenizer.text_encoder import EncodedChat, EncodedText, TextEncoder, TooMany
+from quipu.actors.tokenizer.encoder import EncodedChat, EncodedText, TextEncoder, TooMany
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
 from tests.runtimes import Client, small_runtime
