@@ -29,7 +29,7 @@ from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.scheduler import Submit
 from ..messages.tokenizer import CountTokens, Encode
-from ..request_desk.registry import Registry
+from ..request_desk.desk import Registry
 from ..shared.block_keys import chain_keys, root_key
 from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import complete_rules, contradiction, sequence_seed

@@ -14,7 +14,7 @@ import attrs
 from msgspec.structs import replace
 
 from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
-from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.accountant.prompt_account import Admission
 from quipu.actors.block_manager.reservation import BlockManagerCore
 from quipu.actors.executor.actor import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport

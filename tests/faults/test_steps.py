@@ -13,7 +13,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
-from quipu.actors.request_desk.front import State
+from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
 from tests.runtimes import Answer, kill_engine, small_runtime, text_of
