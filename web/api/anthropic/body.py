@@ -16,7 +16,7 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, missing, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
