@@ -141,7 +141,7 @@ class Client:
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
-        assert self.engine.batcher.num_parties == 0
+        assert self.engine.batcher.num_groups == 0
 
 
 def kill_engine(client: Client) -> None:
