@@ -13,7 +13,7 @@ import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage

@@ -24,7 +24,7 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import DeskClosed, FrontDesk, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 
 from ..request.errors import no_model, speaks_anthropic
 from .anthropic import models as anthropic

@@ -24,7 +24,7 @@ from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.processes.child import kill_children
 from quipu.actors.processes.log_writer import LogWriter
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal

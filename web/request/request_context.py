@@ -24,7 +24,7 @@ from quart_trio import QuartTrio
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..http.connection import Connection

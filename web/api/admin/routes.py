@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 
 import quipu
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.front import FrontDesk, Health, describe_pool
+from quipu.actors.request_desk.interface import FrontDesk, Health, describe_pool
 
 from ...auth.keys import KeyStore
 from ...request.errors import RETRY_AFTER_S

@@ -13,7 +13,7 @@ import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.messages.sampling import SamplingParams
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
 from ...request.errors import invalid

@@ -10,7 +10,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import DeskClosed, FrontDesk, PromptRefused
+from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, PromptRefused
 
 from ...http.sse import Sink
 from ...options import AppOptions

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import Prompt
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import invalid
 from ..fields import Fields, wrong_type

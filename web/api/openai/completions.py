@@ -15,7 +15,7 @@ import orjson
 from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.prompts import Prompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.scores import TokenScores
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
 from ...request.errors import invalid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 OWNER = "quipu"
 

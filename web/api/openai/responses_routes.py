@@ -14,7 +14,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 
 from ...http.sse import Sink
 from ...options import AppOptions
