@@ -40,7 +40,7 @@ from .bodies import BodyShare, take_body
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import Shape, ignored_fields
-from .json_body import MAX_CHAT_VALUES
+from .json_structure import MAX_CHAT_VALUES
 from .stream import StreamWriter, Transcript
 
 MAX_MADE_BYTES = 1 << 16

@@ -21,7 +21,7 @@ from ...request.tally import Tally
 from ..answer import ParsedRequest, Reply, answer
 from ..fields import Fields
 from ..generation import GenerationRequest, WantedScores
-from ..json_body import MAX_VALUES
+from ..json_structure import MAX_VALUES
 from ..stream import Transcript
 from ..usage import openai_usage
 from . import chat, completions
