@@ -23,7 +23,7 @@ from ..generation import (
     read_cache_salt,
     read_priority,
 )
-from .sampling import read_bad_words, read_sampling
+from ..sampling import read_bad_words, read_sampling
 
 MAX_CHOICES = 16
 

@@ -14,9 +14,9 @@ from typing import Any
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
 from quipu.actors.request_desk.front import ServingInfo
 
-from ..errors import invalid
-from ..fields import Fields, token_ids, wrong_type
-from ..generation import WantedScores, read_seed
+from .errors import invalid
+from .fields import Fields, token_ids, wrong_type
+from .generation import WantedScores, read_seed
 
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
