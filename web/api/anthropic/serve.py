@@ -22,11 +22,10 @@ from ..ignored_fields import ignored_fields
 from ..request_context import current_visit
 from ..stream import Transcript
 from ..usage import Tally
-from .body import MessagesRequest, read_count, read_messages_request
+from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
 from .render import PING, MessageWriter, whole_message
 from .shapes import MESSAGES_SHAPE
 
-ENDPOINT = "/v1/messages"
 COUNT_ENDPOINT = "/v1/messages/count_tokens"
 REQUEST_ID_HEADER = "request-id"
 
