@@ -54,6 +54,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "eos_token_ids": (),
+        "fake_step_seconds": 0.0,
         "step_overhead_tokens": 0,  # small prompts wait for one another, too
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
