@@ -23,8 +23,8 @@ from .channel import Channel
 from .config import RuntimeConfig
 from .messages.accountant import EngineDied, StepReport
 from .messages.supervisor import EngineReady, EngineRefused
-from .request_desk.front import Health, State, describe_pool
-from .request_desk.registry import EngineMessage, Registry
+from .request_desk.desk import EngineMessage, Registry
+from .request_desk.interface import Health, State, describe_pool
 
 log = structlog.get_logger()
 

@@ -39,8 +39,8 @@ from .channel import Channel
 from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer, DetokenizerMessage
 from .processes.process_host import ProcessHost
-from .request_desk.front import ServingInfo
-from .request_desk.registry import EngineMessage, Registry
+from .request_desk.desk import EngineMessage, Registry
+from .request_desk.interface import ServingInfo
 from .restarts import keep_running
 from .supervisor import EngineHost, Supervisor
 from .text_workers.chat_pool import ChatPool

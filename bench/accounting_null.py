@@ -27,7 +27,7 @@ from quipu.actors.messages.handler import Closed, Outlet, Started
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.processes.process_host import ProcessHost
-from quipu.actors.request_desk.registry import Registry
+from quipu.actors.request_desk.desk import Registry
 from quipu.actors.wiring import open_runtime
 from quipu.web.cli import cli
 from quipu.web.cli import serve as serve_command

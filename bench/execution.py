@@ -33,10 +33,11 @@ import torch
 
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
-from quipu.kernels.backend import Backend, BackendConfig, load_backend
+from quipu.kernels.backend import Backend, BackendConfig
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
 from quipu.kernels.cpu.measure import product
+from quipu.kernels.load import load_backend
 
 CONTEXT = 512
 PREFILL = 1024

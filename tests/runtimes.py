@@ -24,8 +24,8 @@ from quipu.actors.messages.prompts import Prompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import ServingInfo
-from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.request_desk.desk import RequestTicket
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
 from quipu.actors.wiring import Runtime, open_runtime

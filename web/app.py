@@ -13,25 +13,26 @@ import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage
 from .api.admin.usage_openai import install_openai_usage
 from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
-from .api.anthropic.serve import install_anthropic
+from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
-from .api.errors import frames_of, install_error_handlers, respond, unavailable
-from .api.openai.models import install_models
-from .api.openai.responses_serve import install_responses
-from .api.openai.serve import install_openai
-from .api.request_context import current_visit, install_visits
+from .api.models import install_models
+from .api.openai.responses_routes import install_responses
+from .api.openai.routes import install_openai
 from .auth.auth import install_auth
 from .auth.browsers import install_browser_rules
 from .auth.keys import KeyStore
 from .http.paths import SentPathMap
 from .options import AppOptions
+from .request.errors import install_error_handlers, respond, unavailable
+from .request.request_context import current_visit, install_visits
+from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})

@@ -2,7 +2,7 @@
 
 Owned by the accountant. Pure, and a function of its entries: applying the same entries again makes the same account,
 which is how a restarted accountant gets back to where it was. A request has one `SequenceBook` per sequence (physical
-work) and one `PromptBook` per prompt (what its client is told, see `prompt_book.py`).
+work) and one `PromptBook` per prompt (what its client is told, see `prompt_account.py`).
 
     reused == read, copied <= lent                     at every admission
     prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
@@ -21,7 +21,7 @@ from ..messages.outcomes import Fault, FinishReason, Outcome, RequestError
 from ..messages.prompts import Breakpoint, CacheTtl
 from ..messages.usage_record import UsageRecord
 from .coverage import Coverage
-from .prompt_book import Admission, PromptBook
+from .prompt_account import Admission, PromptBook
 
 
 @attrs.define

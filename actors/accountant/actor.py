@@ -30,13 +30,13 @@ from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prom
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.detokenizer import Tokens
 from ..messages.outcomes import ErrorKind, Fault, RequestError
-from ..request_desk.registry import Registry
+from ..request_desk.desk import Registry
 from .account import Ended, Estimation, FirstToken, Gap, Kept, Revision, Written
 from .effects import Reckoning
 from .entry_store import AccountantMessage, Daybook, Page, Pending
 from .journal import Journal
 from .metrics import Metrics
-from .prompt_book import Admission
+from .prompt_account import Admission
 
 log = structlog.get_logger()
 

@@ -23,12 +23,12 @@ from ..messages.handler import Closed, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
 from ..messages.usage_record import UsageRecord
-from ..request_desk.registry import Registry
+from ..request_desk.desk import Registry
 from .account import Account
 from .entry_store import MAX_DEATHS, CountedPrompt, Daybook, Page
 from .journal import Journal
 from .metrics import Metrics
-from .prompt_book import PromptBook
+from .prompt_account import PromptBook
 
 log = structlog.get_logger()
 

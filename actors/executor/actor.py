@@ -22,8 +22,9 @@ from pathlib import Path
 import attrs
 import trio
 
-from quipu.kernels.backend import Backend, BackendConfig, KVMemory, load_backend
+from quipu.kernels.backend import Backend, BackendConfig, KVMemory
 from quipu.kernels.fake import FakeBackend
+from quipu.kernels.load import load_backend
 
 from ..channel import Poster, Receiver
 from ..config import EngineConfig

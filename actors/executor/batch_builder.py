@@ -14,8 +14,9 @@ import attrs
 import msgspec
 
 from quipu.kernels import batch as kernel_batch
-from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
-from quipu.kernels.sampling.processors import LogitProcessor
+from quipu.kernels import logit_processors
+from quipu.kernels.batch import Drawn, Scoring, StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, Processing
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import SamplingParams
@@ -46,7 +47,7 @@ class SequenceState:
             return None
         if self.processor is None:
             num_prompt_tokens = len(self.tokens) - self.num_outputs
-            kernel_rules = kernel_batch.LogitRules(**attrs.asdict(rules, recurse=False))
+            kernel_rules = logit_processors.LogitRules(**attrs.asdict(rules, recurse=False))
             self.processor = LogitProcessor(
                 kernel_rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:]
             )

@@ -26,8 +26,8 @@ import trio
 from ..accountant.journal import run_release
 from ..messages.outcomes import Outcome
 from ..messages.usage_record import UsageRecord
-from .disk_space import OpenSegment, Room
 from .entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
+from .preallocated_segments import OpenSegment, Room
 from .refusals import RefusalBudget
 from .retries import RetryIndex
 from .segment_files import Position, SegmentFile

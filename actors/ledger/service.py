@@ -23,11 +23,11 @@ import structlog
 import trio
 
 from .database import LedgerError, make_engine, migrate, reason
-from .disk_space import Room
 from .durable_journal import LedgerJournal
 from .entries import MAX_LINE_BYTES, Chain
 from .folder import LedgerFolder
 from .loader import Loader
+from .preallocated_segments import Room
 from .recovery import Left, closing_of, look_back
 from .refusals import RefusalBudget
 from .retries import RetryIndex

@@ -9,7 +9,7 @@ import attrs
 
 @attrs.frozen
 class LogitRules:
-    """How one sequence's logits are changed before a token is drawn, as `kernels/sampling/processors.py` defines it."""
+    """How one sequence's logits are changed before a token is drawn, as `kernels/logit_processors.py` defines it."""
 
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

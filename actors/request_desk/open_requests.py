@@ -1,4 +1,4 @@
-"""What the front desk keeps of each open request, each sequence, and each count that waits. Used by `registry.py`."""
+"""What the front desk keeps of each open request, each sequence, and each count that waits. Used by `desk.py`."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import StepBatch
+from ..logit_processors import edited
 from ..sampling.oracle import sample_row
-from ..sampling.processors import edited
 
 _DRAW = np.dtype(
     [(name, "f8") for name in ("temperature", "top_p", "log_min_p")]

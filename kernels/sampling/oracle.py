@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import StepBatch
+from ..logit_processors import edited
 from .philox import uniform
-from .processors import edited
 
 Float64s = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]

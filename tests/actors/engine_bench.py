@@ -14,8 +14,7 @@ import attrs
 from msgspec.structs import replace
 
 from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
-from quipu.actors.accountant.prompt_book import Admission
-from quipu.actors.block_manager.pins import in_whole_blocks, pins_of
+from quipu.actors.accountant.prompt_account import Admission
 from quipu.actors.block_manager.reservation import BlockManagerCore
 from quipu.actors.executor.actor import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
@@ -29,6 +28,7 @@ from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, Step
 from quipu.actors.scheduler.limits import Limits
 from quipu.actors.scheduler.planning import Batcher
 from quipu.actors.scheduler.sequence import Status
+from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of

@@ -13,7 +13,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
-from quipu.actors.request_desk.front import State
+from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
 from tests.runtimes import Answer, kill_engine, small_runtime, text_of
@@ -124,7 +124,7 @@ async def test_tokenizer_trouble_is_one_request_s(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
-    from quipu.actors.tokenizer.text_encoder import TextEncoder
+    from quipu.actors.tokenizer.encoder import TextEncoder
 
     encode = TextEncoder.encode_text
 

@@ -2,7 +2,7 @@
 
 Check the body, open a ticket at the front desk, hang its release on the request's scope, wait for the first event (so
 that early errors have their own status), then answer whole or as a stream. Each endpoint calls `answer` with a reader
-of its API, which makes the `Reply` that knows the API's words (`api/openai/serve.py`, `api/anthropic/serve.py`).
+of its API, which makes the `Reply` that knows the API's words (`api/openai/routes.py`, `api/anthropic/routes.py`).
 
 What must always hold: between `desk.open` and `on_close(ticket.leave)` there is no checkpoint; nothing else releases
 a ticket.
@@ -24,7 +24,7 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import DeskClosed, FrontDesk, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
@@ -32,16 +32,16 @@ from ..http import sse
 from ..http.turns import take_slice, turn
 from ..http.unread_limit import shelf_of_run
 from ..options import AppOptions
+from ..request.errors import raise_error_of, unavailable
+from ..request.request_context import Visit, current_visit
+from ..request.tally import Tally
 from ..telemetry import tracing as traces
 from .bodies import BodyShare, take_body
-from .errors import raise_error_of, unavailable
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import Shape, ignored_fields
 from .json_body import MAX_CHAT_VALUES
-from .request_context import Visit, current_visit
 from .stream import StreamWriter, Transcript
-from .usage import Tally
 
 MAX_MADE_BYTES = 1 << 16
 """Of a large answer's body, made before it is sent."""

@@ -20,8 +20,8 @@ from werkzeug.exceptions import RequestTimeout
 
 from ..http.connection import Connection
 from ..http.scope import SCOPE_KEY, RequestScope, ScopedHTTP
-from .errors import APIError, unavailable
-from .request_context import current_visit
+from ..request.errors import APIError, unavailable
+from ..request.request_context import current_visit
 
 FREE_BYTES = 64 * 1024
 """Of each body, not counted: the number of connections bounds them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import APIError, invalid
+from ..request.errors import APIError, invalid
 from .json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
 from .pace import Pace
 

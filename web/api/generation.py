@@ -13,9 +13,9 @@ import attrs
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from .errors import invalid, no_model
+from ..request.errors import invalid, no_model
 from .fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..http.turns import turn
-from .errors import invalid
+from ..request.errors import invalid
 from .json_body import MAX_CHAT_VALUES, MAX_CONTAINERS
 
 MAX_MESSAGES = 20_000

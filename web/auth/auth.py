@@ -14,8 +14,8 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from ..api.errors import APIError, turn_away
-from ..api.request_context import current_visit
+from ..request.errors import APIError, turn_away
+from ..request.request_context import current_visit
 from .keys import KeyStore, runtime_principal
 from .local_clients import is_from_this_machine
 

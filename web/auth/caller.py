@@ -15,8 +15,8 @@ from quart import request
 
 from quipu.actors.messages.accountant import Caller
 
-from ..api.errors import invalid
-from ..api.request_context import Visit
+from ..request.errors import invalid
+from ..request.request_context import Visit
 
 HEADER = "Idempotency-Key"
 MAX_IDEMPOTENCY_KEY_CHARS = 255

@@ -17,24 +17,10 @@ from pathlib import Path
 
 import attrs
 
+from ..request.principal import Principal
 from .key_file import KeyEntry, check_distinct, read_key_file
 
 DEFAULT_TENANT = "default"
-
-
-@attrs.frozen(kw_only=True)
-class Principal:
-    """On whose behalf a request is served."""
-
-    tenant: str
-    """Who pays. It is also the cache domain: what two tenants send is never shared."""
-    key_id: str | None
-    """None where the server was started without keys."""
-    key_name: str | None
-    is_admin: bool
-    """May ask what concerns the whole server, and sees every tenant's records."""
-    may_prioritize: bool = False
-    """May name a `priority` of its own, whatever the server allows everybody."""
 
 
 def runtime_principal(tenant: str = DEFAULT_TENANT) -> Principal:

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from quipu.actors.config import EngineConfig, RuntimeConfig
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
 log = structlog.get_logger("quipu.cli")

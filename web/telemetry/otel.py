@@ -33,7 +33,7 @@ from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 
-from ..api.errors import frames_of
+from .logs import frames_of
 from .tracing import Asked, Refusal
 
 log = structlog.get_logger("quipu.tracing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quipu.actors.accountant.account import Account, Ended, FirstToken, Span, Written
-from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.accountant.prompt_account import Admission
 from quipu.actors.messages.accountant import Caller, Side
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.outcomes import FinishReason

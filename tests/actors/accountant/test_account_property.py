@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quipu.actors.accountant.account import Account, Ended, Entry, FirstToken, Revision, SequenceBook, Span, Written
 from quipu.actors.accountant.entry_store import Daybook, Page
-from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.accountant.prompt_account import Admission
 from quipu.actors.messages.accountant import OpenAccount, Prompted
 from quipu.actors.request_desk.mailbox import Mailbox
 from tests.actors.accountant.accounts import admission

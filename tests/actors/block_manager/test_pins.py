@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.block_manager.pins import in_whole_blocks, pins_of
 from quipu.actors.block_manager.reservation import BlockManagerCore
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl, Pin
 from quipu.actors.messages.scheduler import Granted
+from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from tests.actors.block_manager.proposals import Candidate, keys_of, pinned_of, reserve, reused_of
 
 SIZE = 4

@@ -13,9 +13,9 @@ import attrs
 import trio
 import trio.testing
 
-from quipu.actors.ledger.disk_space import Room
 from quipu.actors.ledger.durable_journal import RETRY_S, LedgerJournal
 from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
+from quipu.actors.ledger.preallocated_segments import Room
 from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.segment_files import DiskStorage

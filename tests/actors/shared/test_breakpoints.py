@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.prompt_book import Admission, PromptBook
+from quipu.actors.accountant.prompt_account import Admission, PromptBook
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 
 LENGTH = 40

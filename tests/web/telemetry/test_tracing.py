@@ -17,7 +17,8 @@ from quipu.actors.messages.counts import UNKNOWN, Estimate
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.web.app import make_app
-from quipu.web.telemetry.tracing import Asked, Refusal, TracingConfig, TracingError, open_tracer, tracing_config
+from quipu.web.telemetry.tracing import Asked, Refusal
+from quipu.web.telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from tests.web.fakes import STARTED, FakeDesk, failure, record, says
 from tests.web.fakes import Client as HttpClient
 from tests.web.surfaces import SURFACES, Surface

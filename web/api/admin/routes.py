@@ -14,10 +14,10 @@ from quart_trio import QuartTrio
 
 import quipu
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.front import FrontDesk, Health, describe_pool
+from quipu.actors.request_desk.interface import FrontDesk, Health, describe_pool
 
 from ...auth.keys import KeyStore
-from ..errors import RETRY_AFTER_S
+from ...request.errors import RETRY_AFTER_S
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

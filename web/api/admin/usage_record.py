@@ -18,9 +18,9 @@ from quipu.actors.ledger.exporting import values_of
 from quipu.actors.ledger.fields import FIELD_NAMES
 from quipu.actors.ledger.reading import LedgerRecord, Query
 
-from ...auth.keys import Principal
-from ..errors import not_found
-from ..request_context import current_visit
+from ...request.errors import not_found
+from ...request.principal import Principal
+from ...request.request_context import current_visit
 from ..usage import told_miss
 from .usage_source import UsageSource
 

@@ -13,10 +13,10 @@ import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.messages.sampling import SamplingParams
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, missing, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,

@@ -13,13 +13,13 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
 from .chat import read_template_kwargs
-from .generation import TokenLimit, read_delivery, read_generation
+from .common_fields import TokenLimit, read_delivery, read_generation
 from .responses_input import read_input
 from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..errors import APIError, invalid
+from ...request.errors import APIError, invalid
 from ..fields import Fields, missing, wrong_type
 from ..json_body import InvalidJson, TooComplex, parse_json
 from ..pace import Pace

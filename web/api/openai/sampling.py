@@ -12,9 +12,9 @@ import re
 from typing import Any
 
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, token_ids, wrong_type
 from ..generation import WantedScores, read_seed
 

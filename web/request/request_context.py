@@ -23,15 +23,15 @@ from quart_trio import QuartTrio
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 from quipu.actors.request_desk.mailbox import Mailbox
 
-from ..auth.keys import Principal
 from ..http.connection import Connection
 from ..http.scope import RequestScope, request_scope
 from ..http.sse import Sink
 from ..telemetry.tracing import Asked, Refusal, Tracer
-from .usage import Tally
+from .principal import Principal
+from .tally import Tally
 
 MAX_CLIENT_REQUEST_ID_CHARS = 256
 IGNORED_FIELDS_HEADER = "X-Quipu-Ignored-Fields"

@@ -10,20 +10,20 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import DeskClosed, FrontDesk, PromptRefused
+from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, PromptRefused
 
 from ...http.sse import Sink
 from ...options import AppOptions
+from ...request.errors import from_request_error, speaks_anthropic, unavailable
+from ...request.request_context import current_visit
+from ...request.tally import Tally
 from ..answer import Asked, Reply, answer
 from ..bodies import take_body
-from ..errors import from_request_error, speaks_anthropic, unavailable
 from ..fields import parse_object
 from ..ignored_fields import ignored_fields
-from ..request_context import current_visit
 from ..stream import Transcript
-from ..usage import Tally
 from .body import MessagesRequest, read_count, read_messages_request
-from .render import PING, MessageWriter, whole_message
+from .message import PING, MessageWriter, whole_message
 from .shapes import MESSAGES_SHAPE
 
 ENDPOINT = "/v1/messages"

@@ -29,7 +29,7 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import CountTokens, Encode
 from ..shared.seeds import recorded_seed
-from .front import DeskClosed, Health, PromptRefused, ServingInfo, State
+from .interface import DeskClosed, Health, PromptRefused, ServingInfo, State
 from .mailbox import Mailbox
 from .open_requests import CountSlot, LiveSequence, OpenRequest
 

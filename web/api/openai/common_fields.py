@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import Prompt
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,

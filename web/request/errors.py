@@ -12,7 +12,6 @@ the frames they passed, never by their message.
 from __future__ import annotations
 
 import json
-import traceback
 from http import HTTPStatus
 
 import orjson
@@ -24,6 +23,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTo
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 
+from ..telemetry.logs import frames_of
 from .request_context import current_visit, note_error
 
 RETRY_AFTER_S = 1
@@ -170,11 +170,6 @@ def raise_error_of(closed: Closed) -> None:
             raise error
     finally:
         del error  # it knows this frame, and so all that the request holds: a cycle for the collector
-
-
-def frames_of(error: BaseException) -> list[str]:
-    """Where an exception came from, without its message or source lines: those may quote what a client sent."""
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _from_http_exception(error: HTTPException) -> APIError:

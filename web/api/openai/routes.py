@@ -13,19 +13,20 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import FrontDesk, ServingInfo
+from quipu.actors.request_desk.interface import FrontDesk, ServingInfo
 
 from ...http.sse import Sink
 from ...options import AppOptions
+from ...request.tally import Tally
 from ..answer import Asked, Reply, answer
 from ..fields import Fields
 from ..generation import GenerationRequest, WantedScores
 from ..json_body import MAX_VALUES
 from ..stream import Transcript
-from ..usage import Tally, openai_usage
+from ..usage import openai_usage
 from . import chat, completions
-from .generation import Delivery, read_delivery
-from .render import ChunkWriter, Envelope
+from .chunks import ChunkWriter, Envelope
+from .common_fields import Delivery, read_delivery
 from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 
 

@@ -14,14 +14,14 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import FrontDesk
 
 from ...http.sse import Sink
 from ...options import AppOptions
+from ...request.errors import not_found
+from ...request.tally import Tally
 from ..answer import Asked, Reply, answer
-from ..errors import not_found
 from ..stream import Transcript
-from ..usage import Tally
 from .responses import ENDPOINT, ResponseRequest, read_response
 from .responses_body import Draft
 from .responses_stream import ResponseWriter
