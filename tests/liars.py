@@ -15,7 +15,7 @@ import msgspec
 
 from quipu.actors.config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.executor.actor import Executor
+from quipu.actors.executor.executor import Executor
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
