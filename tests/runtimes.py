@@ -17,7 +17,8 @@ from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.actor import Executor, load_executor
+from quipu.actors.executor.executor import Executor
+from quipu.actors.executor.loading import load_executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
@@ -138,7 +139,7 @@ class Client:
         assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
         manager = self.engine.block_manager
         manager.check()
-        assert manager.holdings == {}
+        assert manager.allocations == {}
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
@@ -151,7 +152,7 @@ def kill_engine(client: Client) -> None:
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")
 
-    setattr(client.engine.block_manager, "walk", die)  # noqa: B010
+    setattr(client.engine.block_manager, "grant", die)  # noqa: B010
 
 
 async def read_answer(ticket: RequestTicket) -> Answer:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
 from quipu.actors.accountant.prompt_account import Admission
 from quipu.actors.block_manager.reservation import BlockManager
-from quipu.actors.executor.actor import Executor
+from quipu.actors.executor.executor import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.counts import shown
@@ -311,7 +311,7 @@ class EngineBench:
         assert 0 < sum(plan.row_counts) <= limits.max_num_batched_tokens
         assert min(plan.row_counts) > 0
         assert len(set(plan.row_ids)) == len(plan.row_ids) <= limits.max_num_seqs
-        assert len(self.manager.holdings) <= limits.max_num_seqs
+        assert len(self.manager.allocations) <= limits.max_num_seqs
         assert len(self._sent) < limits.max_steps_in_flight
         assert set(plan.admitted_ids) <= set(plan.row_ids)
         assert not any(self.lives[i].terminal for i in plan.row_ids), "an ended sequence is planned"
@@ -435,7 +435,7 @@ class EngineBench:
             "updates": [
                 list(getattr(updates, name)) for name in ("committed_steps", "failed_steps", "filled", "freed_ids")
             ],
-            "tables": {i: list(h.table) for i, h in self.manager.holdings.items()},
+            "tables": {i: list(h.table) for i, h in self.manager.allocations.items()},
             "pool": pool.state(),
             "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins._by_key.values()],
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
@@ -476,7 +476,7 @@ class EngineBench:
         """Everything has ended, what is not free is pinned, and all books balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
-        assert self.manager.holdings == {}
+        assert self.manager.allocations == {}
         pool = self.manager.pool
         assert pool.num_free + pool.num_pinned_only == self.limits.num_blocks - 1
         assert self.manager.pins.num_marks == 0

@@ -299,7 +299,7 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
     bench = bench_of()
     (life,) = bench.submit(PROMPT, 9)
     bench.abort(life)
-    assert bench.manager.holdings == {}
+    assert bench.manager.allocations == {}
     bench.step()
     assert not life.terminal
     bench.step()
