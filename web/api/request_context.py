@@ -23,7 +23,7 @@ from quart_trio import QuartTrio
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.keys import Principal
@@ -157,7 +157,7 @@ def note_error(code: str | None, param: str | None) -> None:
         visit.error_code, visit.error_param = code, param
 
 
-def install_visits(app: QuartTrio, desk: FrontDesk, tracer: Tracer) -> None:
+def install_visits(app: QuartTrio, desk: Desk, tracer: Tracer) -> None:
     """Open a visit for every request of `app`, and put its ids on every response."""
 
     @app.before_request

@@ -9,7 +9,7 @@ from typing import Any
 
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.interface import FrontDesk, ServingInfo
+from quipu.actors.request_desk.interface import Desk, ServingInfo
 
 from ..anthropic import models as anthropic_models
 from ..errors import no_model, speaks_anthropic
@@ -31,7 +31,7 @@ def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
     }
 
 
-def install_models(app: QuartTrio, desk: FrontDesk) -> None:
+def install_models(app: QuartTrio, desk: Desk) -> None:
     """Register the routes."""
 
     @app.get("/v1/models")
