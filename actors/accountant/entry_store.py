@@ -125,9 +125,8 @@ class RequestEntries:
         """Set why the request fails; only the first error counts."""
         if self.error is None:
             self.error = error
-            self.fault = (
-                None if self.left else fault
-            )  # a client that left ended the request before the server failed it
+            # a client that has left ended its request before the server failed it
+            self.fault = None if self.left else fault
 
     def add_span(self, sequence_id: int, start: int, end: int) -> None:
         """Add computed positions, extending the last entry if they continue it."""
