@@ -16,7 +16,7 @@ from ..messages.counts import UNKNOWN, Count, Known, total
 from ..messages.outcomes import Fault, FinishReason, Outcome, RequestError
 from ..messages.prompts import Breakpoint, CacheTtl
 from ..messages.usage_record import UsageRecord
-from .entries import Admission, Ended, Entry, Estimation, FirstToken, Gap, Pinned, Revision, Span, Written
+from .account_entries import Admission, Ended, Entry, Estimation, FirstToken, Gap, Pinned, Revision, Span, Written
 from .prompt_account import TIERS, UNATTRIBUTED, PromptAccount
 from .sequence_account import SequenceAccount
 

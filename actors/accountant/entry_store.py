@@ -21,7 +21,7 @@ from ..messages.counts import UNKNOWN, Count, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
-from .entries import Ended, Entry, Gap, Span
+from .account_entries import Ended, Entry, Gap, Span
 
 AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied
 

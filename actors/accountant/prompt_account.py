@@ -17,8 +17,8 @@ import attrs
 from ..messages.block_manager import CacheMiss
 from ..messages.counts import UNKNOWN, Count, Estimate, Known
 from ..messages.prompts import Breakpoint, CacheTtl
+from .account_entries import Admission
 from .coverage import Coverage
-from .entries import Admission
 
 DEVICE = "device"
 TIERS = (DEVICE, "host", "disk", "remote")

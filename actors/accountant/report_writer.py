@@ -10,7 +10,7 @@ from ..messages.accountant import EngineDied, Side, StepReport
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..request_desk.engine_lane import EngineLane
-from .entries import Admission, Ended, Estimation, FirstToken, Gap, Pinned, Revision, Written
+from .account_entries import Admission, Ended, Estimation, FirstToken, Gap, Pinned, Revision, Written
 from .entry_store import EntryStore
 
 
@@ -81,12 +81,12 @@ class ReportWriter:
     def _write_admissions(self, report: StepReport, now: float) -> None:
         requests = self._store.by_sequence
         num = len(report.admitted_ids)
-        for sequence_id, number, reused, read, lent, copied, reason, token, tiers, side in zip(
+        for sequence_id, number, reused, read, copyable, copied, reason, token, tiers, side in zip(
             report.admitted_ids,
             report.admitted_number,
             report.admitted_reused,
             report.admitted_read,
-            report.admitted_lent or [0] * num,
+            report.admitted_copyable or [0] * num,
             report.admitted_copied or [0] * num,
             report.admitted_miss_reasons,
             report.admitted_miss_tokens,
@@ -101,7 +101,7 @@ class ReportWriter:
                     reused=None if tiers is None else reused,
                     tiers=tiers,
                     read=read,
-                    lent=lent,
+                    copyable=copyable,
                     copied=copied,
                     miss=CacheMiss(MissReason(reason), token),
                     incarnation=self._lane.incarnation_of(sequence_id),

@@ -2,7 +2,7 @@
 
 Part of an `Account`. Pure.
 
-    reused == read, copied <= lent                     at every admission
+    reused == read, copied <= copyable                     at every admission
     prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
 
 A mismatch is never clamped: `problems` names it and the account is disputed.
@@ -14,8 +14,8 @@ import attrs
 
 from ..messages.accountant import Side
 from ..messages.outcomes import FinishReason
+from .account_entries import Admission
 from .coverage import Coverage
-from .entries import Admission
 
 
 @attrs.define(eq=False)
@@ -92,8 +92,10 @@ class SequenceAccount:
             usable = admission.reused - self.num_revised if is_first else admission.reused
             if usable != admission.read:
                 problems.append(f"admission {admission.number}: reused {usable}, read {admission.read}")
-            if admission.copied > admission.lent:
-                problems.append(f"admission {admission.number}: lent {admission.lent}, copied {admission.copied}")
+            if admission.copied > admission.copyable:
+                problems.append(
+                    f"admission {admission.number}: copyable {admission.copyable}, copied {admission.copied}"
+                )
         if not self.counts_reuse and not self.has_spans:
             return problems  # this engine reports no work at all
         covered = self.read + self.computed_first + self.restored_first

@@ -21,25 +21,8 @@ from operator import attrgetter
 
 import attrs
 
-from ..messages.prompts import Breakpoint, CacheTtl, Pin
+from ..messages.prompts import Pin
 from .pools import Pool
-
-TTL_S = {CacheTtl.FIVE_MINUTES: 300, CacheTtl.ONE_HOUR: 3600}
-
-
-def in_whole_blocks(breakpoints: Iterable[Breakpoint], block_size: int) -> tuple[Breakpoint, ...]:
-    """Breakpoints as far as they can be kept: a block that goes on behind one belongs to this very prompt."""
-    return tuple(attrs.evolve(b, position=b.position // block_size * block_size) for b in breakpoints)
-
-
-def pins_of(breakpoints: Iterable[Breakpoint], block_size: int) -> tuple[Pin, ...]:
-    """What is to be pinned for a prompt's breakpoints, which are in order: one pin a prefix, the longest time wins."""
-    ttl_s: dict[int, int] = {}
-    for breakpoint_ in breakpoints:
-        num_blocks = breakpoint_.position // block_size
-        if num_blocks:
-            ttl_s[num_blocks] = max(ttl_s.get(num_blocks, 0), TTL_S[breakpoint_.ttl])
-    return tuple(Pin(num_blocks, ttl) for num_blocks, ttl in ttl_s.items())
 
 
 @attrs.define(eq=False)

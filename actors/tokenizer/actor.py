@@ -5,7 +5,7 @@ accountant the prompts' lengths before that (`Prompted`), or why the request can
 `CountTokens` by itself. A short request is served on the spot, in the order of its coming; any other in a task of its
 own, which waits for its turn (`text_workers/lanes.py`, `text_workers/chat_pool.py`) and ends when its client leaves. A
 prompt that makes the tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent
-before are not tokenised again (`segments.py`).
+before are not tokenised again (`segment_cache.py`).
 
 What must always hold: nobody waits here for a longer request of somebody else; once a request is encoded, or given up,
 nothing here holds its prompts, and the desk has been told so.
@@ -19,7 +19,6 @@ import attrs
 import structlog
 import trio
 
-from ..block_manager.pins import in_whole_blocks, pins_of
 from ..channel import Poster, Receiver
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
@@ -32,16 +31,17 @@ from ..messages.scheduler import Submit
 from ..messages.tokenizer import CountTokens, Encode
 from ..request_desk.desk import RequestDesk
 from ..shared.block_keys import chain_keys, root_key
+from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import complete_rules, contradiction, sequence_seed
 from ..shared.tokenizers_library import catching_panics
 from ..text_workers.encode_processes import EncodeProcesses
 from ..text_workers.fair_queue import Crowded
 from ..text_workers.lanes import Lanes, Place
-from ..text_workers.prompt_encoder import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
+from ..text_workers.pooled_encoder import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
 from ..text_workers.renderer import Renderer
+from .context_length import output_room
 from .prompt_scoring import prompt_scoring, too_many_scores
-from .room import output_room
-from .segments import SegmentCache
+from .segment_cache import SegmentCache
 from .vocabulary import Vocabulary
 
 log = structlog.get_logger()
@@ -264,7 +264,7 @@ class TokenizerActor:
                 ),
                 reads_cache=scoring.reads_cache,
                 pins=pins_of(prompts[prompt].breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
-                party_id=sequence_ids[0],
+                group_id=sequence_ids[0],
                 num_to_come=len(places) - index - 1,
                 tokens_to_come=tokens_to_come,
             )

@@ -21,7 +21,7 @@ from ..ops import Ops
 from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
 from .parts import Attention, Mlp, read_attention, read_ends, read_gemma_norm, read_mlp, split_heads
 from .refusals import check_entries
-from .rope import RopeTable
+from .rope import make_rope_table
 from .rope_config import parse_rope
 
 READ = "attention_bias query_pre_attn_scalar sliding_window attn_logit_softcapping final_logit_softcapping"
@@ -67,7 +67,7 @@ class Gemma2:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c.rope, num_positions)
+        self.rope = make_rope_table(c.rope, num_positions)
         self.ends = read_ends(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = read_gemma_norm(weights, "model.norm.weight", c.hidden_size)

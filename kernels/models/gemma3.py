@@ -21,7 +21,7 @@ from ..ops import Ops
 from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
 from .parts import Attention, Mlp, read_attention, read_ends, read_gemma_norm, read_mlp, split_heads
 from .refusals import check_entries
-from .rope import RopeTable
+from .rope import make_rope_table
 from .rope_config import Rope, parse_rope, rope_entries
 
 READ = (
@@ -87,8 +87,8 @@ class Gemma3:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c.rope, num_positions)
-        self.local_rope = RopeTable(c.local_rope, num_positions)
+        self.rope = make_rope_table(c.rope, num_positions)
+        self.local_rope = make_rope_table(c.local_rope, num_positions)
         self.ends = read_ends(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = read_gemma_norm(weights, "model.norm.weight", c.hidden_size)

@@ -19,7 +19,7 @@ from ..ops import Ops
 from .config import DecoderConfig, positive, read_sizes, same_window
 from .parts import read_ends, split_heads
 from .refusals import check_entries
-from .rope import RopeTable
+from .rope import make_rope_table
 from .rope_config import parse_rope, rope_entries
 
 READ = "sliding_window"
@@ -68,7 +68,7 @@ class Phi3:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c.rope, num_positions)
+        self.rope = make_rope_table(c.rope, num_positions)
         self.ends = read_ends(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))

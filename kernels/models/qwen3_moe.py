@@ -18,7 +18,7 @@ from ..ops import Experts, Ops
 from .config import DecoderConfig, MoeConfig, positive, read_sizes, same_window
 from .parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
 from .refusals import check_entries
-from .rope import RopeTable
+from .rope import make_rope_table
 from .rope_config import parse_rope
 
 READ = (
@@ -91,7 +91,7 @@ class Qwen3Moe:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c.rope, num_positions)
+        self.rope = make_rope_table(c.rope, num_positions)
         self.ends = read_ends(weights, c)
         self.layers = [self._read_layer(weights, i) for i in range(c.num_layers)]
         self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))

@@ -17,8 +17,7 @@ from functools import partial
 import torch
 
 from ..kv_cache import KVCache
-from ..models.rope import RopeTable
-from ..ops import Experts
+from ..ops import Experts, RopeTable
 from .attention import Scores, attend_span
 from .experts import mix_experts
 from .plan import StepPlan

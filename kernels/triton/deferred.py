@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ..models.rope import RopeTable
+from ..ops import RopeTable
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from ..kv_cache import KVCache
-from ..models.rope import RopeTable
+from ..ops import RopeTable
 from .attention import Parts
 from .mixture import Addresses
 

@@ -16,8 +16,7 @@ import torch
 
 import triton
 
-from ..models.rope import RopeTable
-from ..ops import Experts
+from ..ops import Experts, RopeTable
 from . import attention
 from .activation import add_kernel, embed_kernel, gated_kernel, soft_cap_kernel
 from .columns import Columns

@@ -26,12 +26,12 @@ from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import score
+from .availability import ask_for_strict, check_capability
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
 from .device import CudaDevice, Device
 from .device_weights import DeviceWeights
 from .matrices import LibraryLinear, Linear
 from .memory import Heads
-from .present import ask_for_strict, check_capability
 from .probe import Way, attention_kinds, find_strict_way
 from .runner import Bounds, Finished, Runner
 from .sampler import Sampler

@@ -124,7 +124,7 @@ async def test_tokenizer_trouble_is_one_request_s(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
-    from quipu.actors.tokenizer.text_encoder import TextEncoder
+    from quipu.actors.tokenizer.encoder import TextEncoder
 
     encode = TextEncoder.encode_text
 

@@ -94,7 +94,7 @@ def this_machine(*, rehearsal: bool) -> Machine:
 
         interpreted.interpreter.InterpreterBuilder.create_dot = interpreted.create_dot
         return Machine(CpuDevice(), SMALL, rehearsal=True)
-    from quipu.kernels.triton.present import ask_for_strict, check_capability
+    from quipu.kernels.triton.availability import ask_for_strict, check_capability
 
     if not ask_for_strict():
         raise RuntimeError("CUDA was started before cuBLAS's settings were made")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from quipu.kernels.backend import KVMemory, Pool, load_backend
+from quipu.kernels.backend import KVMemory, Pool
 from quipu.kernels.kv_cache import BlockShape
 from quipu.kernels.kv_cache_size import Device, choose_pool
+from quipu.kernels.load import load_backend
 from quipu.kernels.machine import Memory
 from tests.kernels.cpu.cpu_backends import needs_kernels
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks

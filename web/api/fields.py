@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import APIError, invalid
-from .json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
+from ..request.errors import APIError, invalid
+from .json_body import parse_json
+from .json_structure import MAX_CHAT_VALUES, InvalidJson, TooComplex
 from .pace import Pace
 
 

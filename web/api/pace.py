@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..http.turns import turn
-from .errors import invalid
-from .json_body import MAX_CHAT_VALUES, MAX_CONTAINERS
+from ..request.errors import invalid
+from .json_structure import MAX_CHAT_VALUES, MAX_CONTAINERS
 
 MAX_MESSAGES = 20_000
 """Messages, or input items, of one request."""

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from ..api.errors import APIError, turn_away
+from ..request.errors import APIError, turn_away
 from .browser_rules import BrowserRules, is_same_origin
 
 EXPOSED_HEADERS = "X-Request-Id, X-Quipu-Request-Id, X-Quipu-Ignored-Fields, request-id, Retry-After"

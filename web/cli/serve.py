@@ -41,7 +41,7 @@ from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions
 from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
-from ..telemetry.tracing import TracingConfig, TracingError, open_tracer, tracing_config
+from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .settings import resolve_config

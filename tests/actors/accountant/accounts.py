@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quipu.actors.accountant.account import Account
-from quipu.actors.accountant.entries import Admission, Ended, FirstToken, Span, Written
+from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Span, Written
 from quipu.actors.messages.accountant import Caller, Side
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.outcomes import FinishReason
@@ -35,7 +35,7 @@ def admission(
     *,
     tiers: Mapping[str, int] | None = None,
     side: Side = Side.PREFILL,
-    lent: int = 0,
+    copyable: int = 0,
     copied: int = 0,
 ) -> Admission:
     return Admission(
@@ -44,7 +44,7 @@ def admission(
         read=read,
         tiers=tiers,
         side=side,
-        lent=lent,
+        copyable=copyable,
         copied=copied,
         miss=MISS,
         incarnation=1,

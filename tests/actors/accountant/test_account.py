@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Ended, Gap, Span
 from quipu.actors.accountant.coverage import Coverage
-from quipu.actors.accountant.entries import Ended, Gap, Span
 from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 from quipu.actors.messages.usage_record import UsageRecord

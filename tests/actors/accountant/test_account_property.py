@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.accountant.account import Account
-from quipu.actors.accountant.entries import Admission, Ended, Entry, FirstToken, Revision, Span, Written
+from quipu.actors.accountant.account_entries import Admission, Ended, Entry, FirstToken, Revision, Span, Written
 from quipu.actors.accountant.entry_store import EntryStore, RequestEntries
 from quipu.actors.accountant.sequence_account import SequenceAccount
 from quipu.actors.messages.accountant import OpenAccount, Prompted
@@ -34,8 +34,8 @@ def an_admission(draw: st.DrawFn) -> Admission:
     read = draw(st.integers(0, MOST))
     reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))
     copied = draw(st.one_of(st.just(0), st.integers(0, MOST - read)))
-    lent = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
-    return admission(number, reused, read, lent=lent, copied=copied)
+    copyable = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
+    return admission(number, reused, read, copyable=copyable, copied=copied)
 
 
 @attrs.define
@@ -56,7 +56,7 @@ class Oracle:
                     return
                 self.problems += entry.number != self.last_number + 1
                 self.problems += entry.reused != entry.read
-                self.problems += entry.copied > entry.lent
+                self.problems += entry.copied > entry.copyable
                 self.cover(range(entry.read), "read" if self.last_number == 0 else "restored")
                 self.cover(range(entry.read, entry.read + entry.copied), "restored")
                 self.last_number = entry.number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quipu.actors.accountant.account import Account
-from quipu.actors.accountant.entries import Ended, Estimation, Revision
+from quipu.actors.accountant.account_entries import Ended, Estimation, Revision
 from quipu.actors.messages.accountant import Side
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known
 from tests.actors.accountant.accounts import account_of, admission, compute, finish, first_token

@@ -17,7 +17,7 @@ from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import Desk, Health, describe_pool
 
 from ...auth.keys import KeyStore
-from ..errors import RETRY_AFTER_S
+from ...request.errors import RETRY_AFTER_S
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

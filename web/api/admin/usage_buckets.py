@@ -18,7 +18,7 @@ from typing import Final
 
 import attrs
 
-from ..errors import APIError, invalid
+from ...request.errors import APIError, invalid
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from typing import Final
 
 from werkzeug.datastructures import MultiDict
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import missing, wrong_type
 
 LATEST: Final = 253_402_300_799

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from quipu.actors.ledger.database import reason
 from quipu.actors.ledger.reading import GroupColumn, LedgerError, LedgerReader, LedgerRecord, Query, Sum, open_reader
 
-from ..errors import APIError, unavailable
+from ...request.errors import APIError, unavailable
 
 READ_S = 30.0
 """How long a client waits for a report, its turn included."""

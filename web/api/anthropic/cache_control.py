@@ -14,7 +14,7 @@ import attrs
 
 from quipu.actors.messages.prompts import CacheTtl, Mark
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields
 
 NAME = "cache_control"

@@ -12,7 +12,7 @@ from typing import Any
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ContentMark
 
-from ..errors import APIError, invalid
+from ...request.errors import APIError, invalid
 from ..fields import Fields, wrong_type
 from ..pace import Pace
 from .cache_control import NAME, Breakpoints

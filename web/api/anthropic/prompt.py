@@ -18,7 +18,7 @@ from typing import Any
 
 from quipu.actors.messages.prompts import ChatPrompt
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
 from .cache_control import Breakpoints

@@ -12,7 +12,7 @@ from typing import Any
 
 from quipu.actors.messages.prompts import CacheTtl, ToolMark
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, wrong_type
 from ..pace import Pace
 from .cache_control import Breakpoints

@@ -16,14 +16,14 @@ from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..pace import Pace
 from ..stream import Transcript
-from .generation import read_generation, read_limit
+from .chunks import ChunkWriter
+from .common_fields import read_generation, read_limit
 from .logprobs import chat_logprobs, chat_logprobs_pieces, prompt_logprobs_pieces, read_chat_scores
-from .render import ChunkWriter
 from .unsupported import CHAT, refuse_unsupported
 
 ENDPOINT = "/v1/chat/completions"
@@ -53,6 +53,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     return read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=(prompt,),
         prompt_param="messages",

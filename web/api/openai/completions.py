@@ -18,12 +18,13 @@ from quipu.actors.messages.scores import TokenScores
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..pace import Pace
 from ..stream import Transcript
-from .generation import read_generation, read_limit
+from .chunks import ChunkWriter
+from .common_fields import read_generation, read_limit
 from .logprobs import (
     completion_logprobs,
     completion_logprobs_pieces,
@@ -31,7 +32,6 @@ from .logprobs import (
     read_completion_scores,
     slices,
 )
-from .render import ChunkWriter
 from .unsupported import COMPLETIONS, refuse_unsupported
 
 ENDPOINT = "/v1/completions"
@@ -60,6 +60,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     request = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=prompts,
         prompt_param="prompt",

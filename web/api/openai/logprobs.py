@@ -16,7 +16,7 @@ import orjson
 
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields
 from ..generation import WantedScores
 

@@ -15,11 +15,11 @@ import attrs
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
 from .chat import read_template_kwargs
-from .generation import TokenLimit, read_delivery, read_generation
+from .common_fields import TokenLimit, read_delivery, read_generation
 from .responses_input import read_input
 from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
@@ -56,6 +56,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=(prompt,),
         prompt_param="input",

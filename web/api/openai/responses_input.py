@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..errors import APIError, invalid
+from ...request.errors import APIError, invalid
 from ..fields import Fields, missing, wrong_type
-from ..json_body import InvalidJson, TooComplex, parse_json
+from ..json_body import parse_json
+from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")

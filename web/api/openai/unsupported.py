@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import invalid
+from ...request.errors import invalid
 from ..fields import Fields
 
 Neutral = Callable[[Any], bool]

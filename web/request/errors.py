@@ -12,7 +12,6 @@ the frames they passed, never by their message.
 from __future__ import annotations
 
 import json
-import traceback
 from http import HTTPStatus
 
 import orjson
@@ -24,7 +23,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTo
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 
-from .request_context import current_visit, note_error
+from ..telemetry.logs import frames_of
+from .request_context import current_request_context, note_error
 
 RETRY_AFTER_S = 1
 """What a client is told to wait before it tries again; a restart of the engine takes about as long."""
@@ -103,7 +103,7 @@ def speaks_anthropic() -> bool:
 
 
 def _request_id() -> str | None:
-    return current_visit().request_id if "visit" in g else None
+    return current_request_context().request_id if "request_context" in g else None
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
@@ -172,11 +172,6 @@ def raise_error_of(closed: Closed) -> None:
         del error  # it knows this frame, and so all that the request holds: a cycle for the collector
 
 
-def frames_of(error: BaseException) -> list[str]:
-    """Where an exception came from, without its message or source lines: those may quote what a client sent."""
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-
-
 def _from_http_exception(error: HTTPException) -> APIError:
     """Errors that the router and the body reader raise."""
     status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
@@ -232,6 +227,6 @@ def install_error_handlers(app: QuartTrio) -> None:
 
     @app.errorhandler(Exception)
     async def on_exception(error: Exception) -> Response:
-        log = current_visit().log if "visit" in g else _log
+        log = current_request_context().log if "request_context" in g else _log
         log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
         return respond(internal())

@@ -19,11 +19,12 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import TokenScores
 
 from ...http.sse import DONE, Sink, json_for_line
-from ..errors import APIError, error_of
+from ...request.errors import APIError, error_of
+from ...request.tally import Tally
 from ..generation import WantedScores
 from ..stream import StreamWriter
-from ..usage import Tally, openai_usage
-from .generation import Delivery
+from ..usage import openai_usage, tallied_usage
+from .common_fields import Delivery
 
 
 @attrs.frozen
@@ -127,5 +128,5 @@ class ChunkWriter(StreamWriter):
         if not self._delivery.continuous_usage:
             # Nearly every chunk of every stream ends like this.
             return self._running_tail if finish_reason is None else _FINISH[finish_reason] + self._plain_end
-        usage = self._tally.openai(with_tiers=self._delivery.with_tiers)
+        usage = tallied_usage(self._tally, with_tiers=self._delivery.with_tiers)
         return b"".join((_FINISH[finish_reason], b',"usage":', orjson.dumps(usage), b"}\n\n"))

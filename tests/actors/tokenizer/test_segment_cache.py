@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from quipu.actors.messages.prompts import ChatPrompt, ContentMark
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
-from quipu.actors.tokenizer.segments import ENTRY_BYTES, Seams, SegmentCache
+from quipu.actors.tokenizer.segment_cache import ENTRY_BYTES, Seams, SegmentCache
 from quipu.actors.tokenizer.split_points import find_seams
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.tokenizer.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save

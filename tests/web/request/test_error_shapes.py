@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from quipu.web.api.errors import MAX_QUOTED, quoted
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from quipu.web.request.errors import MAX_QUOTED, quoted
 from tests.web.fakes import Client, FakeDesk
 
 VERSION = {"anthropic-version": "2023-06-01"}

@@ -12,14 +12,13 @@ token is passed over, so that what one client asks for never fails the step that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+import attrs
 import numpy as np
 import numpy.typing as npt
-
-from ..batch import LogitRules, Processing
 
 Row = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -28,6 +27,43 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _NEVER = np.float32(-np.inf)
 _BY_BIT = np.array([-np.inf, 0], dtype=np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+@attrs.frozen
+class LogitRules:
+    """How one sequence's logits are changed before a token is drawn. Names and meanings are vLLM's."""
+
+    presence_penalty: float = 0.0
+    """Taken from the logit of every token that was drawn before."""
+    frequency_penalty: float = 0.0
+    """The same for each time that it was."""
+    repetition_penalty: float = 1.0
+    """Above 0. A positive logit of a token that the prompt has, or that was drawn, is divided by it, a negative one
+    multiplied."""
+    bias: Mapping[int, float] = attrs.field(factory=dict)
+    """Added to the logits of these tokens."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """No others may be drawn. Empty: all may."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of words that the outputs must not hold: the last one is not drawn after the others."""
+    min_tokens: int = 0
+    held_back_token_ids: tuple[int, ...] = ()
+    """Not drawn before there are `min_tokens` outputs: tokens that would end the sequence."""
+
+
+@attrs.frozen
+class Processing:
+    """Rows whose logits are changed before a token is drawn from them. All of them have `samples`."""
+
+    rows: list[int]
+    """Rows of sequences with rules, ascending."""
+    processors: list[LogitProcessor]
+    """Of each of them: its rules, and what it has drawn before this step."""
+    masked_rows: list[int]
+    """Rows with a bit mask, ascending."""
+    masks: list[bytes]
+    """Of each of them: ceil(V / 32) words of 32 bits, little-endian; a token whose bit (the lowest is the first) is 0
+    is not drawn. The form that grammar libraries fill (xgrammar, llguidance). At least one bit is 1."""
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from ..messages.prompts import Breakpoint, ChatPrompt, Prompt, PromptText, TextP
 from ..messages.tokenizer import Encode
 from ..shared.tokenizers_library import LibraryPanic
 from ..tokenizer.chat_template import TemplateError, TooMuchText
-from ..tokenizer.room import too_long
-from ..tokenizer.segments import SegmentCache
-from ..tokenizer.text_encoder import EncodedChat, TooMany
+from ..tokenizer.context_length import too_long
+from ..tokenizer.encoder import EncodedChat, TooMany
+from ..tokenizer.segment_cache import SegmentCache
 from ..tokenizer.vocabulary import Vocabulary
 from .encode_processes import CannotStart
 from .fair_queue import Crowded

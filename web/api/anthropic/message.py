@@ -17,9 +17,9 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ...http.sse import Sink, json_for_line
-from ..errors import APIError, error_of
+from ...request.errors import APIError, error_of
+from ...request.tally import Tally
 from ..stream import StreamWriter, Transcript
-from ..usage import Tally
 from .usage import delta_usage, messages_usage
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

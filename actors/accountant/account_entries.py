@@ -26,7 +26,7 @@ class Admission:
     """`reused` by tier. None: all of it was on the device."""
     read: int
     """Tokens whose cached KV the executor confirms it used."""
-    lent: int = 0
+    copyable: int = 0
     """Tokens after the reused ones for which the block manager named a block to copy from. Never billed as cached."""
     copied: int = 0
     """How many of those the executor copied instead of computing them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.entries import Admission
+from quipu.actors.accountant.account_entries import Admission
 from quipu.actors.accountant.prompt_account import PromptAccount
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 

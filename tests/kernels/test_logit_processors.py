@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.kernels.batch import LogitRules, Processing
-from quipu.kernels.sampling.processors import LogitProcessor, edited
+from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing, edited
 
 Row = npt.NDArray[np.float32]
 Ids = Sequence[int]

@@ -20,7 +20,7 @@ class Place:
 
 
 @attrs.define
-class Note:
+class RecordedOp:
     """One call: its numbers, and which values stand behind its pointers."""
 
     fields: dict[str, Any]

@@ -23,7 +23,7 @@ from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
-from quipu.actors.text_workers import prompt_encoder as encoding
+from quipu.actors.text_workers import pooled_encoder as encoding
 from quipu.actors.text_workers.fair_queue import Crowded
 from quipu.actors.text_workers.lanes import MOST_THREADS, SHORT_BYTES
 from quipu.actors.text_workers.renderer import InlineRenderer

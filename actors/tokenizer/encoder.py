@@ -1,6 +1,6 @@
 """From text to token ids, for one checkpoint: refused by its length, cut into segments, and encoded by a backend.
 
-Made by `vocabulary.py`. Used by `text_workers/prompt_encoder.py`, with the library in this process for short texts
+Made by `vocabulary.py`. Used by `text_workers/pooled_encoder.py`, with the library in this process for short texts
 (`shared/tokenizers_library.py`), and with one in a process of its own for long ones
 (`text_workers/encode_processes.py`).
 
@@ -20,7 +20,7 @@ import attrs
 
 from ..messages.prompts import Breakpoint, Mark, PromptText
 from .chat_template import RenderedChat
-from .segments import Seams, SegmentCache
+from .segment_cache import Seams, SegmentCache
 from .text_bound import TextBound
 
 NO_LIMIT = 1 << 62
