@@ -133,7 +133,7 @@ class Client:
 
     def assert_at_rest(self) -> None:
         """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
-        assert self.runtime.daybook.num_open_accounts == 0
+        assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
         assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
@@ -179,7 +179,7 @@ async def small_runtime(
     *,
     make_host: Callable[..., LoopHost] = LoopHost,
     journal: Journal | None = None,
-    hire_accountant: Callable[..., Accountant] = Accountant,
+    make_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = InlineRenderer,
     encode_apart: bool = False,
     **changes: Any,
@@ -204,7 +204,7 @@ async def small_runtime(
         serving_info(config),
         host,
         journal=journal,
-        hire_accountant=hire_accountant,
+        make_accountant=make_accountant,
         make_renderer=make_renderer,
         encode_apart=encode_apart,
     ) as runtime:
