@@ -24,9 +24,11 @@ from ..ignored_fields import ignored_fields
 from ..stream import Transcript
 from .body import MessagesRequest, read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
+from ..usage import Tally
+from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
+from .render import PING, MessageWriter, whole_message
 from .shapes import MESSAGES_SHAPE
 
-ENDPOINT = "/v1/messages"
 COUNT_ENDPOINT = "/v1/messages/count_tokens"
 REQUEST_ID_HEADER = "request-id"
 
