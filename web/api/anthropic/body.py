@@ -93,7 +93,8 @@ async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
         if fields.get(name):
             raise unsupported_parameter(name)
     if fields.fields("output_config").get("format"):
-        raise unsupported_parameter("output_config.format")
+        param = "output_config.format"
+        raise unsupported_parameter(param)
     return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
 
 
