@@ -20,7 +20,7 @@ from quipu.actors.declarations import SamplingField, sampling_fields_of
 from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..request.errors import APIError, invalid
+from ..request.errors import APIError, bad_value, unknown_parameter
 from .fields import Fields, token_ids, wrong_type
 from .generation import NO_SCORES, WantedScores
 
@@ -89,12 +89,12 @@ def _read(fields: Fields, declared: Sequence[SamplingField], request: _Request) 
         elif request.endpoint in field.apis:
             values[field.attribute] = _READERS[field.reader](field, value, request)
         elif value not in field.off:
-            raise invalid(f"`{field.name}` is not a field of this endpoint.", field.name, "unknown_parameter")
+            raise unknown_parameter(field.name)
     return values
 
 
 def _bad_value(field: SamplingField, problem: str) -> APIError:
-    return invalid(f"Invalid value for `{field.name}`: {problem}.", field.name)
+    return bad_value(field.name, problem)
 
 
 def _check_bounds(field: SamplingField, value: float, request: _Request) -> None:
@@ -138,7 +138,7 @@ def _read_token_ids(field: SamplingField, value: Any, request: _Request) -> tupl
         raise wrong_type(field.name, "a list of integer token ids")
     max_length = request.info.vocab_size if field.max_length is None else field.max_length
     if len(value) > max_length:
-        raise _bad_value(field, f"may have at most {max_length} entries")
+        raise _bad_value(field, f"must have at most {max_length} entries")
     return token_ids(value, field.name, request.info.vocab_size)
 
 
@@ -151,7 +151,7 @@ def _read_some_token_ids(field: SamplingField, value: Any, request: _Request) ->
 def _read_logit_bias(field: SamplingField, value: Any, request: _Request) -> dict[int, float]:
     expected = "an object of token ids and numbers"
     if type(value) is dict and field.max_length is not None and len(value) > field.max_length:
-        raise _bad_value(field, f"may have at most {field.max_length} entries")
+        raise _bad_value(field, f"must have at most {field.max_length} entries")
     if type(value) is not dict or any(type(bias) not in (int, float) for bias in value.values()):
         raise wrong_type(field.name, expected)
     if not all(map(_TOKEN_ID.fullmatch, value)):
@@ -166,7 +166,7 @@ def _read_logit_bias(field: SamplingField, value: Any, request: _Request) -> dic
 
 def _read_words(field: SamplingField, value: Any, request: _Request) -> tuple[str, ...]:
     if type(value) is list and field.max_length is not None and len(value) > field.max_length:
-        raise _bad_value(field, f"may have at most {field.max_length} words")
+        raise _bad_value(field, f"must have at most {field.max_length} words")
     if type(value) is not list or any(type(word) is not str for word in value):
         raise wrong_type(field.name, "a list of strings")
     if any(not word.strip() or len(word) > MAX_WORD_CHARS for word in value):
