@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
-from ..kv_cache_size import Device, check_weights_fit, choose_pool
+from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
@@ -117,9 +117,9 @@ class CpuBackend:
             self._last_drawn = [None] * config.max_num_seqs
             return peak
 
-        self._pool = choose_pool(
+        self._memory_plan = plan_memory(
             config,
-            Device(
+            DeviceMemory(
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
                 held=resident(),
@@ -127,7 +127,7 @@ class CpuBackend:
                 memory=memory,
             ),
         )
-        set_up(self._pool.num_blocks)
+        set_up(self._memory_plan.num_blocks)
         self._capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
@@ -141,8 +141,8 @@ class CpuBackend:
         return self._capabilities
 
     @property
-    def pool(self) -> Pool:
-        return self._pool
+    def memory_plan(self) -> MemoryPlan:
+        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""

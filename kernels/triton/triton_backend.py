@@ -16,12 +16,11 @@ import logging
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
-from ..kv_cache_size import Device as PoolDevice
-from ..kv_cache_size import choose_pool
+from ..kv_cache_size import DeviceMemory, plan_memory
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
@@ -101,9 +100,9 @@ class TritonBackend:
                 dtype=dtype,
             )
             self._start(NUM_BLOCKS)
-            self._pool = choose_pool(
+            self._memory_plan = plan_memory(
                 config,
-                PoolDevice(
+                DeviceMemory(
                     block_bytes=self._block.num_bytes,
                     weights_bytes=weights.num_bytes,
                     held=device.held(),
@@ -112,7 +111,7 @@ class TritonBackend:
                     default=device.default_kv_memory,
                 ),
             )
-            self._start(self._pool.num_blocks)
+            self._start(self._memory_plan.num_blocks)
         self._capabilities = Capabilities(
             name="triton",
             dtype=str(dtype).removeprefix("torch."),
@@ -154,8 +153,8 @@ class TritonBackend:
         return self._capabilities
 
     @property
-    def pool(self) -> Pool:
-        return self._pool
+    def memory_plan(self) -> MemoryPlan:
+        return self._memory_plan
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Drawn:
