@@ -39,7 +39,7 @@ _SCORED_AT_ONCE = 32
 _HEAD_STEP = 16
 
 
-class NotForTheseKernels(Exception):
+class CpuKernelsUnavailable(Exception):
     """The machine or the model is one that the reference has to run; the message says why."""
 
 
@@ -49,7 +49,7 @@ class CpuBackend:
     def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:
         """Load the model, pack it, and write its program down; over these kernels, or the best that run here.
 
-        Raises NotForTheseKernels where the reference could run instead, and ValueError, saying which, for an
+        Raises CpuKernelsUnavailable where the reference could run instead, and ValueError, saying which, for an
         architecture, a setting or a tensor that is not supported anywhere, and for a cache that there is no room for.
         """
         wants_strict(config.determinism, strict_is_free=True)  # these kernels have one way, whichever is asked for
@@ -60,7 +60,7 @@ class CpuBackend:
         try:
             kernels = kernels or load_kernels()
         except CannotBuild as error:
-            raise NotForTheseKernels(str(error)) from None
+            raise CpuKernelsUnavailable(str(error)) from None
         self._library = kernels.library
         check_layout(self._library)
         with torch.inference_mode():
@@ -214,6 +214,6 @@ class CpuBackend:
 
 def _check_supported(config: DecoderConfig, dtype: torch.dtype) -> None:
     if dtype not in STORED:
-        raise NotForTheseKernels(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
+        raise CpuKernelsUnavailable(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
     if config.head_dim % _HEAD_STEP:
-        raise NotForTheseKernels(f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}")
+        raise CpuKernelsUnavailable(f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}")
