@@ -18,9 +18,9 @@ import attrs
 
 from quipu.actors.declarations import SamplingField, sampling_fields_of
 from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from .errors import APIError, invalid
+from ..request.errors import APIError, invalid
 from .fields import Fields, token_ids, wrong_type
 from .generation import NO_SCORES, WantedScores
 

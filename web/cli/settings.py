@@ -14,11 +14,9 @@ from typing import Any
 import attrs
 import structlog
 
-from quipu.actors.config import EngineConfig, RuntimeConfig
-from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.config import EngineConfig, KvEventsConfig, RuntimeConfig
 from quipu.actors.declarations import settings_of
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
 log = structlog.get_logger("quipu.cli")

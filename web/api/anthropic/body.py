@@ -12,9 +12,7 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.request_desk.front import ServingInfo
 
 from ...options import AppOptions
 from ...request.errors import invalid

@@ -22,11 +22,8 @@ from ..bodies import take_body
 from ..fields import parse_object
 from ..ignored_fields import ignored_fields
 from ..stream import Transcript
-from .body import MessagesRequest, read_count, read_messages_request
-from .message import PING, MessageWriter, whole_message
-from ..usage import Tally
 from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
-from .render import PING, MessageWriter, whole_message
+from .message import PING, MessageWriter, whole_message
 from .shapes import MESSAGES_SHAPE
 
 COUNT_ENDPOINT = "/v1/messages/count_tokens"
