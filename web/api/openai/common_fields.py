@@ -23,7 +23,7 @@ from ..generation import (
     read_cache_salt,
     read_priority,
 )
-from ..sampling import read_bad_words, read_sampling
+from ..sampling import read_sampling
 
 MAX_CHOICES = 16
 
@@ -73,6 +73,14 @@ def read_generation(
     if len(prompts) * num_choices > max_sequences:
         message = f"A request may ask for at most {max_sequences} sequences (prompts times `n`)."
         raise invalid(message, prompt_param)
+    sampling = read_sampling(
+        fields,
+        info,
+        endpoint=endpoint,
+        max_tokens=limit.num_tokens,
+        max_tokens_param=limit.param,
+        scores=scores,
+    )
     return GenerationRequest(
         model=model,
         prompts=prompts,
@@ -80,15 +88,8 @@ def read_generation(
         num_choices=num_choices,
         max_tokens=limit.num_tokens,
         max_tokens_param=limit.param,
-        sampling=read_sampling(
-            fields,
-            info,
-            endpoint=endpoint,
-            max_tokens=limit.num_tokens,
-            max_tokens_param=limit.param,
-            scores=scores,
-        ),
-        bad_words=read_bad_words(fields, info, endpoint=endpoint),
+        sampling=sampling.params,
+        bad_words=sampling.bad_words,
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
