@@ -81,7 +81,7 @@ def _numbers(field: SamplingField) -> Strategy[Any]:
 _VALUES: Mapping[str, Strategy[Any]] = {
     "boolean": st.booleans(),
     "seed": st.integers(-5, 5) | st.sampled_from([2**63, 2**64, -(2**63)]),
-    "logit_bias": mostly(
+    "biases": mostly(
         st.dictionaries(st.integers(0, 4095).map(str), st.floats(-100, 100), max_size=4),
         st.dictionaries(st.integers(-1, 4097).map(str) | st.text(max_size=3), st.floats(-101, 101), max_size=4),
     ),

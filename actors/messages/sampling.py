@@ -32,7 +32,7 @@ class LogitRules:
         attrs.Factory(dict),
         "added to the logits of these tokens; an empty object is none",
         name="logit_bias",
-        reader="logit_bias",
+        reader="biases",
         minimum=-100,
         maximum=100,
         max_length=1024,

@@ -157,7 +157,7 @@ def _read_some_token_ids(field: SamplingField, value: Any, context: _Context) ->
     return _read_token_ids(field, value, context)
 
 
-def _read_logit_bias(field: SamplingField, value: Any, context: _Context) -> dict[int, float]:
+def _read_biases(field: SamplingField, value: Any, context: _Context) -> dict[int, float]:
     expected = "an object of token ids and numbers"
     if type(value) is dict and field.max_length is not None and len(value) > field.max_length:
         raise _bad_value(field, f"may have at most {field.max_length} entries")
@@ -186,7 +186,7 @@ def _read_words(field: SamplingField, value: Any, context: _Context) -> tuple[st
 _READERS: Mapping[str, _Reader] = {
     "boolean": _read_boolean,
     "integer": _read_integer,
-    "logit_bias": _read_logit_bias,
+    "biases": _read_biases,
     "number": _read_number,
     "seed": _read_seed,
     "some_token_ids": _read_some_token_ids,
