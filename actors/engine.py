@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from .block_manager.actor import run_block_manager
-from .block_manager.reservation import BlockManagerCore
+from .block_manager.reservation import BlockManager
 from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
 from .config import EngineConfig
 from .executor.actor import Executor, load_executor, run_executor
@@ -37,7 +37,7 @@ from .messages.supervisor import Alive, EngineReady, EngineRefused
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
 from .processes.pulse import ALIVE_INTERVAL_S
 from .scheduler.actor import SchedulerMessage, run_scheduler
-from .scheduler.limits import Limits
+from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
 from .scheduler.waiting import Policy
 from .supervisor import Death, EngineLink
@@ -64,7 +64,7 @@ class Engine:
             events = EventLog(config.block_size)
             self.events = EventPublisher(config.kv_events, events)
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
-        self.block_manager = BlockManagerCore(
+        self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -75,7 +75,7 @@ class Engine:
             observers=[] if events is None else [events],
         )
         self.batcher = Batcher(
-            Limits(
+            SchedulerConfig(
                 block_size=config.block_size,
                 num_blocks=pool.num_blocks,
                 max_num_seqs=config.max_num_seqs,

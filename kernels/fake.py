@@ -123,7 +123,8 @@ class FakeBackend:
         if self.dials.only_token_id is not None:
             return self.dials.only_token_id
         values = self._read(batch, row, batch.query_start[row + 1] - 1)
-        seed = batch.seed[row] if batch.temperature[row] > 0 else 0
+        sampling = batch.sampling[row]
+        seed = sampling.seed if sampling.temperature > 0 else 0
         return draw(values, seed, batch.output_position[row], self.dials)
 
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:

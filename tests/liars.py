@@ -33,7 +33,7 @@ NO_ADMISSIONS: dict[str, list[Any]] = {
     "admitted_read": [],
     "admitted_miss_reasons": [],
     "admitted_miss_tokens": [],
-    "admitted_lent": [],
+    "admitted_copyable": [],
     "admitted_copied": [],
 }
 
@@ -47,7 +47,7 @@ class Lies:
     under_read: int = 0
     """... or fewer."""
     over_copied: int = 0
-    """It says that it has copied so many tokens more, which nobody has lent it."""
+    """It says that it has copied so many tokens more, which no block was offered for."""
     over_grant: int = 0
     """The manager grants so many blocks beyond those that it found: they hold something else."""
     under_report: int = 0
@@ -101,9 +101,9 @@ class LyingExecutor(Executor):
         self._release(ghost)
 
 
-def lying_walk(walk: Callable[[Reserve, float], Granted], lies: Lies, proposal: Reserve, now: float) -> Granted:
+def lying_grant(grant: Callable[[Reserve, float], Granted], lies: Lies, proposal: Reserve, now: float) -> Granted:
     """The block manager's answer, as the dials have it."""
-    granted = walk(proposal, now)
+    granted = grant(proposal, now)
     for index, sequence_id in enumerate(granted.admitted_ids):
         row = granted.sequence_ids.index(sequence_id)
         if lies.over_grant:
@@ -191,5 +191,5 @@ async def lying_runtime(lies: Lies, **changes: Any) -> AsyncIterator[Client]:
     """`small_runtime`, with dials for lies."""
     async with small_runtime(make_host=partial(LyingHost, lies=lies), **changes) as client:
         manager = client.engine.block_manager
-        manager.walk = partial(lying_walk, manager.walk, lies)
+        manager.grant = partial(lying_grant, manager.grant, lies)
         yield client

@@ -54,6 +54,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "eos_token_ids": (),
+        "fake_step_seconds": 0.0,
         "step_overhead_tokens": 0,  # small prompts wait for one another, too
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
@@ -141,7 +142,7 @@ class Client:
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
-        assert self.engine.batcher.num_parties == 0
+        assert self.engine.batcher.num_groups == 0
 
 
 def kill_engine(client: Client) -> None:

@@ -25,7 +25,6 @@ LONGER = {
     "actors/text_workers/chat_pool.py": "to be divided",
     "actors/text_workers/encode_processes.py": "to be divided",
     "actors/tokenizer/actor.py": "to be divided",
-    "web/api/json_body.py": "to be divided",
 }
 """Files that may be longer than `MAX_NUM_LINES`, and why."""
 

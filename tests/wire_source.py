@@ -28,24 +28,27 @@ _METHODS_OF_LOGGERS = frozenset({"debug", "info", "warning", "error", "exception
 
 class SourceNames:
     def __init__(self, root: Path) -> None:
-        self._trees = [
+        trees = [
             ast.parse(path.read_text("utf-8"))
             for folder in FOLDERS
             for path in sorted((root / folder).rglob("*.py"))
             if "versions" not in path.parts  # migrations tell of the past
         ]
-        assert len(self._trees) > 50, "the code is somewhere else"
-        self._docstrings = {id(text) for tree in self._trees for text in _docstrings(tree)}
+        assert len(trees) > 50, "the code is somewhere else"
+        self._by_type: dict[type[ast.AST], list[ast.AST]] = {}
+        for tree in trees:
+            for node in ast.walk(tree):
+                self._by_type.setdefault(type(node), []).append(node)
+        self._docstrings = {id(node.value) for node in self._nodes(ast.Expr) if isinstance(node.value, ast.Constant)}
         self._literals = set(self._every_literal())
 
     def _every_literal(self) -> Iterator[str]:
-        for tree in self._trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and id(node) not in self._docstrings:
-                    if isinstance(node.value, str):
-                        yield node.value
-                    elif isinstance(node.value, bytes):
-                        yield node.value.decode("latin-1")
+        for node in self._nodes(ast.Constant):
+            if id(node) not in self._docstrings:
+                if isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node.value, bytes):
+                    yield node.value.decode("latin-1")
 
     def words(self) -> list[str]:
         """Every literal that could be the name of a JSON field."""
@@ -120,16 +123,11 @@ class SourceNames:
         return sorted(found)
 
     def _nodes(self, kind: type[T]) -> Iterator[T]:
-        for tree in self._trees:
-            for node in ast.walk(tree):
-                if isinstance(node, kind):
+        for type_, nodes in self._by_type.items():
+            if issubclass(type_, kind):
+                for node in nodes:
+                    assert isinstance(node, kind)
                     yield node
-
-
-def _docstrings(tree: ast.Module) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            yield node.value
 
 
 def _is_dotted(text: str) -> bool:

@@ -31,7 +31,7 @@ from .auth.keys import KeyStore
 from .http.paths import SentPathMap
 from .options import AppOptions
 from .request.errors import install_error_handlers, respond, unavailable
-from .request.request_context import current_visit, install_visits
+from .request.request_context import current_request_context, install_request_contexts
 from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
 
@@ -79,7 +79,7 @@ def make_app(
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
-    install_visits(app, desk, tracer or NoTracer())
+    install_request_contexts(app, desk, tracer or NoTracer())
     install_reserved_places(app)
     install_browser_rules(app, options.browsers)
     # Before any hook that reads or opens something comes who asks.
@@ -102,7 +102,7 @@ def install_reserved_places(app: QuipuApp) -> None:
 
     @app.before_request
     async def turn_away() -> Response | None:
-        connection, rule = current_visit().connection, request.url_rule
+        connection, rule = current_request_context().connection, request.url_rule
         if connection is None or not connection.is_reserved or (rule is not None and rule.rule in PROBES):
             return None
         response = respond(unavailable("The server has as many connections as it may. Try again later."))

@@ -4,7 +4,7 @@ Owned by the accountant. Pure, and a function of its entries: applying the same 
 which is how a restarted accountant gets back to where it was. A request has one `SequenceBook` per sequence (physical
 work) and one `PromptBook` per prompt (what its client is told, see `prompt_account.py`).
 
-    reused == read, copied <= lent                     at every admission
+    reused == read, copied <= copyable                 at every admission
     prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
 
 `cached` is frozen at the first admission of a prompt's first choice; preemption, recomputation and restarts change
@@ -90,7 +90,7 @@ class Grant:
     number: int
     reused: int
     read: int
-    lent: int
+    copyable: int
     copied: int
 
 
@@ -112,7 +112,7 @@ class SequenceBook:
     """First covered by what the executor confirmed at the first admission."""
     computed_first: int = 0
     restored_first: int = 0
-    """First covered by what an earlier admission's blocks had become meanwhile, or by a copy of a lent block."""
+    """First covered by what an earlier admission's blocks had become meanwhile, or by a copy of a cached block."""
     recomputed: int = 0
     """Positions covered again, outputs included."""
     granted: list[Grant] = attrs.field(factory=list)
@@ -148,7 +148,7 @@ class SequenceBook:
                     admission.number,
                     admission.reused,
                     admission.read,
-                    admission.lent,
+                    admission.copyable,
                     admission.copied,
                 )
             )
@@ -175,8 +175,8 @@ class SequenceBook:
             usable = grant.reused - self.num_revised if is_first else grant.reused
             if usable != grant.read:
                 problems.append(f"admission {grant.number}: reused {usable}, read {grant.read}")
-            if grant.copied > grant.lent:
-                problems.append(f"admission {grant.number}: lent {grant.lent}, copied {grant.copied}")
+            if grant.copied > grant.copyable:
+                problems.append(f"admission {grant.number}: copyable {grant.copyable}, copied {grant.copied}")
         if not self.counts_reuse and not self.has_spans:
             return problems  # an engine that keeps no books
         covered = self.read + self.computed_first + self.restored_first

@@ -228,12 +228,12 @@ class Accountant:
     def _write_admissions(self, report: StepReport, now: float) -> None:
         pages = self._daybook.by_sequence
         num = len(report.admitted_ids)
-        for sequence_id, number, reused, read, lent, copied, reason, token, tiers, side in zip(
+        for sequence_id, number, reused, read, copyable, copied, reason, token, tiers, side in zip(
             report.admitted_ids,
             report.admitted_number,
             report.admitted_reused,
             report.admitted_read,
-            report.admitted_lent or [0] * num,
+            report.admitted_copyable or [0] * num,
             report.admitted_copied or [0] * num,
             report.admitted_miss_reasons,
             report.admitted_miss_tokens,
@@ -248,7 +248,7 @@ class Accountant:
                     reused=None if tiers is None else reused,
                     tiers=tiers,
                     read=read,
-                    lent=lent,
+                    copyable=copyable,
                     copied=copied,
                     miss=CacheMiss(MissReason(reason), token),
                     incarnation=self._registry.incarnation_of(sequence_id),

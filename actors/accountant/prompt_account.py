@@ -40,7 +40,7 @@ class Admission:
     """Of `reused`; None: all of it lay on the device."""
     read: int
     """By the executor."""
-    lent: int = 0
+    copyable: int = 0
     """Tokens behind the reused ones of which the manager has pointed out a copy. It counts as nobody's discount."""
     copied: int = 0
     """Those of them that the executor copied instead of computing them."""

@@ -16,13 +16,13 @@ import trio
 from ..channel import Receiver, Sender
 from ..messages.block_manager import Reserve
 from ..messages.scheduler import Granted
-from .reservation import BlockManagerCore
+from .reservation import BlockManager
 
 log = structlog.get_logger()
 
 
 async def run_block_manager(
-    core: BlockManagerCore,
+    core: BlockManager,
     inbox: Receiver[Reserve],
     granted: Sender[Granted],
     flush_events: Callable[[], None] | None = None,
@@ -32,7 +32,7 @@ async def run_block_manager(
         flush_events()
     while True:
         for proposal in await inbox.receive_all():
-            grant = core.walk(proposal, trio.current_time())
+            grant = core.grant(proposal, trio.current_time())
             await granted.send(grant)
             if grant.num_pins_yielded:
                 log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)

@@ -65,7 +65,7 @@ class Publication:
     end: int
 
 
-class BlockManagerCore:
+class BlockManager:
     """Block tables of all sequences over one pool."""
 
     def __init__(
@@ -106,7 +106,7 @@ class BlockManagerCore:
             self._misses = MissTracker(num_blocks, block_size, self.pool.holds)
             self.pool.observers.append(self._misses)
 
-    def walk(self, proposal: Reserve, now: float = 0.0) -> Granted:
+    def grant(self, proposal: Reserve, now: float = 0.0) -> Granted:
         """Apply everything in `proposal`, in its order. `now` is in seconds, on any clock."""
         pins = self.pins
         if pins.is_in_use:
@@ -154,7 +154,7 @@ class BlockManagerCore:
             pinned_ends=pinned.ends,
             num_pinned_blocks=self.pool.num_pinned_only,
             num_pins_yielded=pins.num_yielded,
-            admitted_lent=grant.admitted_lent,
+            admitted_copy_sources=grant.admitted_copy_sources,
         )
 
     def check(self) -> None:
@@ -320,7 +320,7 @@ class BlockManagerCore:
             grant.admitted_ids.append(sequence_id)
             grant.admitted_reused.append(start)
             # not held: the pass copies it before it writes anything, whoever owns the block by then
-            grant.admitted_lent.append(beyond[0] if beyond and start + count == num_tokens else NULL_BLOCK)
+            grant.admitted_copy_sources.append(beyond[0] if beyond and start + count == num_tokens else NULL_BLOCK)
             if not may_read:
                 needs_all = self._enable_prefix_caching
                 miss = CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS if needs_all else MissReason.DISABLED, 0)
@@ -351,8 +351,8 @@ class _Grant:
     """The columns of a grant while the walk fills them."""
 
     __slots__ = (
+        "admitted_copy_sources",
         "admitted_ids",
-        "admitted_lent",
         "admitted_misses",
         "admitted_reused",
         "counts",
@@ -369,7 +369,7 @@ class _Grant:
         self.new_blocks: list[list[int]] = []
         self.admitted_ids: list[int] = []
         self.admitted_reused: list[int] = []
-        self.admitted_lent: list[int] = []
+        self.admitted_copy_sources: list[int] = []
         self.admitted_misses: list[CacheMiss] = []
         self.preempted_ids: list[int] = []
 

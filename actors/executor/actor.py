@@ -106,7 +106,7 @@ class Executor:
                 state.tokens[start:] = token_ids
             ends.append(start + count)
         read = [self._count_read(self._sequences[i], keys) for i, keys in self._first_steps(plan)]
-        loans = self._confirm_loans(plan, read) if any(plan.admitted_lent) else {}
+        loans = self._confirm_loans(plan, read) if any(plan.admitted_copy_sources) else {}
         if loans:
             plan = shorten(plan, loans)
         written = [
@@ -165,7 +165,7 @@ class Executor:
         size = self._block_size
         rows = {sequence_id: row for row, sequence_id in enumerate(plan.row_ids)}
         loans = {}
-        for sequence_id, lent, num_read in zip(plan.admitted_ids, plan.admitted_lent, read, strict=True):
+        for sequence_id, lent, num_read in zip(plan.admitted_ids, plan.admitted_copy_sources, read, strict=True):
             state, row = self._sequences[sequence_id], rows[sequence_id]
             start, token_ids = plan.row_starts[row], plan.row_token_ids[row]
             if lent and num_read == start and len(token_ids) == size:

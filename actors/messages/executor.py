@@ -32,7 +32,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """Ids to feed; empty where the row feeds the token that the step before it draws (still on the device)."""
     row_samples: list[bool]
     """Whether the row's last position draws a token."""
-    admitted_lent: list[int] = []
+    admitted_copy_sources: list[int] = []
     """Parallel to `admitted_ids`, as in `Granted`. Contents are those of the time before this pass."""
     to_score: ToScore | None = None
     masks: TokenMasks | None = None

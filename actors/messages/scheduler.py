@@ -30,7 +30,7 @@ class Submit:
     """Whether cached blocks may serve it. False: every position is computed, and published as ever."""
     pins: tuple[Pin, ...] = ()
     """Prefixes to be kept once they are computed, shortest first."""
-    party_id: int = 0
+    group_id: int = 0
     """The first sequence of its request; 0 for one that is alone."""
     num_to_come: int = 0
     """Sequences of its request that follow: they are let in or refused together."""
@@ -43,7 +43,7 @@ class Abort:
     """End a sequence: its client left, or a stop string was found, or a sibling failed. Ignored if it has ended."""
 
     sequence_id: int
-    ends_party: bool = False
+    ends_group: bool = False
     """It is its request's first, and no other will be submitted."""
 
 
@@ -67,7 +67,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens in cached blocks, per admitted sequence: the *reused* entry of the books."""
     admitted_misses: list[CacheMiss]
     """Why each one's hit ends where it does."""
-    admitted_lent: list[int]
+    admitted_copy_sources: list[int]
     """A block with what each one's last block will hold, to be copied and not to be kept; 0, the null block, where
     there is none."""
     preempted_ids: list[int]

@@ -313,7 +313,7 @@ class Registry:
             self.abort(sequence_id)
         if request.num_to_come:
             request.num_to_come = 0
-            self.lane.post(Abort(request.submitted_ids[0], ends_party=True))
+            self.lane.post(Abort(request.submitted_ids[0], ends_group=True))
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
 

@@ -213,13 +213,6 @@ def same_blocks(rows: list[tuple[int, int, int]], blocks: list[int]) -> StepBatc
         query_start=[int(place) for place in start],
         positions=[position for _, position, _ in rows],
         token_ids=[0] * int(start[-1]),
-        carried=[False] * count,
         block_tables=[blocks] * count,
         samples=[False] * count,
-        temperature=[0.0] * count,
-        top_p=[1.0] * count,
-        top_k=[0] * count,
-        min_p=[0.0] * count,
-        seed=[0] * count,
-        output_position=[0] * count,
     )

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import torch
 
-from quipu.kernels.batch import StepBatch
+from quipu.kernels.batch import RowSampling, StepBatch
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.ops import TritonOps
@@ -124,12 +124,12 @@ def _draws(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
     batch = make_batch([(i, 0, [1], [1]) for i in rows])
     sampler = Sampler(count, machine.device)
     found = []
-    for name, changes in (
-        ("greedy", {}),
-        ("temperature", {"temperature": [1.0] * count}),
-        ("top_k 50, top_p 0.9", {"temperature": [1.0] * count, "top_k": [50] * count, "top_p": [0.9] * count}),
+    for name, sampling in (
+        ("greedy", RowSampling()),
+        ("temperature", RowSampling(temperature=1.0)),
+        ("top_k 50, top_p 0.9", RowSampling(temperature=1.0, top_k=50, top_p=0.9)),
     ):
-        asked = attrs.evolve(batch, **changes)
+        asked = attrs.evolve(batch, sampling=[sampling] * count)
         took_s = machine.wall_s(lambda asked=asked: sampler.begin(asked, rows, logits, rows).read(rows))
         found.append(_row(f"draw {count}, {name}", took_s, 4 * logits.numel(), 0.0, rates))
     return found

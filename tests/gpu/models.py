@@ -69,15 +69,8 @@ def make_batch(rows: list[tuple[int, int, list[int], list[int]]]) -> StepBatch:
         query_start=start,
         positions=[position for _, position, _, _ in rows],
         token_ids=[token_id for _, _, token_ids, _ in rows for token_id in token_ids],
-        carried=[False] * count,
         block_tables=[blocks for _, _, _, blocks in rows],
         samples=[True] * count,
-        temperature=[0.0] * count,
-        top_p=[1.0] * count,
-        top_k=[0] * count,
-        min_p=[0.0] * count,
-        seed=[0] * count,
-        output_position=[0] * count,
     )
 
 

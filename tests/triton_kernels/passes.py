@@ -52,15 +52,8 @@ def make_batch(*rows: dict[str, Any]) -> StepBatch:
         query_start=start,
         positions=[row["position"] for row in rows],
         token_ids=list(range(start[-1])),
-        carried=[False] * count,
         block_tables=[row["blocks"] for row in rows],
         samples=[True] * count,
-        temperature=[0.0] * count,
-        top_p=[1.0] * count,
-        top_k=[0] * count,
-        min_p=[0.0] * count,
-        seed=[0] * count,
-        output_position=[0] * count,
     )
 
 

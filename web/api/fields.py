@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..request.errors import APIError, invalid
-from .json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
+from .json_body import parse_json
+from .json_structure import MAX_CHAT_VALUES, InvalidJson, TooComplex
 from .pace import Pace
 
 

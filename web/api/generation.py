@@ -6,8 +6,6 @@ Each API has a reader of its own (`openai/`, `anthropic/`) that checks a body fi
 
 from __future__ import annotations
 
-import secrets
-
 import attrs
 
 from quipu.actors.messages.prompts import Prompt
@@ -21,10 +19,6 @@ from .fields import Fields, wrong_type
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
 MAX_CACHE_SALT_CHARS = 256
-_SEED_SPACE = 2**64
-_RANDOM_SEED_BITS = 53
-"""Of a seed that nobody asked for: what every reader of JSON gets whole (JavaScript and jq round longer numbers), for
-it is there to be sent again."""
 _MAX_PRIORITY = 2**31 - 1
 
 
@@ -106,13 +100,6 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
     if model not in info.model_names:
         raise no_model(model)
     return model
-
-
-def read_seed(fields: Fields) -> int:
-    """`seed`, or a random one, which the request's record will tell. Raises APIError."""
-    seed = fields.integer("seed", -(_SEED_SPACE // 2), _SEED_SPACE - 1)
-    # A negative seed is the same 64 bits read as unsigned.
-    return secrets.randbits(_RANDOM_SEED_BITS) if seed is None else seed % _SEED_SPACE
 
 
 def read_priority(fields: Fields) -> int:

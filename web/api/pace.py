@@ -11,7 +11,7 @@ from typing import Any
 
 from ..http.turns import turn
 from ..request.errors import invalid
-from .json_body import MAX_CHAT_VALUES, MAX_CONTAINERS
+from .json_structure import MAX_CHAT_VALUES, MAX_CONTAINERS
 
 MAX_MESSAGES = 20_000
 """Messages, or input items, of one request."""

@@ -1,7 +1,7 @@
 """Who may ask: whose key a request brought, and the keys that this server knows.
 
 The command line makes a `KeyStore` from its flags and has it reload on SIGHUP; `web/auth/auth.py` asks it, and hangs
-the `Principal` that it finds on the visit.
+the `Principal` that it finds on the context.
 
 What must always hold: a plain key lives only while it is hashed; no key and no hash reaches a log, an error or an
 answer. Where keys were asked for, nobody gets in without one, also when the file lists none.

@@ -24,7 +24,7 @@ from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 
 from ..telemetry.logs import frames_of
-from .request_context import current_visit, note_error
+from .request_context import current_request_context, note_error
 
 RETRY_AFTER_S = 1
 """What a client is told to wait before it tries again; a restart of the engine takes about as long."""
@@ -103,7 +103,7 @@ def speaks_anthropic() -> bool:
 
 
 def _request_id() -> str | None:
-    return current_visit().request_id if "visit" in g else None
+    return current_request_context().request_id if "request_context" in g else None
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
@@ -227,6 +227,6 @@ def install_error_handlers(app: QuartTrio) -> None:
 
     @app.errorhandler(Exception)
     async def on_exception(error: Exception) -> Response:
-        log = current_visit().log if "visit" in g else _log
+        log = current_request_context().log if "request_context" in g else _log
         log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
         return respond(internal())

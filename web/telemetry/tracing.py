@@ -19,7 +19,7 @@ from quipu.actors.messages.handler import Closed
 
 
 @attrs.frozen
-class Asked:
+class TracedRequest:
     """What a span says of a request besides its record. Nothing in it is what a client wrote, but for the parent."""
 
     endpoint: str
@@ -54,11 +54,11 @@ class Refusal:
 class Tracer(Protocol):
     """Where spans are made. Nothing here blocks or raises."""
 
-    def record(self, asked: Asked, closed: Closed) -> None:
+    def record(self, traced: TracedRequest, closed: Closed) -> None:
         """A request's account has closed."""
         ...
 
-    def refuse(self, asked: Asked, refusal: Refusal) -> None:
+    def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
         """A request has ended without an account."""
         ...
 
@@ -70,10 +70,10 @@ class Tracer(Protocol):
 class NoTracer:
     """Nobody wants to know."""
 
-    def record(self, asked: Asked, closed: Closed) -> None:
+    def record(self, traced: TracedRequest, closed: Closed) -> None:
         pass
 
-    def refuse(self, asked: Asked, refusal: Refusal) -> None:
+    def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
         pass
 
     def count_in(self, registry: CollectorRegistry) -> None:

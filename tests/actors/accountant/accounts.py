@@ -35,7 +35,7 @@ def admission(
     *,
     tiers: Mapping[str, int] | None = None,
     side: Side = Side.PREFILL,
-    lent: int = 0,
+    copyable: int = 0,
     copied: int = 0,
 ) -> Admission:
     return Admission(
@@ -44,7 +44,7 @@ def admission(
         read=read,
         tiers=tiers,
         side=side,
-        lent=lent,
+        copyable=copyable,
         copied=copied,
         miss=MISS,
         incarnation=1,

@@ -32,8 +32,8 @@ def an_admission(draw: st.DrawFn) -> Admission:
     read = draw(st.integers(0, MOST))
     reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))
     copied = draw(st.one_of(st.just(0), st.integers(0, MOST - read)))
-    lent = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
-    return admission(number, reused, read, lent=lent, copied=copied)
+    copyable = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
+    return admission(number, reused, read, copyable=copyable, copied=copied)
 
 
 @attrs.define
@@ -54,7 +54,7 @@ class Oracle:
                     return
                 self.problems += entry.number != self.last_number + 1
                 self.problems += entry.reused != entry.read
-                self.problems += entry.copied > entry.lent
+                self.problems += entry.copied > entry.copyable
                 self.cover(range(entry.read), "read" if self.last_number == 0 else "restored")
                 self.cover(range(entry.read, entry.read + entry.copied), "restored")
                 self.last_number = entry.number

@@ -134,9 +134,9 @@ def cached_of(machine: ReservationRules, tokens: list[int], domain: str) -> int:
     """What a prompt would be granted now, were nobody else there. Changes nothing."""
     manager = deepcopy(machine.manager)
     news = reserve(machine.step, machine.size, free=list(manager.holdings))
-    manager.walk(news)
+    manager.grant(news)
     candidate = Candidate(machine.next_id, tokens, len(tokens), domain)
-    granted = manager.walk(reserve(machine.step, machine.size, candidates=[candidate]))
+    granted = manager.grant(reserve(machine.step, machine.size, candidates=[candidate]))
     return reused_of(granted)[candidate.id]
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from quipu.actors.messages.executor import TokenMasks
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
@@ -23,7 +23,7 @@ from quipu.kernels.logit_processors import Processing, SeenTokens
 from tests.actors.engine_bench import EngineBench, Life
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
-LIMITS = Limits(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
+LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
 
 
 @attrs.define

@@ -10,7 +10,7 @@ import pytest
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
 from quipu.actors.scheduler import running
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.fake import Dials
 from tests.actors.engine_bench import EngineBench
 
@@ -19,7 +19,7 @@ PROMPT = list(range(100, 110))
 
 def bench_of(*, dials: Dials | None = None, **changes: Any) -> EngineBench:
     """Blocks of 4 tokens, 30 of them, and room for everything unless said otherwise."""
-    limits = Limits(block_size=4, num_blocks=31, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
+    limits = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
     return EngineBench(attrs.evolve(limits, **changes), dials=dials)
 
 
@@ -316,9 +316,9 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "why"),
     [
-        ([], 1, "the prompt is empty"),
-        (PROMPT, 91, "prompt and max_tokens come to 101 tokens, the context holds 100"),
-        (PROMPT, 71, "prompt and max_tokens come to 81 tokens, the KV cache holds 80"),
+        ([], 1, "The prompt must not be empty."),
+        (PROMPT, 91, "The prompt and `max_tokens` add up to 101 tokens, which exceeds the context length of 100."),
+        (PROMPT, 71, "The prompt and `max_tokens` add up to 81 tokens, which exceeds the KV cache capacity of 80."),
     ],
 )
 def test_what_can_never_run_is_refused(prompt: list[int], max_tokens: int, why: str) -> None:

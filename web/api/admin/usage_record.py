@@ -20,7 +20,7 @@ from quipu.actors.ledger.reading import LedgerRecord, Query
 
 from ...request.errors import not_found
 from ...request.principal import Principal
-from ...request.request_context import current_visit
+from ...request.request_context import current_request_context
 from ..usage import told_miss
 from .usage_source import UsageSource
 
@@ -32,7 +32,7 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
 
     @app.get("/v1/usage/<request_id>")
     async def usage_record(request_id: str) -> dict[str, Any]:
-        principal = current_visit().principal
+        principal = current_request_context().principal
         found = None
         if request_id.isprintable():  # the others are no ids, and not every database takes them
             found = await source.record(_query(request_id, principal))

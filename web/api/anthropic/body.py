@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
@@ -25,33 +24,26 @@ from ..generation import (
     read_cache_salt,
     read_model,
     read_priority,
-    read_seed,
 )
+from ..sampling import read_bad_words, read_sampling
 from .prompt import read_prompt
 
+ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
 """Refused where they ask for something."""
 ELSEWHERE: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "max_completion_tokens": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "n": (1,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "stop": ([],),
-    "stop_token_ids": ([],),
     "use_beam_search": (False,),
 }
-"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing."""
+"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing. Sampling
+fields do not stand here: their declarations say which endpoints take them."""
 
 
 @attrs.frozen
@@ -77,12 +69,13 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         num_choices=1,
         max_tokens=max_tokens,
         max_tokens_param="max_tokens",
-        sampling=_read_sampling(fields, info),
+        sampling=read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens"),
         stop=_read_stop(fields),
         include_stop=False,
         skip_special_tokens=True,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        bad_words=read_bad_words(fields, info, endpoint=ENDPOINT),
         system_param="system",
     )
     return MessagesRequest(wanted, fields.flag("stream"))
@@ -110,21 +103,6 @@ def _refuse_elsewhere(fields: Fields) -> None:
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise invalid(f"`{name}` is not a field of this endpoint.", name, "unknown_parameter")
-
-
-def _read_sampling(fields: Fields, info: ServingInfo) -> SamplingParams:
-    temperature = fields.number("temperature", 0.0, 1.0)
-    top_p = fields.number("top_p", 0.0, 1.0)
-    if top_p == 0.0:
-        raise invalid("`top_p` must be above 0.", "top_p")
-    return SamplingParams(
-        max_tokens=info.max_model_len,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=min(fields.integer("top_k", 0) or 0, info.vocab_size),
-        seed=read_seed(fields),
-        ignore_eos=fields.flag("ignore_eos"),
-    )
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:

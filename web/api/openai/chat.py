@@ -53,6 +53,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     return read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=(prompt,),
         prompt_param="messages",

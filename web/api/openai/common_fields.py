@@ -23,7 +23,7 @@ from ..generation import (
     read_cache_salt,
     read_priority,
 )
-from .sampling import read_bad_words, read_sampling
+from ..sampling import read_bad_words, read_sampling
 
 MAX_CHOICES = 16
 
@@ -60,6 +60,7 @@ def read_generation(
     fields: Fields,
     info: ServingInfo,
     *,
+    endpoint: str,
     model: str,
     prompts: tuple[Prompt, ...],
     prompt_param: str,
@@ -79,8 +80,15 @@ def read_generation(
         num_choices=num_choices,
         max_tokens=limit.num_tokens,
         max_tokens_param=limit.param,
-        sampling=read_sampling(fields, info, max_tokens=limit.num_tokens, max_tokens_param=limit.param, scores=scores),
-        bad_words=read_bad_words(fields),
+        sampling=read_sampling(
+            fields,
+            info,
+            endpoint=endpoint,
+            max_tokens=limit.num_tokens,
+            max_tokens_param=limit.param,
+            scores=scores,
+        ),
+        bad_words=read_bad_words(fields, info, endpoint=endpoint),
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),

@@ -60,6 +60,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     request = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=prompts,
         prompt_param="prompt",

@@ -56,6 +56,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=(prompt,),
         prompt_param="input",

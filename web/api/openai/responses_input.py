@@ -14,7 +14,8 @@ from typing import Any
 
 from ...request.errors import APIError, invalid
 from ..fields import Fields, missing, wrong_type
-from ..json_body import InvalidJson, TooComplex, parse_json
+from ..json_body import parse_json
+from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")

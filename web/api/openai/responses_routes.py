@@ -20,7 +20,7 @@ from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.errors import not_found
 from ...request.tally import Tally
-from ..answer import Asked, Reply, answer
+from ..answer import ParsedRequest, Reply, answer
 from ..stream import Transcript
 from .responses import ENDPOINT, ResponseRequest, read_response
 from .responses_body import Draft
@@ -67,5 +67,5 @@ def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
         raise not_found(message, "response_id", "response_not_stored")
 
 
-async def read(asked: Asked) -> Reply:
-    return ResponseReply(await read_response(asked.body, asked.info, asked.options.max_sequences), asked.request_id)
+async def read(parsed: ParsedRequest) -> Reply:
+    return ResponseReply(await read_response(parsed.body, parsed.info, parsed.options.max_sequences), parsed.request_id)

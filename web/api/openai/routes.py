@@ -18,10 +18,10 @@ from quipu.actors.request_desk.interface import FrontDesk, ServingInfo
 from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.tally import Tally
-from ..answer import Asked, Reply, answer
+from ..answer import ParsedRequest, Reply, answer
 from ..fields import Fields
 from ..generation import GenerationRequest, WantedScores
-from ..json_body import MAX_VALUES
+from ..json_structure import MAX_VALUES
 from ..stream import Transcript
 from ..usage import openai_usage
 from . import chat, completions
@@ -97,17 +97,17 @@ def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None
         return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options)
 
 
-async def read_completion(asked: Asked) -> Reply:
-    return await _read(COMPLETIONS, asked)
+async def read_completion(parsed: ParsedRequest) -> Reply:
+    return await _read(COMPLETIONS, parsed)
 
 
-async def read_chat(asked: Asked) -> Reply:
-    return await _read(CHAT, asked)
+async def read_chat(parsed: ParsedRequest) -> Reply:
+    return await _read(CHAT, parsed)
 
 
-async def _read(dialect: Dialect, asked: Asked) -> Reply:
-    wanted = await dialect.read(asked.body, asked.info, asked.options.max_sequences)
-    delivery = read_delivery(Fields(asked.body))
-    if asked.options.always_include_usage:
+async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
+    wanted = await dialect.read(parsed.body, parsed.info, parsed.options.max_sequences)
+    delivery = read_delivery(Fields(parsed.body))
+    if parsed.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
-    return ChoicesReply(dialect, wanted, delivery, asked.request_id)
+    return ChoicesReply(dialect, wanted, delivery, parsed.request_id)

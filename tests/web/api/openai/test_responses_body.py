@@ -202,7 +202,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 5}, "max_tokens", "use `max_output_tokens`"),
     ({"max_completion_tokens": 5}, "max_completion_tokens", "use `max_output_tokens`"),
     ({"temperature": 3}, "temperature", "between 0 and 2"),
-    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
     ({"cache_salt": 7}, "cache_salt", "a string"),
     ({"priority": "high"}, "priority", "an integer"),
     ({"stream": "yes"}, "stream", "a boolean"),
