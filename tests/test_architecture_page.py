@@ -35,7 +35,7 @@ def anchors_of(page: str) -> set[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != FAULTS])
 def test_paths_exist(page: str) -> None:
     """Every path in backticks is a file or a folder of the tree, or a pattern that matches one."""
-    named = [name.partition("::")[0] for name in re.findall(r"`([^`\n]+)`", read(page))]
+    named = [name.partition("::")[0] for name in re.findall(r"`([^`]+)`", read(page))]
     paths = [name for name in named if PATH.fullmatch(name)]
     missing = [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
     assert not missing
