@@ -16,8 +16,11 @@ PAGES = sorted(
 FAULTS = "docs/faults.md"
 """Its paths begin below `tests/`; `test_faults_page.py` looks for them."""
 
+PRODUCT = ("actors", "kernels", "web")
 FOLDERS = ("actors", "bench", "docs", "kernels", "scripts", "src", "tests", "typings", "web")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
+CLASS = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)*")
+NAMING_CLASSES = ("docs/architecture.md", "docs/limits.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -39,6 +42,19 @@ def test_paths_exist(page: str) -> None:
     paths = [name for name in named if PATH.fullmatch(name)]
     missing = [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
     assert not missing
+
+
+@pytest.mark.parametrize("page", NAMING_CLASSES)
+def test_classes_exist(page: str) -> None:
+    """Every class in backticks is one of the product, and has the attribute that follows it."""
+    sources = [path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    for name in re.findall(r"`([^`]+)`", read(page)):
+        owner, _, attribute = name.partition(".")
+        if not CLASS.fullmatch(owner):
+            continue
+        classes = [source for source in sources if re.search(rf"^(?:class )?{owner}\b[(:]", source, flags=re.M)]
+        assert classes, name
+        assert not attribute or any(re.search(rf"^    {attribute}: ", source, flags=re.M) for source in classes), name
 
 
 @pytest.mark.parametrize("page", PAGES)
