@@ -27,7 +27,9 @@ from .block_manager.actor import run_block_manager
 from .block_manager.reservation import BlockManager
 from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
 from .config import EngineConfig
-from .executor.actor import Executor, load_executor, run_executor
+from .executor.actor import run_executor
+from .executor.executor import Executor
+from .executor.loading import load_executor
 from .kv_events.event_log import EventLog, KvEventsError
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
@@ -110,8 +112,8 @@ class Engine:
 
     def alive(self) -> Alive:
         """What it is doing, for whoever wonders whether it does anything."""
-        under_way = self.executor.under_way
-        return Alive(0, 0.0) if under_way is None else Alive(under_way.step, time.monotonic() - under_way.since)
+        running = self.executor.running_step
+        return Alive(0, 0.0) if running is None else Alive(running.step, time.monotonic() - running.since)
 
     def ready(self, incarnation: int) -> EngineReady:
         """What it serves with."""

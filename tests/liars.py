@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,8 @@ import msgspec
 
 from quipu.actors.config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.executor.actor import Executor
+from quipu.actors.executor.block_tags import BlockTags
+from quipu.actors.executor.executor import Executor
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
@@ -68,15 +69,22 @@ class Lies:
     """Lies told."""
 
 
+class LyingTags(BlockTags):
+    def __init__(self, num_blocks: int, lies: Lies) -> None:
+        super().__init__(num_blocks, BLOCK)
+        self.lies = lies
+
+    def num_confirmed_tokens(self, table: Sequence[int], keys: Sequence[bytes]) -> int:
+        by = self.lies.over_read - self.lies.under_read
+        self.lies.num_told += by != 0
+        return super().num_confirmed_tokens(table, keys) + by * BLOCK
+
+
 class LyingExecutor(Executor):
     def __init__(self, backend: Backend, max_num_seqs: int, lies: Lies) -> None:
         super().__init__(backend, max_num_seqs=max_num_seqs)
         self.lies = lies
-
-    def _count_read(self, state: Any, keys: list[bytes]) -> int:
-        by = self.lies.over_read - self.lies.under_read
-        self.lies.num_told += by != 0
-        return super()._count_read(state, keys) + by * BLOCK
+        self._tags = LyingTags(backend.pool.num_blocks, lies)
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.lies.overwritten and plan.admitted_ids and plan.admitted_keys[0]:

@@ -17,7 +17,8 @@ from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.actor import Executor, load_executor
+from quipu.actors.executor.executor import Executor
+from quipu.actors.executor.loading import load_executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
@@ -132,13 +133,13 @@ class Client:
 
     def assert_at_rest(self) -> None:
         """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
-        assert self.runtime.daybook.num_open_accounts == 0
+        assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
         assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
         manager = self.engine.block_manager
         manager.check()
-        assert manager.holdings == {}
+        assert manager.allocations == {}
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
@@ -151,7 +152,7 @@ def kill_engine(client: Client) -> None:
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")
 
-    setattr(client.engine.block_manager, "walk", die)  # noqa: B010
+    setattr(client.engine.block_manager, "grant", die)  # noqa: B010
 
 
 async def read_answer(ticket: RequestTicket) -> Answer:
@@ -178,7 +179,7 @@ async def small_runtime(
     *,
     make_host: Callable[..., LoopHost] = LoopHost,
     journal: Journal | None = None,
-    hire_accountant: Callable[..., Accountant] = Accountant,
+    make_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = InlineRenderer,
     encode_apart: bool = False,
     **changes: Any,
@@ -203,7 +204,7 @@ async def small_runtime(
         serving_info(config),
         host,
         journal=journal,
-        hire_accountant=hire_accountant,
+        make_accountant=make_accountant,
         make_renderer=make_renderer,
         encode_apart=encode_apart,
     ) as runtime:

@@ -20,7 +20,7 @@ LONGER = {
     "actors/block_manager/block_pool.py": "to be divided",
     "actors/block_manager/reservation.py": "to be divided",
     "actors/ledger/durable_journal.py": "to be divided",
-    "actors/request_desk/registry.py": "to be divided",
+    "actors/request_desk/desk.py": "to be divided",
     "actors/scheduler/planning.py": "to be divided",
     "actors/text_workers/chat_pool.py": "to be divided",
     "actors/text_workers/encode_processes.py": "to be divided",

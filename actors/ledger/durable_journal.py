@@ -23,7 +23,6 @@ import attrs
 import structlog
 import trio
 
-from ..accountant.journal import run_release
 from ..messages.outcomes import Outcome
 from ..messages.usage_record import UsageRecord
 from .entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
@@ -74,7 +73,7 @@ class _Written:
     end: Position
 
 
-class LedgerJournal:
+class DurableJournal:
     def __init__(
         self,
         room: Room,
@@ -138,11 +137,11 @@ class LedgerJournal:
         entry = self._open.pop(record.request_id, None)
         if entry is None:
             if record.outcome is Outcome.REJECTED and not self._refusals.take(record.tenant, self._unix_time()):
-                run_release(release)  # there is nothing to wait for
+                release()  # there is nothing to wait for
                 return
             if self._held_back or not self._has_room(MAX_LINE_BYTES):
                 self._hold_back(record)
-                run_release(release)  # it was refused; its client must hear why
+                release()  # it was refused; its client must hear why
                 return
         else:
             self._reserved -= entry.reserved
@@ -297,7 +296,7 @@ class LedgerJournal:
                 if line.closes is not None:
                     self._closings.discard(line.closes)
                 if line.release is not None:
-                    run_release(line.release)
+                    line.release()
         self._close_full()
         self._progress.set()
         self._progress = trio.Event()

@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from .database import LedgerError, make_engine, migrate, reason
-from .durable_journal import LedgerJournal
+from .durable_journal import DurableJournal
 from .entries import MAX_LINE_BYTES, Chain
 from .folder import LedgerFolder
 from .loader import Loader
@@ -63,7 +63,7 @@ class LedgerConfig:
 class Ledger:
     """Made by `open_ledger`."""
 
-    journal: LedgerJournal
+    journal: DurableJournal
     loader: Loader
     server: str
     """This life's incarnation."""
@@ -96,7 +96,7 @@ async def open_ledger(
             server = f"srv-{secrets.token_hex(8)}"
             room = Room(storage, segment_bytes=config.segment_bytes, next_number=left.next_segment)
             refusals = RefusalBudget(config.max_refusal_records)
-            journal = LedgerJournal(room, Chain(server), retries, refusals, fsync=config.fsync, unix_time=unix_time)
+            journal = DurableJournal(room, Chain(server), retries, refusals, fsync=config.fsync, unix_time=unix_time)
             _begin(journal, left, config.version, unix_time())
             for number in left.empty_segments:
                 storage.delete(number)
@@ -128,7 +128,7 @@ async def open_ledger(
             engine.dispose()
 
 
-def _begin(journal: LedgerJournal, left: Left, version: str, now: float) -> None:
+def _begin(journal: DurableJournal, left: Left, version: str, now: float) -> None:
     """This life's first entry, and the last ones of those before it. Raises OSError."""
     journal.start({"version": version, "after": left.after})
     for record in left.open_records:

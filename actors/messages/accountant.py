@@ -74,8 +74,7 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """Neither free nor held by a sequence."""
     num_pins_yielded: int = 0
     admitted_copyable: list[int] = []
-    """Parallel to `admitted_ids`: tokens after the reused ones that a cached block also contains, and that may be copied
-    from it. Empty: none."""
+    """Parallel to `admitted_ids`: tokens after the reused ones that a cached block contains too. Empty: none."""
     admitted_copied: list[int] = []
     """Likewise: those that the executor copied. Nobody's discount."""
     scores: list[StepScores] = []

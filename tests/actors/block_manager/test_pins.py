@@ -200,7 +200,7 @@ def test_one_that_frees_nothing_stays(manager: Manager) -> None:
     manager.core.grant(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it the later one
     granted = manager.grant(rows=[(holder.id, 40, 12)], victims=[holder.id])
     assert granted.preempted_ids == [] and granted.num_pins_yielded == 1
-    assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.holdings[holder.id].table[:4]]
+    assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.allocations[holder.id].table[:4]]
 
 
 def test_what_two_pins_keep_only_together(manager: Manager) -> None:

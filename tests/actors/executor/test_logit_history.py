@@ -129,4 +129,4 @@ def test_a_sequence_that_ends_is_forgotten(rules: LogitRules | None) -> None:
     bench.finish()
     bench.submit([9], 1)
     bench.finish()
-    assert bench.executor._num_ruled == 0
+    assert bench.executor._num_with_rules == 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from quipu.actors.messages.supervisor import Alive
 from quipu.actors.processes.pulse import ALIVE_INTERVAL_S, SILENCE_S, TICK_S, Pulse
+
+from quipu.actors.messages.supervisor import Alive
 
 
 def pass_ticks(pulse: Pulse, seconds: float, *, could_hear: bool = True) -> str | None:
