@@ -25,8 +25,8 @@ from quipu.actors.messages.prompts import Prompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import ServingInfo
-from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.request_desk.desk import RequestTicket
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
 from quipu.actors.wiring import Runtime, open_runtime
@@ -55,6 +55,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "eos_token_ids": (),
+        "fake_step_seconds": 0.0,
         "step_overhead_tokens": 0,  # small prompts wait for one another, too
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
@@ -132,7 +133,7 @@ class Client:
 
     def assert_at_rest(self) -> None:
         """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
-        assert self.runtime.daybook.num_open_accounts == 0
+        assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
         assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
@@ -178,7 +179,7 @@ async def small_runtime(
     *,
     make_host: Callable[..., LoopHost] = LoopHost,
     journal: Journal | None = None,
-    hire_accountant: Callable[..., Accountant] = Accountant,
+    make_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = InlineRenderer,
     encode_apart: bool = False,
     **changes: Any,
@@ -203,7 +204,7 @@ async def small_runtime(
         serving_info(config),
         host,
         journal=journal,
-        hire_accountant=hire_accountant,
+        make_accountant=make_accountant,
         make_renderer=make_renderer,
         encode_apart=encode_apart,
     ) as runtime:

@@ -14,13 +14,17 @@ import attrs
 import msgspec
 
 from quipu.kernels import batch as kernel_batch
-from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
-from quipu.kernels.sampling.processors import LogitProcessor
+from quipu.kernels import logit_processors
+from quipu.kernels.batch import Drawn, RowSampling, Scoring, StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, Processing
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import SamplingParams
 from ..messages.scores import Scores, StepScores
 from ..shared.scored_tokens import pack
+
+_ROW_SAMPLING = tuple(attrs.fields_dict(RowSampling))
+"""Fields that `SamplingParams` has under the same names."""
 
 
 @attrs.define(eq=False)
@@ -38,6 +42,12 @@ class SequenceState:
     table: list[int] = attrs.field(factory=list)
     processor: LogitProcessor | None = None
     """Created at its first sampled token if its sampling has rules; from then on told of every token."""
+    row_sampling: RowSampling = attrs.field(init=False)
+    """What every batch says about how it is sampled: made once, shared by all its rows."""
+
+    @row_sampling.default
+    def _make_row_sampling(self) -> RowSampling:
+        return RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
 
     def processor_for_draw(self) -> LogitProcessor | None:
         """Return what changes its logits, if anything does. All tokens before the next one must be known."""
@@ -46,7 +56,7 @@ class SequenceState:
             return None
         if self.processor is None:
             num_prompt_tokens = len(self.tokens) - self.num_outputs
-            kernel_rules = kernel_batch.LogitRules(**attrs.asdict(rules, recurse=False))
+            kernel_rules = logit_processors.LogitRules(**attrs.asdict(rules, recurse=False))
             self.processor = LogitProcessor(
                 kernel_rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:]
             )
@@ -99,7 +109,6 @@ def make_batch(
     for row_tokens in plan.row_token_ids:
         token_ids += row_tokens or (0,)
         query_start.append(len(token_ids))
-    sampling = [state.sampling for state in states]
     return StepBatch(
         slots=[state.slot for state in states],
         query_start=query_start,
@@ -108,11 +117,7 @@ def make_batch(
         carried=[not row_tokens for row_tokens in plan.row_token_ids],
         block_tables=[state.table for state in states],
         samples=plan.row_samples,
-        temperature=[s.temperature for s in sampling],
-        top_p=[s.top_p for s in sampling],
-        top_k=[s.top_k for s in sampling],
-        min_p=[s.min_p for s in sampling],
-        seed=[s.seed for s in sampling],
+        sampling=[state.row_sampling for state in states],
         output_position=[state.num_outputs for state in states],
         scoring=_make_scoring(plan, states, query_start) if some_are_scored or plan.to_score else None,
         processing=_make_processing(plan, states) if some_have_rules or plan.masks else None,

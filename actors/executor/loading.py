@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quipu.kernels.backend import BackendConfig, KVMemory, load_backend
+from quipu.kernels.backend import BackendConfig, KVMemory
 from quipu.kernels.fake import FakeBackend
+from quipu.kernels.load import load_backend
 
 from ..config import EngineConfig
 from .executor import Executor

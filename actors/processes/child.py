@@ -31,7 +31,7 @@ Read = Callable[[int], bytes]
 
 
 def command_of(module: str) -> list[str]:
-    """Return the command that runs `main` of `module` as a child, whose standard input must be a socket to its parent."""
+    """Return the command that runs a module's `main` as a child; its standard input must be a socket to its parent."""
     code = f"import os; os.nice({NICENESS}); from {module} import main; main()"
     return [sys.executable, "-P", "-c", code]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import attrs
 from msgspec.structs import replace
 
-from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
-from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
 from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.executor.executor import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
@@ -164,7 +164,7 @@ class EngineBench:
             )
             life = Life(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1
-            account.prompted(life.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
+            account.add_sequence(life.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
             self.lives[life.id] = life
             lives.append(life)
             keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
@@ -354,7 +354,7 @@ class EngineBench:
             assert reused == read
             assert reused % self.limits.block_size == 0
             assert reused == life.admissions[number - 1]
-            assert number == life.account.books[sequence_id].num_heard.get(Side.PREFILL, 0) + 1, (
+            assert number == life.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
                 "admissions are numbered without gaps"
             )
             assert copied == copyable, "an honest executor finds what the manager points out"
@@ -382,7 +382,7 @@ class EngineBench:
             self.lives[sequence_id].account.apply(sequence_id, Written(start, end))
         for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
             assert end <= len(self.lives[sequence_id].prompt)
-            self.lives[sequence_id].account.apply(sequence_id, Kept(end))
+            self.lives[sequence_id].account.apply(sequence_id, Pinned(end))
         for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
             life = self.lives[sequence_id]
             assert life.reason is None, "a token after the last"
@@ -492,11 +492,11 @@ class EngineBench:
 
     def _check_account(self, account: Account) -> None:
         assert account.problems() == []
-        for book in account.books.values():
+        for book in account.sequences.values():
             life = self.lives[book.sequence_id]
-            assert book.num_heard.get(Side.PREFILL, 0) == len(life.admissions)
+            assert book.num_admissions.get(Side.PREFILL, 0) == len(life.admissions)
             if life.admissions:
-                assert book.granted[0].reused == book.read == life.admissions[0]
+                assert book.admissions[0].reused == book.read == life.admissions[0]
                 assert book.read <= len(life.prompt) - 1
                 assert self.limits.enable_prefix_caching or book.read == 0
             covered = book.read + book.computed_first + book.restored_first
@@ -506,7 +506,7 @@ class EngineBench:
                 assert book.restored_first in (0, spared)
                 if book.restored_first:
                     assert len(life.prompt) == book.read + self.limits.block_size, "only a whole last block is copied"
-        first = min(account.books.values(), key=lambda book: book.choice_index)
+        first = min(account.sequences.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]
         assert shown(prompt.cached) == (self.lives[first.sequence_id].admissions or [None])[0]
         written = prompt.cache_write_tokens

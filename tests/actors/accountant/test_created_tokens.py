@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.prompt_book import Admission, PromptBook
+from quipu.actors.accountant.account_entries import Admission
+from quipu.actors.accountant.prompt_account import PromptAccount
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 
 LENGTH = 40
@@ -13,8 +14,8 @@ SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR
 POSITIONS = st.integers(0, LENGTH)
 
 
-def book(cached: int | None, *breakpoints: Breakpoint) -> PromptBook:
-    prompt = PromptBook(LENGTH, breakpoints)
+def book(cached: int | None, *breakpoints: Breakpoint) -> PromptAccount:
+    prompt = PromptAccount(LENGTH, breakpoints)
     prompt.admit(Admission(number=1, reused=cached, read=cached or 0, miss=None, incarnation=1, at=0.0))
     return prompt
 

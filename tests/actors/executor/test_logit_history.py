@@ -17,9 +17,9 @@ from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.backend import Backend
-from quipu.kernels.batch import Drawn, Processing, StepBatch
+from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
-from quipu.kernels.sampling.processors import SeenTokens
+from quipu.kernels.logit_processors import Processing, SeenTokens
 from tests.actors.engine_bench import EngineBench, Life
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)

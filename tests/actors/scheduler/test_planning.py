@@ -136,7 +136,7 @@ def test_a_preempted_sequence_resumes_where_it_was() -> None:
     bench.check_at_rest()
     assert first.num_preempted == 0
     assert second.num_preempted > 0
-    book = second.account.books[second.id]
+    book = second.account.sequences[second.id]
     assert (book.computed_first, book.restored_first) == (4, 0)
     assert book.recomputed > 4
 
@@ -202,7 +202,7 @@ def test_a_running_sequence_loses_only_the_dropped_positions() -> None:
     assert first.error
     assert second.reason == "length"
     assert second.admissions == [0]
-    assert second.account.books[second.id].recomputed == 0
+    assert second.account.sequences[second.id].recomputed == 0
 
 
 def test_the_withdrawn_wait_again_in_their_order() -> None:
@@ -305,7 +305,7 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
     bench.step()
     assert life.terminal
     assert life.tokens == []
-    book = life.account.books[life.id]
+    book = life.account.sequences[life.id]
     assert (book.computed_first, life.written) == (10, 8)
     (again,) = bench.submit(PROMPT, 1)
     bench.finish()
