@@ -159,21 +159,21 @@ class Prompts:
     """The last Submit of each request of which others are to come: what both ends of a stream have seen."""
 
     def __init__(self) -> None:
-        self._by_party: dict[int, Submit] = {}
+        self._by_group: dict[int, Submit] = {}
 
     def __len__(self) -> int:
-        return len(self._by_party)
+        return len(self._by_group)
 
     def last_of(self, message: Submit) -> Submit | None:
-        return self._by_party.get(message.party_id)
+        return self._by_group.get(message.group_id)
 
     def note(self, message: Submit | Abort) -> Submit | None:
         """What `message` leaves to be shared. Returns the Submit before it of the same request."""
         if isinstance(message, Abort):
-            return self._by_party.pop(message.sequence_id, None) if message.ends_party else None
-        before = self._by_party.pop(message.party_id, None)
+            return self._by_group.pop(message.sequence_id, None) if message.ends_group else None
+        before = self._by_group.pop(message.group_id, None)
         if message.num_to_come:
-            self._by_party[message.party_id] = message
+            self._by_group[message.group_id] = message
         return before
 
 

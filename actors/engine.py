@@ -24,10 +24,12 @@ import structlog
 import trio
 
 from .block_manager.actor import run_block_manager
-from .block_manager.reservation import BlockManagerCore
+from .block_manager.reservation import BlockManager
 from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
 from .config import EngineConfig
-from .executor.actor import Executor, load_executor, run_executor
+from .executor.actor import run_executor
+from .executor.executor import Executor
+from .executor.loading import load_executor
 from .kv_events.event_log import EventLog, KvEventsError
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
@@ -37,7 +39,7 @@ from .messages.supervisor import Alive, EngineReady, EngineRefused
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
 from .processes.pulse import ALIVE_INTERVAL_S
 from .scheduler.actor import SchedulerMessage, run_scheduler
-from .scheduler.limits import Limits
+from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
 from .scheduler.waiting import Policy
 from .supervisor import Death, EngineLink
@@ -55,7 +57,7 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         """Raises KvEventsError where these are configured and their sockets cannot be opened."""
         self.executor = executor
-        pool = executor.backend.pool
+        pool = executor.backend.memory_plan
         self.events: EventPublisher | None = None
         events: EventLog | None = None
         if config.kv_events is not None:
@@ -64,7 +66,7 @@ class Engine:
             events = EventLog(config.block_size)
             self.events = EventPublisher(config.kv_events, events)
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
-        self.block_manager = BlockManagerCore(
+        self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -75,7 +77,7 @@ class Engine:
             observers=[] if events is None else [events],
         )
         self.batcher = Batcher(
-            Limits(
+            SchedulerConfig(
                 block_size=config.block_size,
                 num_blocks=pool.num_blocks,
                 max_num_seqs=config.max_num_seqs,
@@ -110,12 +112,12 @@ class Engine:
 
     def alive(self) -> Alive:
         """What it is doing, for whoever wonders whether it does anything."""
-        under_way = self.executor.under_way
-        return Alive(0, 0.0) if under_way is None else Alive(under_way.step, time.monotonic() - under_way.since)
+        running = self.executor.running_step
+        return Alive(0, 0.0) if running is None else Alive(running.step, time.monotonic() - running.since)
 
     def ready(self, incarnation: int) -> EngineReady:
         """What it serves with."""
-        capabilities, pool = self.executor.backend.capabilities, self.executor.backend.pool
+        capabilities, pool = self.executor.backend.capabilities, self.executor.backend.memory_plan
         return EngineReady(
             incarnation=incarnation,
             num_blocks=pool.num_blocks,

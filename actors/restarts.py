@@ -1,7 +1,7 @@
 """Keeping a web-side actor running: restart it when it dies, give up when it dies too often.
 
 Used by `wiring`. An actor that is run like this keeps nothing that its death may take along: what it needs to go on is
-where its successor finds it (the accountant's daybook).
+where its successor finds it (for the accountant, the entry store).
 
 What must always hold: a death is never silent; more deaths than allowed within the window end the server with an
 error.

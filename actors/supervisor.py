@@ -23,8 +23,9 @@ from .channel import Channel
 from .config import RuntimeConfig
 from .messages.accountant import EngineDied, StepReport
 from .messages.supervisor import EngineReady, EngineRefused
-from .request_desk.front import Health, State, describe_pool
-from .request_desk.registry import EngineMessage, Registry
+from .request_desk.desk import RequestDesk
+from .request_desk.engine_lane import EngineMessage
+from .request_desk.interface import Health, State, describe_pool
 
 log = structlog.get_logger()
 
@@ -54,9 +55,9 @@ class Death:
 class EngineLink:
     """One incarnation's way to the web side."""
 
-    def __init__(self, incarnation: int, registry: Registry, accountant: Channel[StepReport | EngineDied]) -> None:
+    def __init__(self, incarnation: int, desk: RequestDesk, accountant: Channel[StepReport | EngineDied]) -> None:
         self.incarnation = incarnation
-        self._registry = registry
+        self._desk = desk
         self._accountant = accountant
         self._ready = trio.Event()
         self.refusal: str | None = None
@@ -68,7 +69,7 @@ class EngineLink:
         Until it is ready it holds nothing: what waits survives an engine that dies while it loads.
         """
         await self._ready.wait()
-        return await self._registry.take_for(self.incarnation)
+        return await self._desk.lane.take_for(self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
         """What the engine says, in order."""
@@ -78,8 +79,8 @@ class EngineLink:
                     await self._accountant.send(message)
                 case EngineReady():
                     log.info("engine.ready", **attrs.asdict(message), **describe_pool(message))
-                    self._registry.introduce(message)
-                    self._registry.set_health(Health(State.READY, self.incarnation, ""))
+                    self._desk.introduce(message)
+                    self._desk.set_health(Health(State.READY, self.incarnation, ""))
                     self._ready.set()
                 case EngineRefused(reason):
                     self.refusal = reason
@@ -91,7 +92,7 @@ class EngineLink:
 
     def lost(self, reason: str) -> None:
         """The engine cannot be reached any more; what became of it is found out next."""
-        self._registry.set_health(Health(State.RESTARTING, self.incarnation, reason))
+        self._desk.set_health(Health(State.RESTARTING, self.incarnation, reason))
 
 
 class EngineHost(Protocol):
@@ -105,24 +106,24 @@ class Supervisor:
         self,
         config: RuntimeConfig,
         host: EngineHost,
-        registry: Registry,
+        desk: RequestDesk,
         accountant: Channel[StepReport | EngineDied],
     ) -> None:
         self._config = config
         self._host = host
-        self._registry = registry
+        self._desk = desk
         self._accountant = accountant
 
     async def run(self) -> None:
         """Keep an engine running until cancelled. Raises EngineGivenUp."""
-        config, registry = self._config, self._registry
+        config, desk = self._config, self._desk
         deaths: deque[float] = deque()
         num_shortages = 0
         was_ready = False
         incarnation = 0
         while True:
             incarnation += 1
-            link = EngineLink(incarnation, registry, self._accountant)
+            link = EngineLink(incarnation, desk, self._accountant)
             death = await self._host.run(link)
             was_ready |= link.is_ready
             if death.is_shortage and was_ready:
@@ -138,8 +139,8 @@ class Supervisor:
             is_refused = death.hopeless and not was_ready
             giving_up = is_refused or len(deaths) > config.max_restarts
             state = State.FAILED if giving_up else State.RESTARTING
-            held = registry.held_by(incarnation)
-            registry.set_health(Health(state, incarnation, death.reason))
+            held = desk.lane.held_by(incarnation)
+            desk.set_health(Health(state, incarnation, death.reason))
             log.error("engine.died", incarnation=incarnation, reason=death.reason, num_held=len(held))
             self._accountant.post(EngineDied(incarnation, death.reason, held))
             if giving_up:
@@ -148,5 +149,5 @@ class Supervisor:
 
     def _note_shortage(self, incarnation: int, death: Death) -> None:
         """A restart has to wait: it held nothing, and is no death of an engine that worked."""
-        self._registry.set_health(Health(State.RESTARTING, incarnation, death.reason))
+        self._desk.set_health(Health(State.RESTARTING, incarnation, death.reason))
         log.error("engine.not_started", incarnation=incarnation, reason=death.reason)

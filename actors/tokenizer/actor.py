@@ -1,15 +1,15 @@
 """The tokenizer: from prompts to sequences with block keys.
 
 Receives `Encode` from request handlers. For each request it tells the accountant the lengths of the prompts
-(`Prompted`), then submits one sequence per (prompt, choice) through the registry; or it tells the accountant why the
-request cannot be served (`Refused`). It answers `CountTokens` by itself.
+(`Prompted`), then submits one sequence per (prompt, choice) through the request desk; or it tells the accountant why
+the request cannot be served (`Refused`). It answers `CountTokens` by itself.
 
 A short request is served at once, in order of arrival. Any other is served in a task of its own, which waits for its
 turn in a queue (`text_workers/`) and is cancelled when its client leaves. A prompt that makes the tokenizer raise fails
 its own request only. Turns of a chat that the same domain has sent before are not tokenized again (`segment_cache.py`).
 
 What must always hold: no request waits here for another client's longer request; once a request is encoded or given up,
-nothing here holds its prompts, and the registry has been told.
+nothing here holds its prompts, and the request desk has been told.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..messages.outcomes import RequestError
 from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import CountTokens, Encode
-from ..request_desk.registry import Registry
+from ..request_desk.desk import RequestDesk
 from ..shared.block_keys import chain_keys
 from ..shared.tokenizers_library import catching_panics
 from .context_length import output_budget
@@ -63,14 +63,14 @@ class TokenizerActor:
         self,
         config: RuntimeConfig,
         encoder: TextEncoder,
-        registry: Registry,
+        desk: RequestDesk,
         accountant: Poster[Prompted | Refused],
         prompt_encoder: PromptEncoder,
     ) -> None:
         """`encoder` tells what can be told of a text without encoding it; `prompt_encoder` encodes."""
         self._config = config
         self._lengths = encoder
-        self._registry = registry
+        self._desk = desk
         self._accountant = accountant
         self._encoder = prompt_encoder
 
@@ -89,7 +89,7 @@ class TokenizerActor:
 
     @property
     def _max_model_len(self) -> int:
-        return self._registry.info.max_model_len
+        return self._desk.info.max_model_len
 
     # ------------------------------------------------------------ counting
 
@@ -118,13 +118,13 @@ class TokenizerActor:
         kept = request if whole_request_is_short else attrs.evolve(request, prompts=())
         job = Job(kept, deque(request.prompts), options_of(request))
         del request
-        if not self._registry.may_submit(job.request.request_id):
-            self._registry.encoded(job.request.request_id)
+        if not self._desk.may_submit(job.request.request_id):
+            self._desk.encoded(job.request.request_id)
             return
         slot = self._enter(job, whole_request_is_short)
         if isinstance(slot, RequestError):
             self._refuse(job, slot)
-            self._registry.encoded(job.request.request_id)
+            self._desk.encoded(job.request.request_id)
         elif whole_request_is_short:
             await self._serve(job, slot)
         else:
@@ -147,14 +147,14 @@ class TokenizerActor:
     async def _serve_until_left(self, job: Job, slot: EncodingSlot) -> None:
         """Serve a request; stop when its client leaves."""
         with trio.CancelScope() as scope:
-            self._registry.when_stopped(job.request.request_id, scope.cancel)
+            self._desk.when_stopped(job.request.request_id, scope.cancel)
             await self._serve(job, slot)
 
     async def _serve(self, job: Job, slot: EncodingSlot) -> None:
         """Encode a request in `slot` and submit it."""
         request_id = job.request.request_id
         try:
-            if self._registry.may_submit(request_id):
+            if self._desk.may_submit(request_id):
                 with catching_panics():
                     await self._encode_and_submit(job, slot)
         except Exception as error:
@@ -162,7 +162,7 @@ class TokenizerActor:
         finally:
             slot.leave()
             job.prompts.clear()
-            self._registry.encoded(request_id)
+            self._desk.encoded(request_id)
 
     async def _encode_and_submit(self, job: Job, slot: EncodingSlot) -> None:
         request, max_model_len = job.request, self._max_model_len
@@ -209,13 +209,13 @@ class TokenizerActor:
                 num_hashed = 0
                 await trio.lowlevel.checkpoint()
         submission = Submission(request, prompts, budgets, sampling, root, block_keys, self._config)
-        sequence_ids = self._registry.new_sequence_ids(submission.num_sequences)
-        if not self._registry.may_submit(request.request_id):
+        sequence_ids = self._desk.lane.new_sequence_ids(submission.num_sequences)
+        if not self._desk.may_submit(request.request_id):
             return
-        outlet = self._registry.outlet(request.request_id)
+        outlet = self._desk.outlet(request.request_id)
         self._accountant.post(submission.prompted(sequence_ids))
         for submit, track in submission.messages(sequence_ids, outlet):
-            if not await self._registry.submit(submit, track):
+            if not await self._desk.submit(submit, track):
                 return
 
     async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:

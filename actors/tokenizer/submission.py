@@ -98,7 +98,7 @@ class Submission:
                 ),
                 reads_cache=scoring.reads_cache,
                 pins=pins_of(encoded.breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
-                party_id=sequence_ids[0],
+                group_id=sequence_ids[0],
                 num_to_come=len(places) - index - 1,
                 tokens_to_come=tokens_to_come,
             )

@@ -18,8 +18,8 @@ from tokenizers import models
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.request_desk.front import DeskClosed, PromptRefused
-from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.request_desk.desk import RequestTicket
+from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library

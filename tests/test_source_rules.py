@@ -1,0 +1,176 @@
+"""Rules that every product file keeps: its size, how it imports, and that only an actor's `actor.py` waits."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("actors", "kernels", "web")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+MAX_NUM_LINES = 300
+LONGER = {
+    "actors/block_manager/block_pool.py": "to be divided",
+    "actors/block_manager/reservation.py": "to be divided",
+    "actors/scheduler/planning.py": "to be divided",
+    "actors/text_workers/chat_pool.py": "to be divided",
+    "actors/text_workers/encode_processes.py": "to be divided",
+    "actors/tokenizer/actor.py": "to be divided",
+}
+"""Files that may be longer than `MAX_NUM_LINES`, and why."""
+
+ACTORS = ("tokenizer", "scheduler", "block_manager", "executor", "detokenizer", "accountant")
+LOOPS = {"trio", "anyio", "asyncio"}
+
+ABSOLUTE = {"actors/ledger/migrations/env.py": "Alembic runs this file by its path, outside any package"}
+"""Files whose imports of their own folder may be absolute, and why."""
+
+REPEATED = {
+    # what each room of its kind has
+    "__init__", "actor", "answer", "body", "config", "fields", "generation", "models", "ops", "prompt", "render",
+    "serve", "shapes", "stream", "supervisor", "usage", "usage_record",
+    # the command and the decisions behind it
+    "engine", "keys", "prompts", "files",
+    # models, backends and what is asked of them
+    "attention", "experts", "logprobs", "refusals", "sampler", "sampling", "scores",
+}  # fmt: skip
+"""Names that files of several rooms have because they mean the same thing there."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def wrong_imports(source: str, name: str) -> Iterator[str]:
+    """Yield each import in file `name` that is absolute within its top folder, or relative beyond it."""
+    top = name.partition("/")[0]
+    depth = name.count("/")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level > depth:
+                yield f"{name}:{node.lineno}: a relative import that leaves {top}/"
+            continue
+        else:
+            continue
+        if any(f"{module}.".startswith(f"quipu.{top}.") for module in modules):
+            yield f"{name}:{node.lineno}: an absolute import within {top}/"
+
+
+def waits(source: str, name: str) -> Iterator[str]:
+    """Yield each line of `source` that knows an event loop; the signatures of a Protocol's methods do not count."""
+    tree = ast.parse(source)
+    signatures = {
+        method
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
+        for method in node.body
+        if isinstance(method, ast.AsyncFunctionDef) and all(isinstance(line, ast.Expr) for line in method.body)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.AsyncFunctionDef() if node not in signatures:
+                yield f"{name}:{node.lineno}: async def {node.name}"
+            case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                yield f"{name}:{node.lineno}: {ast.unparse(node).partition(chr(10))[0]}"
+            case ast.Import() if {alias.name.partition(".")[0] for alias in node.names} & LOOPS:
+                yield f"{name}:{node.lineno}: {ast.unparse(node)}"
+            case ast.ImportFrom() if node.level == 0 and (node.module or "").partition(".")[0] in LOOPS:
+                yield f"{name}:{node.lineno}: {ast.unparse(node)}"
+            case ast.comprehension() if node.is_async:
+                yield f"{name}: an async comprehension over {ast.unparse(node.iter)}"
+
+
+def test_no_file_is_longer_than_it_should_be() -> None:
+    """A product file has at most 300 lines: a longer one usually holds two ideas."""
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
+    too_long = {name: length for name, length in lengths.items() if length > MAX_NUM_LINES and name not in LONGER}
+    assert not too_long, "divide these, or give a reason in LONGER"
+
+
+def test_imports_are_relative_within_a_top_folder_and_absolute_across() -> None:
+    """A file means the same by whichever path an editor opened it: `actors/…` or `src/quipu/actors/…`."""
+    wrong = [
+        line
+        for path in FILES
+        if name_of(path) not in ABSOLUTE
+        for line in wrong_imports(path.read_text(), name_of(path))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from quipu.actors.messages.counts import Counts",
+        "from quipu.actors import config",
+        "from quipu import actors",
+        "import quipu.actors.config",
+        "from ...web.options import Options",
+        "def later():\n    from quipu.actors.config import EngineConfig",
+    ],
+)
+def test_planted_imports_are_found(line: str) -> None:
+    """Every way to write a wrong import is seen, within functions too."""
+    assert list(wrong_imports(line, "actors/scheduler/planted.py"))
+
+
+@pytest.mark.parametrize("line", ["from ..messages import counts", "from . import x", "import quipu.kernels.batch"])
+def test_right_imports_pass(line: str) -> None:
+    """Relative within the top folder and absolute across is what the rule wants."""
+    assert not list(wrong_imports(line, "actors/scheduler/planted.py"))
+
+
+def test_only_actor_py_waits() -> None:
+    """Everything beside an actor's `actor.py` is synchronous: it can be read and tested without a loop."""
+    found = [
+        line
+        for actor in ACTORS
+        for path in (ROOT / "actors" / actor).rglob("*.py")
+        if path.name != "actor.py"
+        for line in waits(path.read_text(), name_of(path))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "async def wait(): pass",
+        "class Desk:\n    async def wait(self): ...",
+        "class Desk(Protocol):\n    async def wait(self):\n        return 1",
+        "import trio",
+        "import trio.lowlevel as low",
+        "from trio import Event",
+        "def later():\n    from anyio import sleep",
+    ],
+)
+def test_planted_waits_are_found(source: str) -> None:
+    """Coroutines and loops are seen wherever they stand."""
+    assert list(waits(source, "planted.py"))
+
+
+def test_signatures_of_protocols_are_no_waits() -> None:
+    """A Protocol may declare what an actor awaits."""
+    source = 'class Desk(Protocol):\n    async def wait(self) -> None:\n        """Wait for the reply."""\n'
+    assert not list(waits(source, "planted.py"))
+
+
+def test_a_file_name_means_one_thing() -> None:
+    """Two rooms have files of one name only if both names mean the same (see `REPEATED`)."""
+    counted = Counter(path.stem for path in FILES)
+    assert {stem for stem, number in counted.items() if number > 1} <= REPEATED
+
+
+def test_every_actor_has_its_room() -> None:
+    """The rooms that these rules are about are those that have an `actor.py`."""
+    rooms = {path.parent.name for path in (ROOT / "actors").glob("*/actor.py")}
+    assert rooms == set(ACTORS)
