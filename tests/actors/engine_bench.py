@@ -15,8 +15,6 @@ from msgspec.structs import replace
 
 from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
 from quipu.actors.accountant.prompt_account import Admission
-from quipu.actors.block_manager.reservation import BlockManagerCore
-from quipu.actors.accountant.prompt_book import Admission
 from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.executor.actor import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
