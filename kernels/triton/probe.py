@@ -23,7 +23,7 @@ from ..checkpoints.weights import Shape
 from ..kv_cache import BlockShape, KVCache
 from ..models.families import Model
 from .attention import Parts, tile_tokens
-from .columns import Columns, Capacity, lengths_of
+from .columns import Capacity, Columns, lengths_of
 from .configs import Tiles, shared_tile, token_ladder
 from .device import Device
 from .matrices import LibraryLinear, Linear, OwnLinear

@@ -20,7 +20,7 @@ from ..batch import StepBatch
 from ..kv_cache import KVCache
 from ..models.families import Model
 from .attention import Parts, tile_tokens
-from .columns import Columns, Int32s, Capacity, lengths_of
+from .columns import Capacity, Columns, Int32s, lengths_of
 from .configs import Tiles, token_ladder
 from .device import Device
 from .matrices import Linear

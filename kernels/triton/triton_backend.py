@@ -25,7 +25,7 @@ from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import score
-from .availability import request_strict_cublas, check_capability
+from .availability import check_capability, request_strict_cublas
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
 from .device import CudaDevice, Device
 from .device_weights import DeviceWeights

@@ -94,7 +94,7 @@ def this_machine(*, rehearsal: bool) -> Machine:
 
         interpreted.interpreter.InterpreterBuilder.create_dot = interpreted.create_dot
         return Machine(CpuDevice(), SMALL, rehearsal=True)
-    from quipu.kernels.triton.availability import request_strict_cublas, check_capability
+    from quipu.kernels.triton.availability import check_capability, request_strict_cublas
 
     if not request_strict_cublas():
         raise RuntimeError("CUDA was started before cuBLAS's settings were made")

@@ -10,7 +10,7 @@ import torch
 
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.triton.attention import Parts, tile_tokens
-from quipu.kernels.triton.columns import Columns, Capacity, lengths_of
+from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
 from quipu.kernels.triton.configs import SMALL, Tiles
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.matrices import LibraryLinear

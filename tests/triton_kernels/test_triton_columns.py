@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.kernels.triton.columns import Columns, Capacity, lengths_of
+from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.tables import Tables
 from tests.triton_kernels.passes import make_batch
