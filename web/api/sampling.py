@@ -20,7 +20,7 @@ from quipu.actors.declarations import EVERY_API, SamplingField, sampling_fields_
 from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..request.errors import APIError, bad_value, unknown_parameter
+from ..request.errors import bad_value, unknown_parameter
 from .fields import Fields, token_ids, wrong_type
 from .generation import NO_SCORES, WantedScores
 
