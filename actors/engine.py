@@ -57,7 +57,7 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         """Raises KvEventsError where these are configured and their sockets cannot be opened."""
         self.executor = executor
-        pool = executor.backend.pool
+        pool = executor.backend.memory_plan
         self.events: EventPublisher | None = None
         events: EventLog | None = None
         if config.kv_events is not None:
@@ -117,7 +117,7 @@ class Engine:
 
     def ready(self, incarnation: int) -> EngineReady:
         """What it serves with."""
-        capabilities, pool = self.executor.backend.capabilities, self.executor.backend.pool
+        capabilities, pool = self.executor.backend.capabilities, self.executor.backend.memory_plan
         return EngineReady(
             incarnation=incarnation,
             num_blocks=pool.num_blocks,

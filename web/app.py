@@ -105,6 +105,6 @@ def install_reserved_places(app: QuipuApp) -> None:
         connection, rule = current_request_context().connection, request.url_rule
         if connection is None or not connection.is_reserved or (rule is not None and rule.rule in PROBES):
             return None
-        response = respond(unavailable("The server has as many connections as it may. Try again later."))
+        response = respond(unavailable("The server is overloaded: too many connections. Try again later."))
         response.headers["Connection"] = "close"
         return response

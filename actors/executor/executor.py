@@ -41,8 +41,8 @@ class Executor:
 
     def __init__(self, backend: Backend, *, max_num_seqs: int) -> None:
         self.backend = backend
-        self._block_size = backend.pool.block_size
-        self._tags = BlockTags(backend.pool.num_blocks, self._block_size)
+        self._block_size = backend.memory_plan.block_size
+        self._tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
         self._sequences: dict[int, SequenceState] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_scored = 0  # sequences whose sampled tokens are scored

@@ -153,8 +153,6 @@ class RequestDesk:
                 return num_tokens
             case RequestError() as error:
                 raise PromptRefused(error)
-            case None:
-                raise RuntimeError("the tokenizer gave no answer to CountTokens")
 
     async def hand_over(self, request: Encode) -> None:
         """Implement `Ticket.start`."""
@@ -188,7 +186,6 @@ class RequestDesk:
             self._idle.set()
 
     def reset_prefix_cache(self) -> None:
-        """Have every request submitted from now on miss."""
         self.lane.post(ResetPrefixCache())
 
     def health(self) -> Health:

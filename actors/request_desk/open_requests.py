@@ -63,8 +63,9 @@ class CountSlot:
         self._answer = answer
         self._answered.set()
 
-    async def wait(self) -> Counted | RequestError | None:
+    async def wait(self) -> Counted | RequestError:
         await self._answered.wait()
+        assert self._answer is not None
         return self._answer
 
     def when_left(self, call: Callable[[], object], /) -> None:

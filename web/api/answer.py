@@ -100,7 +100,7 @@ async def answer(
     try:
         ticket = desk.open(prepared.encode, endpoint, caller)
     except DeskClosed as closed:
-        raise unavailable(str(closed) or "The server takes no requests now.") from None
+        raise unavailable(str(closed) or "The server is not accepting requests.") from None
     context.scope.on_close(ticket.leave)
     ticket.when_encoded(prepared.share.release)
     del prepared  # and with it the prompts

@@ -151,4 +151,4 @@ async def take_body() -> tuple[bytearray, BodyShare]:
 
 
 def _no_room() -> APIError:
-    return unavailable("The server holds as many bytes of request bodies as it may. Try again later.")
+    return unavailable("The server is overloaded: too much memory is taken by request bodies. Try again later.")

@@ -13,7 +13,7 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..request.errors import invalid, no_model
+from ..request.errors import bad_value, no_model
 from .fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16
@@ -114,10 +114,10 @@ def check_priority(priority: int, *, is_allowed: bool) -> None:
     """Who is served first is the operator's to say: 0 is everybody's. Raises APIError."""
     if priority and not is_allowed:
         message = (
-            "`priority` is not allowed here: the server must be started with --allow-client-priority, or the API key "
-            "must be marked with `priority = true` in the key file."
+            "not allowed unless the server is started with --allow-client-priority, or the API key is marked with "
+            "`priority = true` in the key file"
         )
-        raise invalid(message, "priority", "priority_not_allowed")
+        raise bad_value("priority", message, "priority_not_allowed")
 
 
 def read_cache_salt(fields: Fields) -> str:
@@ -128,5 +128,5 @@ def read_cache_salt(fields: Fields) -> str:
     if type(value) is not str:
         raise wrong_type("cache_salt", "a string")
     if len(value) > MAX_CACHE_SALT_CHARS:
-        raise invalid(f"`cache_salt` may have at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
+        raise bad_value("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")
     return value

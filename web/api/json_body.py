@@ -47,7 +47,7 @@ async def parse_json(
 ) -> Any:
     """Parse a body of at most `max_values` values. Raises InvalidJson and TooComplex.
 
-    `expect(num_bytes)` is called with the approximate memory of a large body's values before they are made. It may raise.
+    `expect(num_bytes)`, which may raise, is told the approximate memory of a large body's values before they are made.
     """
     if len(data) <= INLINE_BYTES:
         try:
@@ -87,7 +87,7 @@ class _Pieces:
         if span.end - span.start <= PIECE_BYTES and span.last - span.first <= PIECE_VALUES:
             return await self._parse(span.start, span.end)
         if depth > MAX_LARGE_DEPTH:
-            raise TooComplex(f"The body nests large objects or arrays more than {MAX_LARGE_DEPTH} deep.")
+            raise TooComplex(f"The request body nests large objects or arrays more than {MAX_LARGE_DEPTH} deep.")
         start = self._skip_whitespace(span.start, span.end)
         match self._data[start : start + 1]:
             case b"[" | b"{":
@@ -163,7 +163,7 @@ class _Pieces:
         found = _KEY.match(self._data, start, min(member.end, start + MAX_KEY_BYTES))
         if found is None:
             if member.end - start > MAX_KEY_BYTES and self._data[start : start + 1] == b'"':
-                raise TooComplex(f"The body has a key of more than {MAX_KEY_BYTES} bytes.")
+                raise TooComplex(f"The request body has a key of more than {MAX_KEY_BYTES} bytes.")
             raise _invalid("key expected", start)
         return self._loads(found.start(1), found.end(1), b"%b"), found.end()
 

@@ -94,9 +94,9 @@ def _scan(data: bytes | bytearray, max_values: int) -> Iterator[tuple[npt.NDArra
         at = np.flatnonzero(found)
         num_values += len(at)
         if num_containers > MAX_CONTAINERS:
-            raise TooComplex(f"The body has more than {MAX_CONTAINERS} objects and arrays.")
+            raise TooComplex(f"The request body has more than {MAX_CONTAINERS} objects and arrays.")
         if num_values > max_values:
-            raise TooComplex(f"The body has more than {max_values} values.")
+            raise TooComplex(f"The request body has more than {max_values} values.")
         yield at + start, part[at]
 
 

@@ -64,7 +64,7 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
         try:
             principal = keys.ring.find(_presented_key())
             if principal is None:
-                raise unauthorized("This API key is not valid.")
+                raise unauthorized("Incorrect API key provided.")
             context.principal = principal
             context.log = context.log.bind(tenant=principal.tenant, key_id=principal.key_id)
             if needs_admin(route) and not principal.is_admin:
@@ -82,14 +82,14 @@ def unauthorized(message: str) -> APIError:
 
 
 def forbidden() -> APIError:
-    message = "This needs an admin key."
+    message = "This endpoint requires an admin API key."
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
 
 
 def not_from_here() -> APIError:
     message = (
-        "This server has no API keys, so it answers this only to requests from its own machine that no proxy has "
-        "forwarded. Start it with an admin key, or with --open-admin to answer everybody."
+        "This server has no API keys, so it serves this endpoint only to requests from its own machine that no proxy "
+        "has forwarded. Start it with an admin key, or with --open-admin to serve everybody."
     )
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="local_only")
 
@@ -103,8 +103,8 @@ def _presented_key() -> str:
             presented.add(key.strip())
     presented.discard("")
     if not presented:
-        raise unauthorized("No API key was given: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
+        raise unauthorized("No API key provided. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
     if len(presented) > 1:
         # Which of them a proxy in front has looked at cannot be told from here.
-        raise unauthorized("Different API keys were given: send one.")
+        raise unauthorized("Different API keys provided. Send only one.")
     return presented.pop()

@@ -15,7 +15,7 @@ from quart import request
 
 from quipu.actors.messages.accountant import Caller
 
-from ..request.errors import invalid
+from ..request.errors import bad_value
 from ..request.request_context import RequestContext
 
 HEADER = "Idempotency-Key"
@@ -28,7 +28,7 @@ async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model:
     """The caller of the request that is being handled. Raises APIError for a key that cannot be kept."""
     principal, key = context.principal, request.headers.get(HEADER)
     if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
-        raise invalid(f"{HEADER} must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters.", HEADER)
+        raise bad_value(HEADER, f"must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters")
     digest = None
     if key is not None:
         parts = (principal.tenant, key, context.endpoint, raw_body)

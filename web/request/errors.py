@@ -107,8 +107,31 @@ def _request_id() -> str | None:
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
-    """The request cannot be served as it stands."""
+    """Return an error for a request that cannot be served as it stands."""
     return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param=param, code=code)
+
+
+def bad_value(param: str, problem: str, code: str = "invalid_value") -> APIError:
+    """Return an error for a parameter; `problem` ends its sentence, such as "must be at least 1"."""
+    return invalid(f"Invalid value for `{param}`: {problem}.", param, code)
+
+
+def unsupported_parameter(param: str) -> APIError:
+    """Return an error for a parameter that this server does not implement."""
+    return invalid(f"Unsupported parameter: `{param}` is not supported by this server.", param, "unsupported_parameter")
+
+
+def unsupported_value(param: str, problem: str) -> APIError:
+    """Return an error for a value that the API defines but this server does not implement."""
+    return invalid(f"Unsupported value for `{param}`: {problem}.", param, "unsupported_value")
+
+
+def unknown_parameter(param: str, instead: str | None = None) -> APIError:
+    """Return an error for a parameter that this endpoint does not have."""
+    hint = "" if instead is None else f" Use `{instead}` instead."
+    return invalid(
+        f"Unknown parameter: `{param}` is not a parameter of this endpoint.{hint}", param, "unknown_parameter"
+    )
 
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
@@ -116,8 +139,8 @@ def not_found(message: str, param: str | None = None, code: str | None = None) -
 
 
 def no_model(name: str) -> APIError:
-    """No model is served under this name, which the client wrote."""
-    return not_found(f"The model {quoted(name)} does not exist on this server.", "model", "model_not_found")
+    """Return the error for a model name, as the client wrote it, under which nothing is served."""
+    return not_found(f"The model {quoted(name)} does not exist.", "model", "model_not_found")
 
 
 def quoted(text: str) -> str:
@@ -135,7 +158,9 @@ def unavailable(message: str, code: str | None = None) -> APIError:
     return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable", code=code or "overloaded")
 
 
-def internal(message: str = "The server failed to answer this request.", code: str | None = None) -> APIError:
+def internal(
+    message: str = "The server had an error while processing the request.", code: str | None = None
+) -> APIError:
     return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code=code or "internal_error")
 
 
@@ -158,7 +183,7 @@ def error_of(closed: Closed) -> APIError | None:
         return from_request_error(closed.error)
     if closed.record.outcome is not Outcome.FINISHED:
         # Whoever closed it gave no reason; the client must not take half an answer for a whole one.
-        return internal(f"The request ended before its answer was complete ({closed.record.outcome}).")
+        return internal(f"The request ended before its response was complete ({closed.record.outcome}).")
     return None
 
 
@@ -178,14 +203,15 @@ def _from_http_exception(error: HTTPException) -> APIError:
     name = error.name
     match status:
         case HTTPStatus.NOT_FOUND:
-            return not_found("There is nothing at this path.", code="unknown_url")
+            return not_found(f"Unknown URL: {_method_and_path()}.", code="unknown_url")
         case HTTPStatus.METHOD_NOT_ALLOWED:
-            return APIError(status, "This path does not take this method.", "invalid_request_error", code="bad_method")
+            message = f"Invalid method for URL: {_method_and_path()}."
+            return APIError(status, message, "invalid_request_error", code="bad_method")
         case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            message = "The request's body is larger than this server takes."
+            message = "The request body is too large."
             return APIError(status, message, "invalid_request_error", code="body_too_large")
         case HTTPStatus.REQUEST_TIMEOUT:
-            message = "The request's body did not arrive in time."
+            message = "The request body did not arrive in time."
             return APIError(status, message, "invalid_request_error", code="body_timeout")
         case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return APIError(status, f"{name}.", "invalid_request_error")
@@ -193,8 +219,12 @@ def _from_http_exception(error: HTTPException) -> APIError:
             return APIError(status, f"{name}.", "server_error")
 
 
+def _method_and_path() -> str:
+    return f"{quoted(request.method)[1:-1]} {quoted(request.path)[1:-1]}"
+
+
 def respond(error: APIError) -> Response:
-    """The answer to the current request, noted for its closing line."""
+    """Return the response to the current request, and note the error for its closing line."""
     note_error(error.code, error.param)
     return error.response()
 

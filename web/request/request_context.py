@@ -111,6 +111,9 @@ class RequestContext:
 
     def _write_line(self, ended_at: float, usage: UsageRecord | Tally) -> None:
         write = self.log.info if self.is_generation else self.log.debug
+        misses = usage.cache_misses if isinstance(usage, UsageRecord) else ()
+        # The first prompt's, as in the record that `GET /v1/usage/{request_id}` shows.
+        reason, token = (misses[0].reason.value, misses[0].token) if misses else (None, None)
         write(
             "request.done",
             endpoint=self.endpoint,
@@ -119,6 +122,8 @@ class RequestContext:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
+            miss_reason=reason,
+            miss_token=token,
             duration_s=round(ended_at - self.opened_at, 6),
             **self._reasons(),
         )

@@ -249,6 +249,9 @@ def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[
         record = records[request_id]
         told = (line["outcome"], line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
         assert told == (record.outcome, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        miss = record.cache_misses[0] if record.cache_misses else None
+        expected = (None, None) if miss is None else (miss.reason, miss.token)
+        assert (line["miss_reason"], line["miss_token"]) == expected
     stats = [line for line in lines if line["event"] == "prefix_cache.stats"][-1]
     assert stats["total_prompt_tokens"] == counters["prompt_tokens_total"]
     assert stats["total_cached_tokens"] == counters["prefix_cache_hits_total"]

@@ -37,7 +37,7 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
         if request_id.isprintable():  # the others are no ids, and not every database takes them
             found = await source.record(_query(request_id, principal))
         if found is None:
-            raise not_found("There is no record of this request.", "request_id", "record_not_found")
+            raise not_found("No usage record exists for this request id.", "request_id", "record_not_found")
         return describe(found, for_admin=principal.is_admin)
 
 

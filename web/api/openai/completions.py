@@ -18,7 +18,7 @@ from quipu.actors.messages.scores import TokenScores
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ...request.errors import invalid
+from ...request.errors import bad_value, invalid
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..pace import Pace
@@ -70,7 +70,9 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     )
     best_of = fields.integer("best_of", 1)
     if best_of is not None and best_of != request.num_choices:
-        raise invalid("`best_of` is only supported when it equals `n`.", "best_of", "unsupported_parameter")
+        raise bad_value(
+            "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"
+        )
     return request
 
 
@@ -83,12 +85,12 @@ async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, p
     if type(value) is not list:
         raise wrong_type("prompt", _PROMPT_TYPES)
     if not value:
-        raise invalid("`prompt` must not be an empty list.", "prompt")
+        raise bad_value("prompt", "must not be empty")
     kinds = set(map(type, value[:_NUM_LOOKED_AT]))
     if kinds == {int}:
         return (await _token_prompt(value, "prompt", info, pace),)
     if len(value) > max_sequences:
-        raise invalid(f"`prompt` may hold at most {max_sequences} prompts.", "prompt")
+        raise bad_value("prompt", f"must have at most {max_sequences} prompts")
     kinds = set(map(type, value))
     if len(kinds) > 1 or not kinds <= {str, list}:
         raise wrong_type("prompt", _PROMPT_TYPES)
@@ -99,9 +101,9 @@ async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, p
 
 async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pace) -> TokenPrompt:
     if not ids:
-        raise invalid(f"`{where}` must have at least one token.", "prompt")
+        raise invalid(f"Invalid value for `{where}`: must have at least one token.", "prompt")
     if len(ids) > info.max_model_len:
-        message = f"`{where}` has {len(ids)} tokens; the model's context holds {info.max_model_len}."
+        message = f"Invalid value for `{where}`: has {len(ids)} tokens, but the context length is {info.max_model_len}."
         raise invalid(message, "prompt", "context_length_exceeded")
     return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 

@@ -63,7 +63,7 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     @app.get(f"{ENDPOINT}/<response_id>/input_items")
     @app.post(f"{ENDPOINT}/<response_id>/cancel")
     async def find_response(response_id: str) -> Response:
-        message = "This server does not store responses, so none can be read, listed, cancelled or deleted."
+        message = "This server does not store responses, so none can be retrieved, listed, cancelled or deleted."
         raise not_found(message, "response_id", "response_not_stored")
 
 

@@ -50,7 +50,7 @@ def _named(
     return dict.fromkeys(names.split(), (expected, is_one))
 
 
-_KINDS = {
+_TYPES = {
     **_named("architectures layer_types", "a list of names", _is_list_of(_is_text)),
     **_named("rope_scaling rope_parameters", "an object", _is_object),
     **_named("dtype torch_dtype hidden_act hidden_activation", "a name", _is_text),
@@ -71,7 +71,7 @@ _KINDS = {
         is_whole,
     ),
 }
-_ROPE_KINDS = {
+_ROPE_TYPES = {
     **_named("rope_type type", "a name", _is_text),
     **_named("truncate", "true or false", _is_flag),
     **_named("short_factor long_factor", "a list of numbers", _is_list_of(is_number)),
@@ -79,9 +79,9 @@ _ROPE_KINDS = {
 """Of rotary parameters; all others are numbers, or objects of the same for a type of layers."""
 
 
-def check_kinds(data: dict[str, Any]) -> None:
+def check_types(data: dict[str, Any]) -> None:
     """Raises ValueError naming the first entry that is of another kind than it has to be."""
-    for name, (expected, is_one) in _KINDS.items():
+    for name, (expected, is_one) in _TYPES.items():
         _check(name, data.get(name), expected, is_one)
     for name in ("rope_scaling", "rope_parameters"):
         for part, value in (data.get(name) or {}).items():
@@ -93,7 +93,7 @@ def check_kinds(data: dict[str, Any]) -> None:
 
 
 def _check_rope(path: str, name: str, value: object) -> None:
-    expected, is_one = _ROPE_KINDS.get(name, ("a number", is_number))
+    expected, is_one = _ROPE_TYPES.get(name, ("a number", is_number))
     _check(f"{path}.{name}", value, expected, is_one)
 
 
