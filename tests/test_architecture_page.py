@@ -65,6 +65,15 @@ def test_constants_exist(page: str) -> None:
         assert any(re.search(rf"^{constant}\b", source, flags=re.M) for source in sources), f"{module}.{constant}"
 
 
+def test_invariants_are_tested() -> None:
+    """Every test that `docs/engine.md` names beside an invariant is in the tests of the actors."""
+    _, _, table = read("docs/engine.md").partition("## Invariants and their tests")
+    names = [name for name in re.findall(r"`(\w+)", table) if name not in FOLDERS]
+    assert names
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "actors").rglob("*.py"))
+    assert [name for name in names if not re.search(rf"\b{name}\b", sources)] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link leads to a file, and its fragment to a heading of that file."""
