@@ -1,12 +1,12 @@
-"""The supervisor: runs one engine after another, and knows how they are.
+"""The supervisor: runs one engine after another, and tracks their health.
 
-An engine (scheduler, KV-block manager, executor: one restart group) runs in a host: in this loop (`engine.py`), or in a
-process of its own (`processes/process_host.py`). When it dies, everything it held is told so (`EngineDied`, after the
-last of its reports), health says so before that, and a new incarnation begins. What waits in the lane goes to the new
-one.
+An engine (scheduler, KV-block manager and executor, restarted as one group) runs in a host: in this loop (`engine.py`)
+or in its own process (`processes/process_host.py`). When it dies, health is updated first; then `EngineDied`, after the
+last of its reports, ends all sequences that it held, and a new incarnation is started. Messages waiting in the lane go
+to the new one.
 
-What must always hold: health is never better than the truth; two engines never hold the same sequence; too many deaths
-within the window end the server with an error.
+What must always hold: health is never reported better than it is; two engines never hold the same sequence; too many
+deaths within the window end the server with an error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .request_desk.interface import Health, State, describe_pool
 log = structlog.get_logger()
 
 MAX_BACKOFF_S = 5.0
-"""Between two tries to start an engine where there is no memory, or are no descriptors."""
+"""Longest wait between two attempts to start an engine when memory or file descriptors are short."""
 MAX_DOUBLINGS = 16
-"""Of the time between them: enough to come from any first one to that."""
+"""How often that wait is doubled: enough to reach `MAX_BACKOFF_S` from any initial value."""
 
 
 class EngineGivenUp(Exception):
@@ -40,7 +40,7 @@ class EngineGivenUp(Exception):
 
 
 class EngineRefusal(EngineGivenUp):
-    """The first engine cannot serve as it is configured, and has said why. Another start would end the same way."""
+    """The first engine cannot serve as configured; the message says why. Another start would end the same way."""
 
 
 @attrs.frozen
@@ -49,11 +49,11 @@ class Death:
     hopeless: bool = False
     """Another start would end the same way."""
     is_shortage: bool = False
-    """There was no memory, or were no descriptors, to start it with: there may be some later."""
+    """There was not enough memory, or not enough file descriptors, to start it; there may be later."""
 
 
 class EngineLink:
-    """One incarnation's way to the web side."""
+    """The connection of one incarnation to the web side."""
 
     def __init__(self, incarnation: int, desk: RequestDesk, accountant: Channel[StepReport | EngineDied]) -> None:
         self.incarnation = incarnation
@@ -61,18 +61,18 @@ class EngineLink:
         self._accountant = accountant
         self._ready = trio.Event()
         self.refusal: str | None = None
-        """Why the engine cannot serve, if it has said so."""
+        """Why the engine cannot serve, if it has refused."""
 
     async def take(self) -> list[EngineMessage]:
-        """What the engine gets next; waits until it is ready and there is something.
+        """Return the next messages for the engine. Waits until it is ready and there are any.
 
-        Until it is ready it holds nothing: what waits survives an engine that dies while it loads.
+        Until it is ready the engine holds nothing, so waiting messages survive an engine that dies while it loads.
         """
         await self._ready.wait()
         return await self._desk.lane.take_for(self.incarnation)
 
     async def deliver(self, messages: Iterable[object]) -> None:
-        """What the engine says, in order."""
+        """Handle messages from the engine, in order."""
         for message in messages:
             match message:
                 case StepReport():
@@ -87,11 +87,11 @@ class EngineLink:
 
     @property
     def is_ready(self) -> bool:
-        """The engine has loaded."""
+        """Whether the engine has loaded."""
         return self._ready.is_set()
 
     def lost(self, reason: str) -> None:
-        """The engine cannot be reached any more; what became of it is found out next."""
+        """Note that the engine cannot be reached any more. How it ended is determined next."""
         self._desk.set_health(Health(State.RESTARTING, self.incarnation, reason))
 
 
@@ -148,6 +148,6 @@ class Supervisor:
             await trio.sleep(config.restart_backoff_s * 2 ** (len(deaths) - 1))
 
     def _note_shortage(self, incarnation: int, death: Death) -> None:
-        """A restart has to wait: it held nothing, and is no death of an engine that worked."""
+        """Note that a restart has to wait. This engine held nothing, so it does not count as a death."""
         self._desk.set_health(Health(State.RESTARTING, incarnation, death.reason))
         log.error("engine.not_started", incarnation=incarnation, reason=death.reason)

@@ -136,7 +136,7 @@ class Client:
         assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
-        assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
+        assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_prompts == 0
         manager = self.engine.block_manager
         manager.check()
         assert manager.allocations == {}
@@ -217,7 +217,7 @@ def text_of(token_ids: list[int]) -> str:
     """What a client sees of ids, whole."""
     from pathlib import Path
 
-    from quipu.actors.tokenizer.vocabulary import Vocabulary
+    from tests.vocabularies import Vocabulary
 
-    decoder = Vocabulary(Path(DEMO)).decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = Vocabulary(Path(DEMO)).decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()

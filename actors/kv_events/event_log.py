@@ -39,7 +39,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_onl
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
-    """Parent of the first block; None if that is the first of its chain. It may have been evicted, or never reported."""
+    """Parent of the first block; None if that begins a chain. It may have been evicted, or never reported."""
     token_ids: list[int]
     """`block_size` token ids for each block, in order."""
     block_size: int

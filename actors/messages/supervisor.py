@@ -34,7 +34,7 @@ class EngineRefused:
 
 
 @attrs.frozen
-class Alive:
+class Heartbeat:
     """Sent by an engine every second, also during a step, to show that its loop runs."""
 
     step: int

@@ -23,15 +23,15 @@ OWN_GROUP = 0
 """Argument for `process_group`: each child has its own, so that Ctrl-C in the terminal reaches the web process only. It
 keeps its parent's session, because with Linux's autogroup a niceness is relative to processes of the same session."""
 NICENESS = 10
-"""Children yield to everything that serves requests, even before they import anything, because starting takes longer than
-most of their work. On a contended processor they still get a tenth of it."""
+"""Children yield to everything that serves requests, even before they import anything, because starting takes longer
+than most of their work. On a contended processor they still get a tenth of it."""
 
 Read = Callable[[int], bytes]
 """Reads exactly the given number of bytes, or raises EOFError."""
 
 
 def command_of(module: str) -> list[str]:
-    """Return the command that runs `main` of `module` as a child. Its standard input must be the socket to its parent."""
+    """Return the command that runs a module's `main` as a child; its standard input must be a socket to its parent."""
     code = f"import os; os.nice({NICENESS}); from {module} import main; main()"
     return [sys.executable, "-P", "-c", code]
 

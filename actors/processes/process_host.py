@@ -19,7 +19,7 @@ import trio
 
 from ..channel import FrameReader, FrameWriter, PeerGone
 from ..config import EngineConfig
-from ..messages.supervisor import Alive
+from ..messages.supervisor import Heartbeat
 from ..supervisor import Death, EngineLink
 from .child import OWN_GROUP, kill_group
 from .heartbeat import TICK_S, HeartbeatMonitor
@@ -119,7 +119,7 @@ class ProcessHost:
                     is_reading = False
                     monitor.on_message()
                     for message in messages:
-                        if isinstance(message, Alive):
+                        if isinstance(message, Heartbeat):
                             monitor.on_heartbeat(message)
                     await link.deliver(messages)
             except PeerGone:

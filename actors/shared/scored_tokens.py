@@ -1,45 +1,32 @@
 """Scored tokens in columns, without an object for each.
 
-A prompt of 8,000 tokens with the twenty most likely tokens for each has 168,000 entries: twelve bytes each here, over
-a hundred as objects. So the executor packs them, they are sent and kept packed, and they become `ScoredToken`s a few
-at a time when they are written to the client.
+A prompt of 8,000 tokens with twenty top tokens each has 168,000 entries: twelve bytes per entry here, and over a
+hundred as objects. So they are packed in the executor, sent and kept packed, and become `ScoredToken`s a few at a time
+when the response is written.
 
-    batch_builder.py ─ pack ─▶ StepScores.prompts ─▶ logprob_assembler.py: one `ScoredColumns` per prompt
-                                                                           ─▶ web: `tokens(start, end)`
+    executor ─ pack ─▶ StepScores.prompts ─▶ detokenizer: one `ScoredColumns` per prompt ─▶ web: `tokens(start, end)`
 
-What must always hold: tokens come out as they were put in, in order, each number exact to the bit.
+What must always hold: tokens come out in the order they went in, with bit-identical numbers.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
-import attrs
-
 from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
+from .token_decoding import TokenTextLookup
 
 _ID_BYTES = array("I").itemsize
 
 
-@attrs.frozen
-class Spelling:
-    """Text and bytes of one token by itself."""
-
-    text: str
-    utf8: bytes
-
-
-Speller = Callable[[int], Spelling]
-
-
 def pack(scores: Scores) -> PackedScores:
-    """Pack columns into bytes. Raises ValueError if tokens have different numbers of most likely tokens."""
+    """Pack scores into bytes. Raises ValueError unless all tokens have the same number of top tokens."""
     num_top = len(scores.top_ids[0]) if scores.top_ids else 0
     if any(len(ids) != num_top for ids in scores.top_ids):
-        raise ValueError("prompt tokens of one sequence have different numbers of most likely tokens")
+        raise ValueError("prompt tokens of one sequence have different numbers of top tokens")
     return PackedScores(
         token_ids=array("I", scores.token_ids).tobytes(),
         logprobs=array("d", scores.logprobs).tobytes(),
@@ -51,18 +38,27 @@ def pack(scores: Scores) -> PackedScores:
 
 
 def num_packed(scores: PackedScores) -> int:
-    """Return the number of packed tokens."""
+    """Return the number of tokens."""
     return len(scores.token_ids) // _ID_BYTES
 
 
 class ScoredColumns:
-    """A growing list of scored tokens; implements `messages.scores.TokenScores`."""
+    """A growing list of scored tokens (a `messages.TokenScores`)."""
 
-    __slots__ = ("_logprobs", "_offsets", "_ranks", "_spell", "_token_ids", "_top_ends", "_top_ids", "_top_logprobs")
+    __slots__ = (
+        "_logprobs",
+        "_offsets",
+        "_ranks",
+        "_token_ids",
+        "_token_text",
+        "_top_ends",
+        "_top_ids",
+        "_top_logprobs",
+    )
 
-    def __init__(self, spell: Speller) -> None:
-        """`spell` returns the text of any token that is added."""
-        self._spell = spell
+    def __init__(self, token_text: TokenTextLookup) -> None:
+        """`token_text` returns the text of every token that is added."""
+        self._token_text = token_text
         self._token_ids = array("I")
         self._offsets = array("I")
         self._logprobs = array("d")
@@ -71,14 +67,14 @@ class ScoredColumns:
         self._top_ids = array("I")
         self._top_logprobs = array("d")
         self._top_ends = array("I")
-        """Index after each token's last entry in the columns of most likely tokens."""
+        """By token: the end of its top tokens."""
 
     def __len__(self) -> int:
         return len(self._token_ids)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the columns use."""
+        """The size of the columns."""
         columns = (self._token_ids, self._offsets, self._logprobs, self._ranks, self._top_ids, self._top_logprobs)
         return sum(len(column) * column.itemsize for column in (*columns, self._top_ends))
 
@@ -101,40 +97,40 @@ class ScoredColumns:
         self._top_ends.append(len(self._top_ids))
 
     def extend(self, scores: PackedScores, offsets: array[int]) -> None:
-        """Append packed tokens. `offsets` has one entry per token, or none if offsets are not needed."""
-        count, num_likely = num_packed(scores), len(self._top_ids)
+        """Append scores. `offsets` has one per token, or is empty if nobody wants them."""
+        count, num_top = num_packed(scores), len(self._top_ids)
         self._token_ids.frombytes(scores.token_ids)
         self._offsets.extend(offsets or array("I", bytes(_ID_BYTES * count)))
         self._logprobs.frombytes(scores.logprobs)
         self._ranks.frombytes(scores.ranks)
         self._top_ids.frombytes(scores.top_ids)
         self._top_logprobs.frombytes(scores.top_logprobs)
-        self._top_ends.extend(num_likely + scores.num_top * at for at in range(1, count + 1))
+        self._top_ends.extend(num_top + scores.num_top * at for at in range(1, count + 1))
 
     # ------------------------------------------------------------ reading
 
     def offset(self, at: int) -> int:
-        """Return the number of characters before one token in its choice's text."""
+        """Return how many characters of the choice's text precede a token."""
         return self._offsets[at]
 
     def tokens(self, start: int, end: int, num_top: int) -> Iterator[ScoredToken]:
-        """Yield the tokens from `start` to `end`, each with at most `num_top` of the most likely ones."""
-        spell, top_ids, top_logprobs = self._spell, self._top_ids, self._top_logprobs
+        """Yield the tokens from `start` to `end`, each with at most `num_top` top tokens."""
+        token_text, top_ids, top_logprobs = self._token_text, self._top_ids, self._top_logprobs
         for at in range(start, min(end, len(self._token_ids))):
             first = self._top_ends[at - 1] if at else 0
-            likeliest = []
+            top = []
             for rank, place in enumerate(range(first, min(self._top_ends[at], first + num_top)), start=1):
                 top_id = top_ids[place]
-                spelling = spell(top_id)
-                likeliest.append(LikelyToken(top_id, spelling.text, spelling.utf8, top_logprobs[place], rank))
+                decoded = token_text(top_id)
+                top.append(LikelyToken(top_id, decoded.text, decoded.utf8, top_logprobs[place], rank))
             token_id, rank = self._token_ids[at], self._ranks[at]
-            spelling = spell(token_id)
+            decoded = token_text(token_id)
             yield ScoredToken(
                 token_id=token_id,
-                text=spelling.text,
-                utf8=spelling.utf8,
+                text=decoded.text,
+                utf8=decoded.utf8,
                 offset=self._offsets[at],
                 logprob=self._logprobs[at] if rank else None,
                 rank=rank or None,
-                top=tuple(likeliest),
+                top=tuple(top),
             )
