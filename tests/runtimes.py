@@ -7,12 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import trio
 
+from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
@@ -28,6 +32,7 @@ from quipu.actors.request_desk.front import ServingInfo
 from quipu.actors.request_desk.registry import RequestTicket
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
+from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
 
@@ -171,6 +176,23 @@ async def read_answer(ticket: RequestTicket) -> Answer:
                     return Answer(texts, reasons, started, event.record, event.error)
 
 
+kept_vocabulary = cache(Vocabulary)
+"""That of the demo model takes as long to load as all else of a small runtime; nothing in it changes."""
+
+
+@asynccontextmanager
+async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
+    """Open a runtime; the demo's vocabulary is loaded once for all of them."""
+
+    def load(path: Path) -> Vocabulary:
+        return kept_vocabulary(path) if path == DEMO else Vocabulary(path)
+
+    async with AsyncExitStack() as stack:
+        with mock.patch.object(wiring, "Vocabulary", load):
+            runtime = await stack.enter_async_context(open_runtime(*arguments, **options))
+        yield runtime
+
+
 @asynccontextmanager
 async def small_runtime(
     dials: Dials | None = None,
@@ -197,7 +219,7 @@ async def small_runtime(
         return executor
 
     host = make_host(config.engine, load)
-    async with open_runtime(
+    async with open_with_kept_vocabulary(
         config,
         serving_info(config),
         host,
@@ -213,9 +235,5 @@ async def small_runtime(
 
 def text_of(token_ids: list[int]) -> str:
     """What a client sees of ids, whole."""
-    from pathlib import Path
-
-    from quipu.actors.tokenizer.vocabulary import Vocabulary
-
-    decoder = Vocabulary(Path(DEMO)).decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = kept_vocabulary(DEMO).decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()
