@@ -21,8 +21,8 @@ from typing import Any
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.tokenizer.chat_template import ChatTemplate
-from quipu.actors.tokenizer.segments import SegmentCache
-from quipu.actors.tokenizer.text_encoder import TooMany
+from quipu.actors.tokenizer.encoder import TooMany
+from quipu.actors.tokenizer.segment_cache import SegmentCache
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.web.cli.bench.prompts import WORDS
 

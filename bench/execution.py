@@ -33,10 +33,11 @@ import torch
 
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
-from quipu.kernels.backend import Backend, BackendConfig, load_backend
+from quipu.kernels.backend import Backend, BackendConfig
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
 from quipu.kernels.cpu.measure import product
+from quipu.kernels.load import load_backend
 
 CONTEXT = 512
 PREFILL = 1024
@@ -117,15 +118,8 @@ def make_batch(work: Work) -> StepBatch:
         query_start=[row * work.num_tokens for row in range(count + 1)],
         positions=[work.context - work.num_tokens] * count,
         token_ids=[draw.randrange(SHAPE["vocab_size"]) for _ in range(count * work.num_tokens)],
-        carried=[False] * count,
         block_tables=[blocks[row * per_row : (row + 1) * per_row] for row in range(count)],
         samples=[True] * count,
-        temperature=[0.0] * count,
-        top_p=[1.0] * count,
-        top_k=[0] * count,
-        min_p=[0.0] * count,
-        seed=[0] * count,
-        output_position=[0] * count,
     )
 
 

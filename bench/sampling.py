@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quipu.kernels.batch import StepBatch
+from quipu.kernels.batch import RowSampling, StepBatch
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.sampler import decided, draw
@@ -39,23 +39,14 @@ LIKELIEST = (0, 5, 20)
 
 
 def make_batch(rows: int, settings: dict[str, Any]) -> StepBatch:
-    def column(name: str, default: float) -> list[Any]:
-        return [settings.get(name, default)] * rows
-
     return StepBatch(
         slots=list(range(rows)),
         query_start=list(range(rows + 1)),
         positions=[0] * rows,
         token_ids=[0] * rows,
-        carried=[False] * rows,
         block_tables=[[1]] * rows,
         samples=[True] * rows,
-        temperature=column("temperature", 1.0),
-        top_p=column("top_p", 1.0),
-        top_k=column("top_k", 0),
-        min_p=column("min_p", 0.0),
-        seed=list(range(rows)),
-        output_position=[0] * rows,
+        sampling=[RowSampling(**{"temperature": 1.0, **settings, "seed": row}) for row in range(rows)],
     )
 
 

@@ -22,7 +22,7 @@ from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.tokenizer.vocabulary import Vocabulary

@@ -1,4 +1,4 @@
-"""The one protocol of all backends, what a backend says of itself, and the choice among them.
+"""The protocol that every backend implements, and what one is made from.
 
 The executor is the only caller: it makes one backend at start and calls `step` once a pass, from one thread. What
 happens inside (operations, layouts, graphs) is the backend's own affair.
@@ -12,17 +12,12 @@ What must always hold:
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 from typing import Protocol
 
 import attrs
 
 from .batch import Drawn, StepBatch
-from .machine import usable_cpus
-
-_log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -56,7 +51,7 @@ class KVMemory:
 
 
 @attrs.frozen
-class Pool:
+class MemoryPlan:
     """What became of a device's memory; `kv_cache_size.py` decides it. Bytes."""
 
     num_blocks: int
@@ -103,7 +98,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def pool(self) -> Pool: ...
+    def memory_plan(self) -> MemoryPlan: ...
 
     def step(self, batch: StepBatch) -> Drawn:
         """Run one pass: write KV for every token, draw a token for every row with `samples`, score what is asked."""
@@ -119,55 +114,3 @@ def wants_strict(determinism: str, *, strict_is_free: bool) -> bool:
     if determinism not in ("auto", "strict", "fast"):
         raise ValueError(f"unknown determinism {determinism!r}: choose 'strict', 'fast' or 'auto'")
     return determinism == "strict" or (determinism == "auto" and strict_is_free)
-
-
-def load_backend(name: str, config: BackendConfig) -> Backend:
-    """Make the backend called `name`: `cpu`, `triton`, `reference` or `fake`.
-
-    `auto` is `triton` where there is a GPU for it, else `cpu` where that can run, else `reference`.
-
-    Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not fit its config, and
-    for `cpu` and `triton` where this machine cannot run them.
-    """
-    if name == "fake":
-        from .fake import FakeBackend
-
-        return FakeBackend(config)
-    if name not in ("auto", "cpu", "reference", "triton"):
-        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'reference' or 'fake'")
-    # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
-    # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
-    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))  # read then, too
-    if name == "reference":
-        return _load_reference(config)
-    if name in ("auto", "triton"):
-        from .triton.present import NotForTriton, why_not
-
-        missing = why_not()
-        if missing is None:
-            from .triton.triton_backend import TritonBackend
-
-            try:
-                return TritonBackend(config)
-            except NotForTriton as error:
-                missing = str(error)
-        if name == "triton":
-            raise ValueError(f"the triton executor cannot run here: {missing}")
-    from .cpu.cpu_backend import CpuBackend, NotForTheseKernels
-
-    try:
-        backend = CpuBackend(config)
-        _log.info("the cpu executor runs on %s", backend.capabilities.instruction_set)
-        return backend
-    except NotForTheseKernels as error:
-        if name == "cpu":
-            raise ValueError(f"the cpu executor cannot run here: {error}") from None
-        _log.warning("the reference executor runs, many times slower than the cpu executor would: %s", error)
-    return _load_reference(config)
-
-
-def _load_reference(config: BackendConfig) -> Backend:
-    from .reference.reference_backend import ReferenceBackend
-
-    return ReferenceBackend(config)

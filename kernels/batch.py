@@ -10,13 +10,38 @@ consecutive positions from `positions[i]`; its KV for every position up to its l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 if TYPE_CHECKING:
-    from .sampling.processors import LogitProcessor
+    from .logit_processors import Processing
+
+
+@attrs.frozen
+class RowSampling:
+    """How one sequence's tokens are drawn. The executor makes one when a sequence is admitted; its rows share it.
+
+    Fields are named as in the request's sampling parameters, from which the executor copies them by name. Defaults are
+    greedy, every filter off. A sampler that does not apply a field leaves rows that set it to `sampling/oracle.py`.
+    """
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]; 1 is off."""
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    """In [0, 1]; 0 is off."""
+    seed: int = 0
+    """64 bits, unsigned: Philox's key."""
+
+
+def _for_every_row(value: object) -> Any:
+    """Return the default of a column of `StepBatch`: `value` in each row."""
+    return attrs.Factory(lambda batch: [value] * len(batch.slots), takes_self=True)
 
 
 @attrs.frozen
@@ -31,22 +56,16 @@ class StepBatch:
     """R. Position of each row's first token."""
     token_ids: list[int]
     """N. Ids to feed. A carried row has one token, and what stands here for it is ignored."""
-    carried: list[bool]
-    """R. True: feed the token that this slot drew in the pass before (it need not have reached the host)."""
     block_tables: list[list[int]]
     """R. Physical block of each logical block, covering every position up to the row's last one."""
     samples: list[bool]
     """R. Whether the row's last position draws a token."""
-    temperature: list[float]
-    """R, like the columns below; read only where `samples`. 0 is greedy."""
-    top_p: list[float]
-    top_k: list[int]
-    """0 is off."""
-    min_p: list[float]
-    seed: list[int]
-    """64 bits, unsigned."""
-    output_position: list[int]
-    """How many outputs the sequence has drawn before this one: Philox's counter."""
+    sampling: list[RowSampling] = attrs.field(default=_for_every_row(RowSampling()))
+    """R. How each row draws; read only where `samples`."""
+    output_position: list[int] = attrs.field(default=_for_every_row(0))
+    """R. How many outputs the sequence has drawn before this one: Philox's counter."""
+    carried: list[bool] = attrs.field(default=_for_every_row(False))
+    """R. True: feed the token that this slot drew in the pass before (it need not have reached the host)."""
     scoring: Scoring | None = None
     """What to say of tokens besides drawing them; None, as nearly always: nothing."""
     processing: Processing | None = None
@@ -54,43 +73,6 @@ class StepBatch:
     copies: Sequence[tuple[int, int]] = ()
     """Physical blocks to copy, from the first of each pair to the second, before anything is read or written. All are
     read before any is written: what one pair copies over may be what another one copies."""
-
-
-@attrs.frozen
-class Processing:
-    """Rows whose logits are changed before a token is drawn from them. All of them have `samples`."""
-
-    rows: list[int]
-    """Rows of sequences with rules, ascending."""
-    processors: list[LogitProcessor]
-    """Of each of them: its rules, and what it has drawn before this step."""
-    masked_rows: list[int]
-    """Rows with a bit mask, ascending."""
-    masks: list[bytes]
-    """Of each of them: ceil(V / 32) words of 32 bits, little-endian; a token whose bit (the lowest is the first) is 0
-    is not drawn. The form that grammar libraries fill (xgrammar, llguidance). At least one bit is 1."""
-
-
-@attrs.frozen
-class LogitRules:
-    """How one sequence's logits are changed before a token is drawn. Names and meanings are vLLM's."""
-
-    presence_penalty: float = 0.0
-    """Taken from the logit of every token that was drawn before."""
-    frequency_penalty: float = 0.0
-    """The same for each time that it was."""
-    repetition_penalty: float = 1.0
-    """Above 0. A positive logit of a token that the prompt has, or that was drawn, is divided by it, a negative one
-    multiplied."""
-    bias: Mapping[int, float] = attrs.field(factory=dict)
-    """Added to the logits of these tokens."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """No others may be drawn. Empty: all may."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token ids of words that the outputs must not hold: the last one is not drawn after the others."""
-    min_tokens: int = 0
-    held_back_token_ids: tuple[int, ...] = ()
-    """Not drawn before there are `min_tokens` outputs: tokens that would end the sequence."""
 
 
 @attrs.frozen

@@ -23,7 +23,20 @@ from typing import Protocol
 import attrs
 import torch
 
-from .models.rope import RopeTable
+
+@attrs.frozen(eq=False)
+class RopeTable:
+    """Cosines and sines of the rotary embedding in float32, one row a position from 0 (P). `models/rope.py` makes them.
+
+    R is half of the elements that are rotated, which may be fewer than a head has.
+    """
+
+    cos_PR: torch.Tensor
+    sin_PR: torch.Tensor
+
+    def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `(cos_NR, sin_NR)`. Raises IndexError past the table."""
+        return self.cos_PR[positions_N], self.sin_PR[positions_N]
 
 
 @attrs.frozen(eq=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from .backend import BackendConfig
-from .batch import Scoring, StepBatch
+from .batch import RowSampling, Scoring, StepBatch
 
 NUM_BLOCKS = 2
 _NUM_TOP = 20
@@ -35,14 +35,8 @@ def largest_pass(config: BackendConfig) -> StepBatch:
         query_start=start,
         positions=[0] * num_rows,
         token_ids=[0] * num_tokens,
-        carried=[False] * num_rows,
         block_tables=[table] * num_rows,
         samples=[True] * num_rows,
-        temperature=[1.0] + [0.0] * (num_rows - 1),
-        top_p=[0.9] * num_rows,
-        top_k=[0] * num_rows,
-        min_p=[0.0] * num_rows,
-        seed=rows,
-        output_position=[0] * num_rows,
+        sampling=[RowSampling(temperature=1.0, top_p=0.9)] + [RowSampling()] * (num_rows - 1),
         scoring=Scoring([0], [_NUM_TOP], [], [], []),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.text_workers.renderer import NO_TEMPLATE
 from quipu.actors.tokenizer.chat_template import ChatTemplate, RenderedChat, TemplateError
-from quipu.actors.tokenizer.segments import SegmentCache
-from quipu.actors.tokenizer.text_encoder import EncodedChat
+from quipu.actors.tokenizer.encoder import EncodedChat
+from quipu.actors.tokenizer.segment_cache import SegmentCache
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 

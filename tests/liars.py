@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,8 @@ import msgspec
 
 from quipu.actors.config import EngineConfig
 from quipu.actors.engine import LoopHost
-from quipu.actors.executor.actor import Executor
+from quipu.actors.executor.block_tags import BlockTags
+from quipu.actors.executor.executor import Executor
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
@@ -33,7 +34,7 @@ NO_ADMISSIONS: dict[str, list[Any]] = {
     "admitted_read": [],
     "admitted_miss_reasons": [],
     "admitted_miss_tokens": [],
-    "admitted_lent": [],
+    "admitted_copyable": [],
     "admitted_copied": [],
 }
 
@@ -47,7 +48,7 @@ class Lies:
     under_read: int = 0
     """... or fewer."""
     over_copied: int = 0
-    """It says that it has copied so many tokens more, which nobody has lent it."""
+    """It says that it has copied so many tokens more, which no block was offered for."""
     over_grant: int = 0
     """The manager grants so many blocks beyond those that it found: they hold something else."""
     under_report: int = 0
@@ -68,15 +69,22 @@ class Lies:
     """Lies told."""
 
 
+class LyingTags(BlockTags):
+    def __init__(self, num_blocks: int, lies: Lies) -> None:
+        super().__init__(num_blocks, BLOCK)
+        self.lies = lies
+
+    def num_confirmed_tokens(self, table: Sequence[int], keys: Sequence[bytes]) -> int:
+        by = self.lies.over_read - self.lies.under_read
+        self.lies.num_told += by != 0
+        return super().num_confirmed_tokens(table, keys) + by * BLOCK
+
+
 class LyingExecutor(Executor):
     def __init__(self, backend: Backend, max_num_seqs: int, lies: Lies) -> None:
         super().__init__(backend, max_num_seqs=max_num_seqs)
         self.lies = lies
-
-    def _count_read(self, state: Any, keys: list[bytes]) -> int:
-        by = self.lies.over_read - self.lies.under_read
-        self.lies.num_told += by != 0
-        return super()._count_read(state, keys) + by * BLOCK
+        self._tags = LyingTags(backend.memory_plan.num_blocks, lies)
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.lies.overwritten and plan.admitted_ids and plan.admitted_keys[0]:
@@ -101,9 +109,9 @@ class LyingExecutor(Executor):
         self._release(ghost)
 
 
-def lying_walk(walk: Callable[[Reserve, float], Granted], lies: Lies, proposal: Reserve, now: float) -> Granted:
+def lying_grant(grant: Callable[[Reserve, float], Granted], lies: Lies, proposal: Reserve, now: float) -> Granted:
     """The block manager's answer, as the dials have it."""
-    granted = walk(proposal, now)
+    granted = grant(proposal, now)
     for index, sequence_id in enumerate(granted.admitted_ids):
         row = granted.sequence_ids.index(sequence_id)
         if lies.over_grant:
@@ -191,5 +199,5 @@ async def lying_runtime(lies: Lies, **changes: Any) -> AsyncIterator[Client]:
     """`small_runtime`, with dials for lies."""
     async with small_runtime(make_host=partial(LyingHost, lies=lies), **changes) as client:
         manager = client.engine.block_manager
-        manager.walk = partial(lying_walk, manager.walk, lies)
+        manager.grant = partial(lying_grant, manager.grant, lies)
         yield client

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant.actor import Accountant
-from quipu.actors.accountant.entry_store import Page, Pending
+from quipu.actors.accountant.entry_store import Pending, RequestEntries
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.usage_record import UsageRecord
@@ -66,28 +66,29 @@ class Mortal(Accountant):
         super().__init__(*arguments, **options)
         self.doom = doom
         self._detokenizer = MortalSender(self._detokenizer.send, doom)
-        settle = self._reckoning.settle
+        apply_due, write_report = self._effects.apply_due, self._writer.write_report
 
-        def settle_and_die(page: Page, now: float) -> None:
-            settle(page, now)
+        def apply_and_die(request: RequestEntries, now: float) -> None:
+            apply_due(request, now)
             doom.strike("between effects")
 
-        self._reckoning.settle = settle_and_die
+        def write_and_die(report: StepReport, now: float) -> None:
+            write_report(report, now)
+            doom.strike("written")
 
-    async def _hear(self, pending: Pending) -> None:
+        self._effects.apply_due = apply_and_die
+        self._writer.write_report = write_and_die
+
+    async def _handle(self, pending: Pending) -> None:
         self.doom.hear(pending)
         self.doom.strike("unwritten")
-        await super()._hear(pending)
+        await super()._handle(pending)
         self.doom.strike("done")
 
-    def _write(self, pending: Pending) -> Page | None:
-        page = super()._write(pending)
+    def _write(self, pending: Pending) -> RequestEntries | None:
+        request = super()._write(pending)
         self.doom.strike("written")
-        return page
-
-    def _write_report(self, report: StepReport, now: float) -> None:
-        super()._write_report(report, now)
-        self.doom.strike("written")
+        return request
 
     def _end_those_with_gaps(self, report: StepReport) -> None:
         self.doom.strike("after the send")
@@ -136,7 +137,7 @@ async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
     told: dict[str, Any] = {}
     dials, journal = Dials(step_seconds=0.01), KeptJournal() if journal is None else journal
     runtime = small_runtime(
-        dials, journal=journal, hire_accountant=partial(Mortal, doom=doom), max_restarts=10_000, **TIGHT
+        dials, journal=journal, make_accountant=partial(Mortal, doom=doom), max_restarts=10_000, **TIGHT
     )
     with structlog.testing.capture_logs():  # rendering a hundred deaths takes longer than dying them
         async with runtime as client:
@@ -148,7 +149,7 @@ async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
                 records={str(record.client_request_id): timeless(record) for record in journal.closed},
                 admitted=sorted((str(r.client_request_id), r.prompt_tokens, r.cached_tokens) for r in journal.admitted),
                 counters={n: v for n, v in counters.items() if "_seconds_" not in n or n.endswith("_seconds_count")},
-                stats=client.runtime.daybook.stats.fields(),
+                stats=client.runtime.entry_store.stats.fields(),
             )
 
 

@@ -21,15 +21,16 @@ from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.actor import Executor, load_executor
+from quipu.actors.executor.executor import Executor
+from quipu.actors.executor.loading import load_executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import ServingInfo
-from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.request_desk.desk import RequestTicket
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
 from quipu.actors.tokenizer.vocabulary import Vocabulary
@@ -59,6 +60,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "eos_token_ids": (),
+        "fake_step_seconds": 0.0,
         "step_overhead_tokens": 0,  # small prompts wait for one another, too
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
@@ -136,17 +138,17 @@ class Client:
 
     def assert_at_rest(self) -> None:
         """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
-        assert self.runtime.daybook.num_open_accounts == 0
+        assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
         assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
         manager = self.engine.block_manager
         manager.check()
-        assert manager.holdings == {}
+        assert manager.allocations == {}
         assert manager.pins.num_marks == 0
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
-        assert self.engine.batcher.num_parties == 0
+        assert self.engine.batcher.num_groups == 0
 
 
 def kill_engine(client: Client) -> None:
@@ -155,7 +157,7 @@ def kill_engine(client: Client) -> None:
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")
 
-    setattr(client.engine.block_manager, "walk", die)  # noqa: B010
+    setattr(client.engine.block_manager, "grant", die)  # noqa: B010
 
 
 async def read_answer(ticket: RequestTicket) -> Answer:
@@ -199,7 +201,7 @@ async def small_runtime(
     *,
     make_host: Callable[..., LoopHost] = LoopHost,
     journal: Journal | None = None,
-    hire_accountant: Callable[..., Accountant] = Accountant,
+    make_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = InlineRenderer,
     encode_apart: bool = False,
     **changes: Any,
@@ -224,7 +226,7 @@ async def small_runtime(
         serving_info(config),
         host,
         journal=journal,
-        hire_accountant=hire_accountant,
+        make_accountant=make_accountant,
         make_renderer=make_renderer,
         encode_apart=encode_apart,
     ) as runtime:

@@ -189,7 +189,9 @@ async def settle_scripted(client: Client) -> None:
     """Let everything that was set going come to its end; then nothing may be left."""
     runtime = client.runtime
     with trio.fail_after(60):
-        while runtime.daybook.num_open_accounts or runtime.desk.num_live_sequences or runtime.desk.num_open_requests:
+        while (
+            runtime.entry_store.num_open_accounts or runtime.desk.num_live_sequences or runtime.desk.num_open_requests
+        ):
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     assert runtime.detokenizer.num_tracked == 0

@@ -13,25 +13,26 @@ import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.front import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage
 from .api.admin.usage_openai import install_openai_usage
 from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
-from .api.anthropic.serve import install_anthropic
+from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP
-from .api.errors import frames_of, install_error_handlers, respond, unavailable
-from .api.openai.models import install_models
-from .api.openai.responses_serve import install_responses
-from .api.openai.serve import install_openai
-from .api.request_context import current_visit, install_visits
+from .api.models import install_models
+from .api.openai.responses_routes import install_responses
+from .api.openai.routes import install_openai
 from .auth.auth import install_auth
 from .auth.browsers import install_browser_rules
 from .auth.keys import KeyStore
 from .http.paths import SentPathMap
 from .options import AppOptions
+from .request.errors import install_error_handlers, respond, unavailable
+from .request.request_context import current_request_context, install_request_contexts
+from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
@@ -59,7 +60,7 @@ class QuipuApp(QuartTrio):
 
 
 def make_app(
-    desk: FrontDesk,
+    desk: Desk,
     options: AppOptions | None = None,
     keys: KeyStore | None = None,
     tracer: Tracer | None = None,
@@ -78,7 +79,7 @@ def make_app(
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
-    install_visits(app, desk, tracer or NoTracer())
+    install_request_contexts(app, desk, tracer or NoTracer())
     install_reserved_places(app)
     install_browser_rules(app, options.browsers)
     # Before any hook that reads or opens something comes who asks.
@@ -101,9 +102,9 @@ def install_reserved_places(app: QuipuApp) -> None:
 
     @app.before_request
     async def turn_away() -> Response | None:
-        connection, rule = current_visit().connection, request.url_rule
+        connection, rule = current_request_context().connection, request.url_rule
         if connection is None or not connection.is_reserved or (rule is not None and rule.rule in PROBES):
             return None
-        response = respond(unavailable("The server has as many connections as it may. Try again later."))
+        response = respond(unavailable("The server is overloaded: too many connections. Try again later."))
         response.headers["Connection"] = "close"
         return response

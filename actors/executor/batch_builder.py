@@ -1,9 +1,9 @@
-"""From a plan to what a backend runs on, and from what it found out to what the scheduler is told.
+"""Converts a plan to a backend's batch, and a backend's scores to the scheduler's.
 
-Used by the executor alone, which keeps a `SequenceState` for each sequence between passes.
+Used by the executor only, which keeps a `SequenceState` for each sequence between passes.
 
-What must always hold: a batch's rows are those of its plan, in order; what changes a row's logits knows every token
-before the one that is drawn, whoever computed them; what nobody asks for is not in the batch.
+What must always hold: a batch's rows are those of its plan, in order; a row's logit processor knows every token before
+the one that is sampled, whoever computed them; scores and logit changes that no request asks for are not in the batch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import attrs
 import msgspec
 
 from quipu.kernels import batch as kernel_batch
-from quipu.kernels.batch import Drawn, Processing, Scoring, StepBatch
-from quipu.kernels.sampling.processors import LogitProcessor
+from quipu.kernels import logit_processors
+from quipu.kernels.batch import Drawn, RowSampling, Scoring, StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, Processing
 
 from ..messages.executor import StepPlan
 from ..messages.sampling import SamplingParams
 from ..messages.scores import Scores, StepScores
 from ..shared.scored_tokens import pack
+
+_ROW_SAMPLING = tuple(attrs.fields_dict(RowSampling))
+"""Fields that `SamplingParams` has under the same names."""
 
 
 @attrs.define(eq=False)
@@ -30,30 +34,36 @@ class SequenceState:
     slot: int
     sampling: SamplingParams
     num_outputs: int
-    """Drawn so far, by this admission and those before."""
+    """Outputs sampled so far, by this admission and earlier ones."""
     keys: list[bytes]
-    """Chain keys of its full blocks, the root first."""
+    """Chain keys of its full blocks, preceded by the root key."""
     tokens: list[int]
-    """Ids at positions 0.. that were fed, or will be."""
+    """Token ids from position 0 on that were fed, or will be."""
     table: list[int] = attrs.field(factory=list)
     processor: LogitProcessor | None = None
-    """Made when it first draws, where its sampling has rules; from then on told of every token."""
+    """Created at its first sampled token if its sampling has rules; from then on told of every token."""
+    row_sampling: RowSampling = attrs.field(init=False)
+    """What every batch says about how it is sampled: made once, shared by all its rows."""
+
+    @row_sampling.default
+    def _make_row_sampling(self) -> RowSampling:
+        return RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
 
     def processor_for_draw(self) -> LogitProcessor | None:
-        """What changes its logits. Called when all tokens before the next draw are known."""
+        """Return what changes its logits, if anything does. All tokens before the next one must be known."""
         rules = self.sampling.rules
         if rules is None:
             return None
         if self.processor is None:
             num_prompt_tokens = len(self.tokens) - self.num_outputs
-            kernel_rules = kernel_batch.LogitRules(**attrs.asdict(rules, recurse=False))
+            kernel_rules = logit_processors.LogitRules(**attrs.asdict(rules, recurse=False))
             self.processor = LogitProcessor(
                 kernel_rules, self.tokens[:num_prompt_tokens], self.tokens[num_prompt_tokens:]
             )
         return self.processor
 
     def draw(self, token_id: int) -> None:
-        """Take note of an output."""
+        """Record a sampled token."""
         self.tokens.append(token_id)
         self.num_outputs += 1
         if self.processor is not None:
@@ -61,23 +71,23 @@ class SequenceState:
 
 
 @attrs.frozen
-class Loan:
-    """A block that holds what a row would write; the row's own block becomes a copy of it."""
+class BlockCopy:
+    """A block that contains what a row would write, and the row's own block, which becomes a copy of it."""
 
     source: int
     destination: int
     num_tokens: int
-    """That need not be computed then: all but the last, whose logits are wanted."""
+    """Tokens that need not be computed: all but the last, whose logits are needed."""
 
 
-def shorten(plan: StepPlan, loans: Mapping[int, Loan]) -> StepPlan:
-    """The plan without the tokens that are copied; `loans` by sequence."""
+def skip_copied(plan: StepPlan, copies: Mapping[int, BlockCopy]) -> StepPlan:
+    """Return the plan without the tokens that are copied. `copies` are by sequence."""
     starts, counts, token_ids = list(plan.row_starts), list(plan.row_counts), list(plan.row_token_ids)
     for row, sequence_id in enumerate(plan.row_ids):
-        if (loan := loans.get(sequence_id)) is not None:
-            starts[row] += loan.num_tokens
-            counts[row] -= loan.num_tokens
-            token_ids[row] = token_ids[row][loan.num_tokens :]
+        if (copy := copies.get(sequence_id)) is not None:
+            starts[row] += copy.num_tokens
+            counts[row] -= copy.num_tokens
+            token_ids[row] = token_ids[row][copy.num_tokens :]
     return msgspec.structs.replace(plan, row_starts=starts, row_counts=counts, row_token_ids=token_ids)
 
 
@@ -89,13 +99,16 @@ def make_batch(
     some_have_rules: bool,
     copies: Sequence[tuple[int, int]] = (),
 ) -> StepBatch:
-    """The pass of a plan, whose rows' sequences `states` are. Without scores and rules nobody is asked for any."""
+    """Make the batch of a plan. `states` are its rows' sequences.
+
+    `some_are_scored` and `some_have_rules` say whether any open sequence needs scores or changed logits; without them
+    the rows are not searched for any.
+    """
     token_ids: list[int] = []
     query_start = [0]
     for row_tokens in plan.row_token_ids:
         token_ids += row_tokens or (0,)
         query_start.append(len(token_ids))
-    sampling = [state.sampling for state in states]
     return StepBatch(
         slots=[state.slot for state in states],
         query_start=query_start,
@@ -104,11 +117,7 @@ def make_batch(
         carried=[not row_tokens for row_tokens in plan.row_token_ids],
         block_tables=[state.table for state in states],
         samples=plan.row_samples,
-        temperature=[s.temperature for s in sampling],
-        top_p=[s.top_p for s in sampling],
-        top_k=[s.top_k for s in sampling],
-        min_p=[s.min_p for s in sampling],
-        seed=[s.seed for s in sampling],
+        sampling=[state.row_sampling for state in states],
         output_position=[state.num_outputs for state in states],
         scoring=_make_scoring(plan, states, query_start) if some_are_scored or plan.to_score else None,
         processing=_make_processing(plan, states) if some_have_rules or plan.masks else None,
@@ -117,7 +126,7 @@ def make_batch(
 
 
 def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: list[int]) -> Scoring | None:
-    """What the backend is asked to score, or None."""
+    """Return what the backend has to score, or None."""
     drawn = [
         (row, state.sampling.logprobs)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
@@ -137,7 +146,7 @@ def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: 
 
 
 def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Processing | None:
-    """What changes the logits of the rows that draw, or None."""
+    """Return what changes the logits of the rows that sample, or None."""
     processors = [
         (row, processor)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
@@ -155,14 +164,14 @@ def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Process
 
 
 def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
-    """What the backend found out, by sequence. Raises ValueError for a backend that leaves the question unanswered."""
+    """Return the backend's scores by sequence. Raises ValueError if the backend returned none."""
     if drawn.scores is None or drawn.prompt_scores is None:
-        raise ValueError("the backend gives no logprobs")
+        raise ValueError("the backend does not support logprobs")
     prompts = []
     start = 0
     asked = plan.to_score
     for token_ids in asked.token_ids if asked is not None else ():
-        # here, in the executor's thread: neither process's loop has to look at each number
+        # packed here, in the executor's thread, so that neither process's loop handles each number
         prompts.append(pack(_columns(drawn.prompt_scores.cut(start, start + len(token_ids)))))
         start += len(token_ids)
     return StepScores(

@@ -73,8 +73,8 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     num_pinned_blocks: int = 0
     """Neither free nor held by a sequence."""
     num_pins_yielded: int = 0
-    admitted_lent: list[int] = []
-    """Parallel to `admitted_ids`: tokens behind the reused ones that the block manager has lent. Empty: none."""
+    admitted_copyable: list[int] = []
+    """Parallel to `admitted_ids`: tokens after the reused ones that a cached block contains too. Empty: none."""
     admitted_copied: list[int] = []
     """Likewise: those that the executor copied. Nobody's discount."""
     scores: list[StepScores] = []

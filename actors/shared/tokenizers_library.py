@@ -65,7 +65,7 @@ class Library:
             tokenizer.no_truncation()
             return cls(tokenizer, source)
 
-    # ------------------------------------------------------------ to ids, as `text_encoder.EncodingBackend`
+    # ------------------------------------------------------------ to ids, as `encoder.EncodingBackend`
 
     def encode(self, text: str, *, most: int, add_special_tokens: bool = True) -> array[int] | int:
         encoding = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens)

@@ -24,7 +24,7 @@ import structlog
 
 from ..processes.child import OWN_GROUP, command_of
 from ..shared.tokenizers_library import LibraryPanic
-from ..tokenizer.text_encoder import TextEncoder
+from ..tokenizer.encoder import TextEncoder
 from .encode_worker import ANSWER, JOB, LENGTH, PIECE_LENGTH, Kind, What
 
 log = structlog.get_logger()

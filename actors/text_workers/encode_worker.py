@@ -31,7 +31,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class What(IntEnum):
-    """What is asked of a text: the methods of `text_encoder.EncodingBackend`."""
+    """What is asked of a text: the methods of `encoder.EncodingBackend`."""
 
     ENCODE = 0
     ENCODE_WITH_STARTS = 1

@@ -16,7 +16,7 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
-from ..tokenizer.text_encoder import TextEncoder
+from ..tokenizer.encoder import TextEncoder
 from .encode_processes import SPARE_S, EncodeProcesses, Loan
 from .fair_queue import FairQueue
 

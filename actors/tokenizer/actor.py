@@ -1,14 +1,14 @@
 """The tokenizer: from prompts to sequences with block keys.
 
-Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the registry's lane; tells the
+Hears `Encode` from handlers; submits one sequence per (prompt, choice) through the desk's lane; tells the
 accountant the prompts' lengths before that (`Prompted`), or why the request cannot be served (`Refused`). Answers
 `CountTokens` by itself. A short request is served on the spot, in the order of its coming; any other in a task of its
 own, which waits for its turn (`text_workers/lanes.py`, `text_workers/chat_pool.py`) and ends when its client leaves. A
 prompt that makes the tokenizer raise fails its own request only. Of a chat, the turns that the same domain has sent
-before are not tokenised again (`segments.py`).
+before are not tokenised again (`segment_cache.py`).
 
 What must always hold: nobody waits here for a longer request of somebody else; once a request is encoded, or given up,
-nothing here holds its prompts, and the registry has been told so.
+nothing here holds its prompts, and the desk has been told so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import attrs
 import structlog
 import trio
 
-from ..block_manager.pins import in_whole_blocks, pins_of
 from ..channel import Poster, Receiver
 from ..config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
@@ -30,18 +29,19 @@ from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.scheduler import Submit
 from ..messages.tokenizer import CountTokens, Encode
-from ..request_desk.registry import Registry
+from ..request_desk.desk import RequestDesk
 from ..shared.block_keys import chain_keys, root_key
+from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import complete_rules, contradiction, sequence_seed
 from ..shared.tokenizers_library import catching_panics
 from ..text_workers.encode_processes import EncodeProcesses
 from ..text_workers.fair_queue import Crowded
 from ..text_workers.lanes import Lanes, Place
-from ..text_workers.prompt_encoder import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
+from ..text_workers.pooled_encoder import BUSY, Asked, EncodedPrompt, PromptEncoder, failure_of
 from ..text_workers.renderer import Renderer
+from .context_length import output_room
 from .prompt_scoring import prompt_scoring, too_many_scores
-from .room import output_room
-from .segments import SegmentCache
+from .segment_cache import SegmentCache
 from .vocabulary import Vocabulary
 
 log = structlog.get_logger()
@@ -69,14 +69,14 @@ class TokenizerActor:
         self,
         config: RuntimeConfig,
         vocabulary: Vocabulary,
-        registry: Registry,
+        desk: RequestDesk,
         accountant: Poster[Prompted | Refused],
         renderer: Renderer,
         processes: EncodeProcesses | None = None,
     ) -> None:
         """`processes` encode long texts; without them threads do."""
         self._config = config
-        self._registry = registry
+        self._desk = desk
         self._accountant = accountant
         self._lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, vocabulary.encoder, processes)
         self._encoder = PromptEncoder(vocabulary, renderer, self._lanes, SegmentCache(config.token_cache_bytes))
@@ -118,20 +118,20 @@ class TokenizerActor:
 
     @property
     def _longest(self) -> int:
-        return self._registry.info.max_model_len
+        return self._desk.info.max_model_len
 
     async def _take(self, request: Encode, nursery: trio.Nursery) -> None:
         """Serve a short request; have any other served, which takes its place in the queue now, before later ones."""
         is_short = self._encoder.is_short(request)
         job = _job_of(request, request if is_short else attrs.evolve(request, prompts=()))
         del request
-        if not self._registry.may_submit(job.request.request_id):
-            self._registry.encoded(job.request.request_id)
+        if not self._desk.may_submit(job.request.request_id):
+            self._desk.encoded(job.request.request_id)
             return
         place = self._place_of(job, is_short)
         if isinstance(place, RequestError):
             self._refuse(job, place)
-            self._registry.encoded(job.request.request_id)
+            self._desk.encoded(job.request.request_id)
         elif is_short:
             await self._serve(job, place)
         else:
@@ -156,14 +156,14 @@ class TokenizerActor:
     async def _serve_apart(self, job: Job, place: Place) -> None:
         """Serve a request until its client leaves."""
         with trio.CancelScope() as scope:
-            self._registry.when_stopped(job.request.request_id, scope.cancel)
+            self._desk.when_stopped(job.request.request_id, scope.cancel)
             await self._serve(job, place)
 
     async def _serve(self, job: Job, place: Place) -> None:
         """Encode a request in `place` and submit it."""
         request_id = job.request.request_id
         try:
-            if self._registry.may_submit(request_id):
+            if self._desk.may_submit(request_id):
                 with catching_panics():
                     await self._encode_and_submit(job, place)
         except Exception as error:
@@ -171,7 +171,7 @@ class TokenizerActor:
         finally:
             place.leave()
             job.prompts.clear()
-            self._registry.encoded(request_id)
+            self._desk.encoded(request_id)
 
     async def _encode_and_submit(self, job: Job, place: Place) -> None:
         request, longest = job.request, self._longest
@@ -227,10 +227,10 @@ class TokenizerActor:
             if num_hashed >= HASHED_BLOCKS:
                 num_hashed = 0
                 await trio.lowlevel.checkpoint()
-        sequence_ids = self._registry.new_sequence_ids(len(places))
-        if not self._registry.may_submit(request.request_id):
+        sequence_ids = self._desk.lane.new_sequence_ids(len(places))
+        if not self._desk.may_submit(request.request_id):
             return
-        outlet = self._registry.outlet(request.request_id)
+        outlet = self._desk.outlet(request.request_id)
         self._accountant.post(
             Prompted(
                 request_id=request.request_id,
@@ -264,7 +264,7 @@ class TokenizerActor:
                 ),
                 reads_cache=scoring.reads_cache,
                 pins=pins_of(prompts[prompt].breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
-                party_id=sequence_ids[0],
+                group_id=sequence_ids[0],
                 num_to_come=len(places) - index - 1,
                 tokens_to_come=tokens_to_come,
             )
@@ -284,7 +284,7 @@ class TokenizerActor:
                 prompt_only=budgets[prompt] == 0,
                 min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,
             )
-            if not await self._registry.submit(submit, track):
+            if not await self._desk.submit(submit, track):
                 return
 
     async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:

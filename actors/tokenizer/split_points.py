@@ -21,7 +21,7 @@ from typing import Any
 import tokenizers
 
 from ..shared.tokenizers_library import Library
-from .segments import MIN_CHARACTERS, Seams, TooDeep
+from .segment_cache import MIN_CHARACTERS, Seams, TooDeep
 
 LOCAL_KINDS = {
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},

@@ -22,9 +22,9 @@ from ..messages.prompts import PromptText
 from ..shared.checkpoint import CheckpointError, read_json
 from ..shared.tokenizers_library import Library, LibraryPanic
 from .chat_template import TemplateSource
+from .encoder import TextEncoder
 from .split_points import seams_of
 from .text_bound import byte_alphabet, find_bound
-from .text_encoder import TextEncoder
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """How vocabularies that are not byte-level name a single byte."""

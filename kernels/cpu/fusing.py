@@ -16,27 +16,27 @@ from __future__ import annotations
 from collections import Counter
 
 from . import program
-from .notes import Note, Place
+from .recorded import Place, RecordedOp
 
 
-def fuse(notes: list[Note]) -> list[Note]:
-    """The same calls in fewer notes."""
-    readers = Counter(value for note in notes for value in note.read)
-    makers = {note.y.value: note for note in notes}
-    notes = _attention_in_one(notes, readers, makers)
-    fused: list[Note] = []
-    for note in notes:
+def fuse(calls: list[RecordedOp]) -> list[RecordedOp]:
+    """The same calls in fewer calls."""
+    readers = Counter(value for call in calls for value in call.read)
+    makers = {call.y.value: call for call in calls}
+    calls = _attention_in_one(calls, readers, makers)
+    fused: list[RecordedOp] = []
+    for call in calls:
         last = fused[-1] if fused else None
-        joined = None if last is None else _two_in_one(last, note, readers)
+        joined = None if last is None else _two_in_one(last, call, readers)
         if joined is None:
-            fused.append(note)
+            fused.append(call)
         else:
             fused[-1] = joined
     return fused
 
 
-def _two_in_one(first: Note, second: Note, readers: Counter[int]) -> Note | None:
-    """Both as one note, or None where no kernel does the two."""
+def _two_in_one(first: RecordedOp, second: RecordedOp, readers: Counter[int]) -> RecordedOp | None:
+    """Both as one call, or None where no kernel does the two."""
     if readers[first.y.value] != 1:
         return None
     whole = Place(first.y.value, 0)
@@ -44,42 +44,46 @@ def _two_in_one(first: Note, second: Note, readers: Counter[int]) -> Note | None
         if first.fields["num_heads"] != 1:
             return None
         fields = {**second.fields, "norm": first.fields["weight"], "eps": first.fields["eps"]}
-        return Note(fields, first.x, second.z, second.y, room=whole)
+        return RecordedOp(fields, first.x, second.z, second.y, room=whole)
     if first.kind != program.LINEAR or first.z is not None or first.fields.get("activation"):
         return None
     if second.kind in (program.SILU_MUL, program.GELU_MUL) and second.x == whole:
-        return Note({**first.fields, "activation": second.kind}, first.x, None, second.y, room=first.room, raw=whole)
+        return RecordedOp(
+            {**first.fields, "activation": second.kind}, first.x, None, second.y, room=first.room, raw=whole
+        )
     if second.kind == program.ADD and whole in (second.x, second.z):
         added = second.z if second.x == whole else second.x
-        return Note(first.fields, first.x, added, second.y, room=first.room)
+        return RecordedOp(first.fields, first.x, added, second.y, room=first.room)
     return None
 
 
-def _attention_in_one(notes: list[Note], readers: Counter[int], makers: dict[int, Note]) -> list[Note]:
+def _attention_in_one(
+    calls: list[RecordedOp], readers: Counter[int], makers: dict[int, RecordedOp]
+) -> list[RecordedOp]:
     """Each attention with what stands before it, where it reads heads of one value."""
-    result: list[Note] = []
-    for note in notes:
-        fused = _attention(note, result, readers, makers) if note.kind == program.ATTEND else None
+    result: list[RecordedOp] = []
+    for call in calls:
+        fused = _attention(call, result, readers, makers) if call.kind == program.ATTEND else None
         if fused is not None:
             del result[-fused[1] :]
-        result.append(note if fused is None else fused[0])
+        result.append(call if fused is None else fused[0])
     return result
 
 
 def _attention(
-    attend: Note, before: list[Note], readers: Counter[int], makers: dict[int, Note]
-) -> tuple[Note, int] | None:
-    """The note, and how many of those before it are in it."""
+    attend: RecordedOp, before: list[RecordedOp], readers: Counter[int], makers: dict[int, RecordedOp]
+) -> tuple[RecordedOp, int] | None:
+    """The call, and how many of those before it are in it."""
     write = before[-1]
     if write.kind != program.WRITE_KV or write.x is None or write.z is None or attend.x is None:
         return None
     if write.fields["keys"] != attend.fields["keys"]:
         return None
-    q, k = (_turned(place, readers, makers) for place in (attend.x, write.x))
+    q, k = (_rotated(place, readers, makers) for place in (attend.x, write.x))
     if q is None or k is None:
         return None
     inside = [*q, *k]
-    if {id(note) for note in before[-1 - len(inside) : -1]} != {id(note) for note in inside}:
+    if {id(call) for call in before[-1 - len(inside) : -1]} != {id(call) for call in inside}:
         return None
     q_rope, k_rope = q[-1], k[-1]
     q_from, k_from = q[0].x, k[0].x
@@ -87,8 +91,8 @@ def _attention(
         return None
     if any(q_rope.fields[name] != k_rope.fields[name] for name in ("cos", "sin", "out_width", "width")):
         return None
-    norms = [note for note in inside if note.kind == program.RMS_NORM]
-    if len({note.fields["eps"] for note in norms}) > 1:
+    norms = [call for call in inside if call.kind == program.RMS_NORM]
+    if len({call.fields["eps"] for call in norms}) > 1:
         return None
     fields = {
         **attend.fields,
@@ -98,10 +102,10 @@ def _attention(
         "key_norm": k[0].fields["weight"] if len(k) == 2 else None,
         "eps": norms[0].fields["eps"] if norms else 0.0,
     }
-    return Note(fields, q_from, k_from, attend.y, v=write.z, room=attend.x), 1 + len(inside)
+    return RecordedOp(fields, q_from, k_from, attend.y, v=write.z, room=attend.x), 1 + len(inside)
 
 
-def _turned(place: Place, readers: Counter[int], makers: dict[int, Note]) -> list[Note] | None:
+def _rotated(place: Place, readers: Counter[int], makers: dict[int, RecordedOp]) -> list[RecordedOp] | None:
     """The rope that made this, after the norm of its heads that made what it turns; None where it is anything else.
 
     A norm over all heads together stays outside: attention norms each by itself.

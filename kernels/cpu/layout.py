@@ -10,38 +10,38 @@ from itertools import pairwise
 import torch
 
 from . import program
-from .notes import Note
 from .program import Op
+from .recorded import RecordedOp
 
 
-def join(notes: list[Note]) -> None:
+def join(calls: list[RecordedOp]) -> None:
     """Spare threads the wait between operations that work on the same rows."""
-    for note, following in pairwise(notes):
-        kinds = {note.kind, following.kind}
-        same_rows = note.fields["looked_at"] == following.fields["looked_at"]
-        note.fields["joined"] = kinds <= program.ROW_WISE and same_rows
+    for call, following in pairwise(calls):
+        kinds = {call.kind, following.kind}
+        same_rows = call.fields["looked_at"] == following.fields["looked_at"]
+        call.fields["joined"] = kinds <= program.ROW_WISE and same_rows
 
 
-def lay_out(notes: list[Note], widths: list[int], rows: list[int]) -> dict[int, torch.Tensor]:
+def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict[int, torch.Tensor]:
     """Memory for every value; values that are done with make room for later ones.
 
     Not while operations are joined: one thread's next row would lie where another still reads its last. And the last
     value of the trunk is kept: the head may be run again for other tokens.
     """
-    last_read = {value: index for index, note in enumerate(notes) for value in note.read}
-    for note in notes:
-        if note.kind == program.GATHER:
-            last_read[note.read[0]] = len(notes)
-    last_read[notes[-1].y.value] = len(notes)
+    last_read = {value: index for index, call in enumerate(calls) for value in call.read}
+    for call in calls:
+        if call.kind == program.GATHER:
+            last_read[call.read[0]] = len(calls)
+    last_read[calls[-1].y.value] = len(calls)
     sizes: list[int] = []
     held_by: list[int | None] = []
     room: dict[int, int] = {}
-    for index, note in enumerate(notes):
-        for value in note.written:
+    for index, call in enumerate(calls):
+        for value in call.written:
             slot = _take(widths[value] * rows[value], sizes, held_by)
             held_by[slot] = value
             room[value] = slot
-        if note.fields["joined"]:
+        if call.fields["joined"]:
             continue
         for slot, holder in enumerate(held_by):
             if holder is not None and last_read.get(holder, index) <= index:
@@ -62,10 +62,10 @@ def _take(size: int, sizes: list[int], held_by: list[int | None]) -> int:
     return slot
 
 
-def compile_note(note: Note, widths: list[int], memory: dict[int, torch.Tensor]) -> Op:
-    op = Op(**note.fields)
+def compile_op(call: RecordedOp, widths: list[int], memory: dict[int, torch.Tensor]) -> Op:
+    op = Op(**call.fields)
     for name in ("x", "z", "y", "v", "room", "raw"):
-        place = getattr(note, name)
+        place = getattr(call, name)
         if place is not None:
             setattr(op, name, memory[place.value].data_ptr() + 4 * place.offset)
             if name in ("x", "z", "y"):

@@ -63,6 +63,5 @@ def one_linear(
 
 def _tokens(count: int) -> StepBatch:
     return StepBatch(
-        slots=[0], query_start=[0, count], positions=[0], token_ids=[0] * count, carried=[False], block_tables=[[1]],
-        samples=[False], temperature=[0.0], top_p=[1.0], top_k=[0], min_p=[0.0], seed=[0], output_position=[0],
-    )  # fmt: skip
+        slots=[0], query_start=[0, count], positions=[0], token_ids=[0] * count, block_tables=[[1]], samples=[False]
+    )

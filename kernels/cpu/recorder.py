@@ -19,14 +19,13 @@ import torch
 
 from ..kv_cache import KVCache
 from ..models.families import Model
-from ..models.rope import RopeTable
-from ..ops import Experts
+from ..ops import Experts, RopeTable
 from . import program
 from .fusing import fuse
-from .layout import compile_note, join, lay_out
-from .notes import Note, Place
+from .layout import compile_op, join, lay_out
 from .packing import PackedWeights
 from .program import STORED, Bounds, Op
+from .recorded import Place, RecordedOp
 
 _ROWS = 2  # one would leave strides between rows undefined
 
@@ -55,7 +54,7 @@ class Recorder:
         self._weights = weights
         self._cache = cache
         self._bounds = bounds
-        self.notes: list[Note] = []
+        self.recorded: list[RecordedOp] = []
         self.widths: list[int] = []
         self.looked_at: list[bool] = []
         self.memory: list[torch.Tensor] = []
@@ -66,21 +65,21 @@ class Recorder:
     def start_head(self, x_ND: torch.Tensor) -> torch.Tensor:
         """From here on the rows are the tokens that are looked at: theirs of `x_ND`."""
         self._head = True
-        return self._note(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
+        return self._record(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         width, scale = table_VD.shape[1], float(torch.tensor(scale, dtype=table_VD.dtype))
-        return self._note(program.EMBED, shape=(width,), width=width, scale=scale, also=self._matrix(table_VD))
+        return self._record(program.EMBED, shape=(width,), width=width, scale=scale, also=self._matrix(table_VD))
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         rows, width = weight_OI.shape
         bias = None if bias_O is None else self._vector(bias_O)
-        return self._note(
+        return self._record(
             program.LINEAR, x=x_NI, shape=(rows,), width=width, out_width=rows, bias=bias, also=self._matrix(weight_OI)
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._note(
+        return self._record(
             program.RMS_NORM,
             x=x,
             shape=tuple(x.shape[1:]),
@@ -93,7 +92,7 @@ class Recorder:
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
         _, num_heads, width = x_NHE.shape
         cos, sin = self._vector(table.cos_PR), self._vector(table.sin_PR)
-        return self._note(
+        return self._record(
             program.ROPE,
             x=x_NHE,
             shape=(num_heads, width),
@@ -107,7 +106,7 @@ class Recorder:
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
         _, num_kv_heads, width = k_NKE.shape
         cache = self._layer(layer)
-        self._note(program.WRITE_KV, x=k_NKE, z=v_NKE, shape=(0,), width=width, num_kv_heads=num_kv_heads, also=cache)
+        self._record(program.WRITE_KV, x=k_NKE, z=v_NKE, shape=(0,), width=width, num_kv_heads=num_kv_heads, also=cache)
 
     def attend(
         self,
@@ -120,7 +119,7 @@ class Recorder:
     ) -> torch.Tensor:
         _, num_heads, width = q_NHE.shape
         cache = self._layer(layer)
-        return self._note(
+        return self._record(
             program.ATTEND,
             x=q_NHE,
             shape=(num_heads, width),
@@ -135,17 +134,17 @@ class Recorder:
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         width = gate_up_N2F.shape[1] // 2
-        return self._note(program.SILU_MUL, x=gate_up_N2F, shape=(width,), width=width)
+        return self._record(program.SILU_MUL, x=gate_up_N2F, shape=(width,), width=width)
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
-        return self._note(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
+        return self._record(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         width = gate_up_N2F.shape[1] // 2
-        return self._note(program.GELU_MUL, x=gate_up_N2F, shape=(width,), width=width)
+        return self._record(program.GELU_MUL, x=gate_up_N2F, shape=(width,), width=width)
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
-        return self._note(program.SOFT_CAP, x=x_NV, shape=(x_NV.shape[1],), width=x_NV.shape[1], soft_cap=cap)
+        return self._record(program.SOFT_CAP, x=x_NV, shape=(x_NV.shape[1],), width=x_NV.shape[1], soft_cap=cap)
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
         width, hidden, chosen = x_ND.shape[1], experts.down_DF[0].shape[1], experts.num_chosen
@@ -154,9 +153,9 @@ class Recorder:
             "num_chosen": chosen,
             "deal": self._deal(len(experts.down_DF), chosen),
         }
-        routed = self._note(program.ROUTE, x=router_NX, shape=(2 * chosen,), normalise=experts.normalise, **shared)
-        dealt = self._note(program.DEAL, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
-        gate_up = self._note(
+        routed = self._record(program.ROUTE, x=router_NX, shape=(2 * chosen,), normalise=experts.normalise, **shared)
+        dealt = self._record(program.DEAL, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
+        gate_up = self._record(
             program.EXPERT_LINEAR,
             x=dealt,
             shape=(chosen * 2 * hidden,),
@@ -165,8 +164,8 @@ class Recorder:
             also=self._matrices(experts.gate_up_OD),
             **shared,
         )
-        activated = self._note(program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **shared)
-        down = self._note(
+        activated = self._record(program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **shared)
+        down = self._record(
             program.EXPERT_LINEAR,
             x=activated,
             shape=(chosen * width,),
@@ -175,9 +174,9 @@ class Recorder:
             also=self._matrices(experts.down_DF),
             **shared,
         )
-        return self._note(program.MIX, x=routed, z=down, shape=(width,), width=width, **shared)
+        return self._record(program.MIX, x=routed, z=down, shape=(width,), width=width, **shared)
 
-    def _note(
+    def _record(
         self,
         kind: int,
         *,
@@ -196,7 +195,7 @@ class Recorder:
         if result.numel():
             self._values[result.untyped_storage().data_ptr()] = (value, result)
         fields |= {"kind": kind, "looked_at": self._head, "joined": False, **(also or {})}
-        self.notes.append(Note(fields, self._place(x), self._place(z), Place(value, 0)))
+        self.recorded.append(RecordedOp(fields, self._place(x), self._place(z), Place(value, 0)))
         return result
 
     def _place(self, tensor: torch.Tensor | None) -> Place | None:
@@ -242,19 +241,19 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     """The program of a model for passes within these bounds."""
     recorder = Recorder(weights, cache, bounds)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
-    num_trunk = len(recorder.notes)
+    num_trunk = len(recorder.recorded)
     model.logits(recorder.start_head(x_ND), recorder)
-    trunk, head = fuse(recorder.notes[:num_trunk]), fuse(recorder.notes[num_trunk:])
-    notes = [*trunk, *head]
-    join(notes)
+    trunk, head = fuse(recorder.recorded[:num_trunk]), fuse(recorder.recorded[num_trunk:])
+    calls = [*trunk, *head]
+    join(calls)
     rows = [bounds.num_looked_at if looked_at else bounds.num_tokens for looked_at in recorder.looked_at]
-    memory = lay_out(notes, recorder.widths, rows)
-    ops = [compile_note(note, recorder.widths, memory) for note in notes]
+    memory = lay_out(calls, recorder.widths, rows)
+    ops = [compile_op(call, recorder.widths, memory) for call in calls]
 
     def array(part: list[Op]) -> ctypes.Array[Op]:
         return (Op * len(part))(*part)
 
-    last = notes[-1].y.value
+    last = calls[-1].y.value
     return Program(
         trunk=array(ops[: len(trunk)]),
         head=array(ops[len(trunk) :]),

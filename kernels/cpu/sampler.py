@@ -15,8 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import StepBatch
-from ..sampling.oracle import sample_row
-from ..sampling.processors import edited
+from ..logit_processors import edited
+from ..sampling.oracle import fields_besides, sample_row, sets_any
+
+APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
+"""Fields of `RowSampling` that csrc/sample.cpp knows."""
+LEFT_TO_ORACLE = fields_besides(APPLIED)
+"""The others: a row that sets one is drawn by the oracle."""
 
 _DRAW = np.dtype(
     [(name, "f8") for name in ("temperature", "top_p", "log_min_p")]
@@ -51,11 +56,12 @@ def decided(
 ) -> list[int | None]:
     """The tokens that the C code is certain of; None for the others, and for logits that are not numbers."""
     draws = np.zeros(len(rows), _DRAW)
-    draws["temperature"] = [batch.temperature[row] for row in rows]
-    draws["top_p"] = [batch.top_p[row] for row in rows]
-    draws["top_k"] = [batch.top_k[row] for row in rows]
-    draws["log_min_p"] = [math.log(batch.min_p[row]) if batch.min_p[row] > 0 else -math.inf for row in rows]
-    draws["seed"] = [batch.seed[row] for row in rows]
+    sampling = [batch.sampling[row] for row in rows]
+    draws["temperature"] = [s.temperature for s in sampling]
+    draws["top_p"] = [s.top_p for s in sampling]
+    draws["top_k"] = [s.top_k for s in sampling]
+    draws["log_min_p"] = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in sampling]
+    draws["seed"] = [s.seed for s in sampling]
     draws["position"] = [batch.output_position[row] for row in rows]
     token_ids = np.empty(len(rows), np.int64)
     library.quipu_sample(
@@ -67,4 +73,6 @@ def decided(
         ctypes.c_void_p(token_ids.ctypes.data),
         ctypes.c_int64(num_threads),
     )
+    if LEFT_TO_ORACLE:
+        token_ids[[sets_any(s, LEFT_TO_ORACLE) for s in sampling]] = -1
     return [int(token_id) if token_id >= 0 else None for token_id in token_ids]

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from .kinds import check_kinds, is_deep, is_number, is_whole, shown
+from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
 
@@ -81,7 +81,7 @@ def read_config(model_path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a JSON object")
     if is_deep(data):
         raise ValueError(f"{path} is nested too deeply")
-    check_kinds(data)
+    check_types(data)
     return data
 
 

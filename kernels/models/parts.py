@@ -34,7 +34,7 @@ class Mlp:
 
 
 @attrs.frozen
-class Ends:
+class Embeddings:
     """What tokens become first, and what they are scored with."""
 
     embed_VD: torch.Tensor
@@ -60,11 +60,11 @@ def read_mlp(weights: Weights, prefix: str, D: int, F: int) -> Mlp:
     )
 
 
-def read_ends(weights: Weights, c: DecoderConfig) -> Ends:
+def read_embeddings(weights: Weights, c: DecoderConfig) -> Embeddings:
     embed_VD = weights.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
     if c.tie_word_embeddings:
-        return Ends(embed_VD, embed_VD)
-    return Ends(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)))
+        return Embeddings(embed_VD, embed_VD)
+    return Embeddings(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)))
 
 
 def split_heads(qkv_NO: torch.Tensor, c: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -16,9 +16,9 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig, read_qwen_windows, read_sizes
-from .parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
+from .parts import Attention, Mlp, read_attention, read_embeddings, read_mlp, split_heads
 from .refusals import check_entries
-from .rope import RopeTable
+from .rope import make_rope_table
 from .rope_config import parse_rope
 
 READ = "attention_bias sliding_window use_sliding_window max_window_layers"
@@ -49,11 +49,11 @@ def parse_qwen3(data: dict[str, Any]) -> DecoderConfig:
 class Layer:
     """One block's weights."""
 
-    attention_norm_D: torch.Tensor
+    input_layernorm_D: torch.Tensor
     attention: Attention
     q_norm_E: torch.Tensor
     k_norm_E: torch.Tensor
-    mlp_norm_D: torch.Tensor
+    post_attention_layernorm_D: torch.Tensor
     mlp: Mlp
 
 
@@ -64,28 +64,28 @@ class Qwen3:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c.rope, num_positions)
-        self.ends = read_ends(weights, c)
+        self.rope = make_rope_table(c.rope, num_positions)
+        self.embeddings = read_embeddings(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))
 
     def _read_layer(self, weights: Weights, prefix: str) -> Layer:
         D, F = self.config.hidden_size, self.config.intermediate_size
         return Layer(
-            attention_norm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
+            input_layernorm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
             attention=read_attention(weights, prefix + "self_attn.", self.config),
             q_norm_E=weights.tensor(prefix + "self_attn.q_norm.weight", (self.config.head_dim,)),
             k_norm_E=weights.tensor(prefix + "self_attn.k_norm.weight", (self.config.head_dim,)),
-            mlp_norm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
+            post_attention_layernorm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
             mlp=read_mlp(weights, prefix + "mlp.", D, F),
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
         """All layers: x_ND before the final norm."""
         c = self.config
-        x_ND = ops.embed(token_ids_N, self.ends.embed_VD)
+        x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
-            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
             qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
             q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
             q_NHE = ops.rope(ops.rms_norm(q_NHE, layer.q_norm_E, c.rms_norm_eps), self.rope)
@@ -93,10 +93,10 @@ class Qwen3:
             ops.write_kv(index, k_NKE, v_NKE)
             o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
             x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.attention.o_DI, layer.attention.o_bias_D))
-            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.post_attention_layernorm_D, c.rms_norm_eps)
             x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF))
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Final norm and head: logits_NV."""
-        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)
+        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

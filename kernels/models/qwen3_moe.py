@@ -16,9 +16,9 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Experts, Ops
 from .config import DecoderConfig, MoeConfig, positive, read_sizes, same_window
-from .parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
+from .parts import Attention, Mlp, read_attention, read_embeddings, read_mlp, split_heads
 from .refusals import check_entries
-from .rope import RopeTable
+from .rope import make_rope_table
 from .rope_config import parse_rope
 
 READ = (
@@ -76,11 +76,11 @@ class Mixture:
 class Layer:
     """One block's weights."""
 
-    attention_norm_D: torch.Tensor
+    input_layernorm_D: torch.Tensor
     attention: Attention
     q_norm_E: torch.Tensor
     k_norm_E: torch.Tensor
-    mlp_norm_D: torch.Tensor
+    post_attention_layernorm_D: torch.Tensor
     mlp: Mlp | Mixture
 
 
@@ -91,19 +91,19 @@ class Qwen3Moe:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
-        self.rope = RopeTable(c.rope, num_positions)
-        self.ends = read_ends(weights, c)
+        self.rope = make_rope_table(c.rope, num_positions)
+        self.embeddings = read_embeddings(weights, c)
         self.layers = [self._read_layer(weights, i) for i in range(c.num_layers)]
         self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))
 
     def _read_layer(self, weights: Weights, index: int) -> Layer:
         prefix, D = f"model.layers.{index}.", self.config.hidden_size
         return Layer(
-            attention_norm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
+            input_layernorm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
             attention=read_attention(weights, prefix + "self_attn.", self.config),
             q_norm_E=weights.tensor(prefix + "self_attn.q_norm.weight", (self.config.head_dim,)),
             k_norm_E=weights.tensor(prefix + "self_attn.k_norm.weight", (self.config.head_dim,)),
-            mlp_norm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
+            post_attention_layernorm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
             mlp=self._read_mlp(weights, prefix + "mlp.", index),
         )
 
@@ -126,9 +126,9 @@ class Qwen3Moe:
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
         """All layers: x_ND before the final norm."""
         c = self.config
-        x_ND = ops.embed(token_ids_N, self.ends.embed_VD)
+        x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
-            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
             qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
             q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
             q_NHE = ops.rope(ops.rms_norm(q_NHE, layer.q_norm_E, c.rms_norm_eps), self.rope)
@@ -136,7 +136,7 @@ class Qwen3Moe:
             ops.write_kv(index, k_NKE, v_NKE)
             o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
             x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.attention.o_DI, layer.attention.o_bias_D))
-            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.post_attention_layernorm_D, c.rms_norm_eps)
             if isinstance(layer.mlp, Mixture):
                 y_ND = ops.experts(h_ND, ops.linear(h_ND, layer.mlp.router_XD), layer.mlp.experts)
             else:
@@ -146,4 +146,4 @@ class Qwen3Moe:
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Final norm and head: logits_NV."""
-        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)
+        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

@@ -10,35 +10,27 @@ import math
 
 import torch
 
+from ..ops import RopeTable
 from .rope_config import LinearScaling, Llama3Scaling, Rope, ShortFactors, YarnScaling
 
 
-class RopeTable:
-    """Cosines and sines for positions 0 to `num_positions`, exclusive, in float32.
-
-    R is half of the elements that are turned, which may be fewer than a head has.
-    """
-
-    def __init__(self, rope: Rope, num_positions: int) -> None:
-        frequency_R = 1.0 / rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width)
-        factor = 1.0
-        match rope.scaling:
-            case LinearScaling():
-                frequency_R = frequency_R / rope.scaling.factor
-            case Llama3Scaling():
-                frequency_R = _scale_llama3(frequency_R, rope.scaling)
-            case YarnScaling():
-                frequency_R = _scale_yarn(frequency_R, rope, rope.scaling)
-                factor = rope.scaling.attention_factor
-            case ShortFactors():
-                frequency_R = frequency_R / torch.tensor(rope.scaling.factors, dtype=torch.float32)
-                factor = rope.scaling.attention_factor
-        angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
-        self.cos_PR, self.sin_PR = angle_PR.cos() * factor, angle_PR.sin() * factor
-
-    def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(cos_NR, sin_NR)`; raises IndexError past the table."""
-        return self.cos_PR[positions_N], self.sin_PR[positions_N]
+def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
+    """Compute the table of positions 0 to `num_positions`, exclusive."""
+    frequency_R = 1.0 / rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width)
+    factor = 1.0
+    match rope.scaling:
+        case LinearScaling():
+            frequency_R = frequency_R / rope.scaling.factor
+        case Llama3Scaling():
+            frequency_R = _scale_llama3(frequency_R, rope.scaling)
+        case YarnScaling():
+            frequency_R = _scale_yarn(frequency_R, rope, rope.scaling)
+            factor = rope.scaling.attention_factor
+        case ShortFactors():
+            frequency_R = frequency_R / torch.tensor(rope.scaling.factors, dtype=torch.float32)
+            factor = rope.scaling.attention_factor
+    angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
+    return RopeTable(cos_PR=angle_PR.cos() * factor, sin_PR=angle_PR.sin() * factor)
 
 
 def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .kinds import is_number, shown
+from .entry_types import is_number, shown
 
 
 @attrs.frozen

@@ -12,14 +12,16 @@ bits. Every tie, in the maximum, at a filter's border and in the order of candid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import StepBatch
+from ..batch import RowSampling, StepBatch
+from ..logit_processors import edited
 from .philox import uniform
-from .processors import edited
 
 Float64s = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -36,52 +38,46 @@ def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float3
 
 def sample_row(batch: StepBatch, row: int, logits_V: npt.NDArray[np.float32]) -> int:
     """`sample` for a row of a batch, as the batch asks for it. Raises ArithmeticError as that does."""
-    return sample(
-        logits_V,
-        temperature=batch.temperature[row],
-        top_k=batch.top_k[row],
-        top_p=batch.top_p[row],
-        min_p=batch.min_p[row],
-        seed=batch.seed[row],
-        output_position=batch.output_position[row],
-    )
+    return sample(logits_V, batch.sampling[row], batch.output_position[row])
 
 
-def sample(
-    logits_V: npt.NDArray[np.float32],
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int,
-    output_position: int,
-) -> int:
-    """Draw a token id.
+def fields_besides(applied: Collection[str]) -> dict[str, Any]:
+    """Return the fields of `RowSampling` that a sampler does not apply, with their defaults.
 
-    `temperature` 0 is greedy and ignores the rest; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+    A faster sampler asks once, then leaves rows that `sets_any` of them to `sample_row`.
+    """
+    return {field.name: field.default for field in attrs.fields(RowSampling) if field.name not in applied}
+
+
+def sets_any(sampling: RowSampling, fields: dict[str, Any]) -> bool:
+    """Return whether `sampling` departs from the default of one of these fields."""
+    return any(getattr(sampling, name) != default for name, default in fields.items())
+
+
+def sample(logits_V: npt.NDArray[np.float32], sampling: RowSampling, output_position: int) -> int:
+    """Draw a token id. Temperature 0 is greedy and ignores the rest.
+
     Raises ArithmeticError where the logits hold NaN or have no finite maximum: a model gone wrong must not answer.
     """
     best = int(logits_V.argmax())  # numpy gives the first of equals, and a NaN before any number
     if not math.isfinite(logits_V[best]):
         raise ArithmeticError(f"logits have no finite maximum (found {logits_V[best]} at token {best})")
-    if temperature == 0:
+    if sampling.temperature == 0:
         return best
-    ids, probabilities = candidates(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    ids, probabilities = candidates(logits_V, sampling)
     cumulative = probabilities.cumsum()
-    index = int(cumulative.searchsorted(uniform(seed, output_position) * cumulative[-1], side="right"))
+    index = int(cumulative.searchsorted(uniform(sampling.seed, output_position) * cumulative[-1], side="right"))
     # Should the product round up to the total itself, the last candidate that can be drawn at all takes it.
     return int(ids[min(index, int(np.count_nonzero(probabilities)) - 1)])
 
 
-def candidates(
-    logits_V: npt.NDArray[np.float32], *, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[Ids, Float64s]:
+def candidates(logits_V: npt.NDArray[np.float32], sampling: RowSampling) -> tuple[Ids, Float64s]:
     """Token ids that survive the filters and their probabilities (summing to 1), by descending probability, then id."""
+    top_k, top_p, min_p = sampling.top_k, sampling.top_p, sampling.min_p
     ids: Ids = np.arange(len(logits_V), dtype=np.int64)
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
     with np.errstate(over="ignore"):
-        scores: Float64s = (logits_V.astype(np.float64) - float(logits_V.max())) / temperature
+        scores: Float64s = (logits_V.astype(np.float64) - float(logits_V.max())) / sampling.temperature
     if min_p > 0:
         ids, scores = _keep(ids, scores, scores >= math.log(min_p))
     if 0 < top_k < len(ids):

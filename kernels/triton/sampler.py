@@ -1,8 +1,8 @@
-"""Drawing for a step: on the device, except rows whose rules the device does not know, which the host draws as ever.
+"""Draw a step's tokens on the device, except for rows that the device cannot draw, which the host draws by the oracle.
 
-`triton_backend.py` is the only caller. What a slot drew last stays on the device, where the next pass feeds it from.
+`triton_backend.py` is the only caller. The last token of a slot stays on the device, from where the next pass feeds it.
 
-What must always hold: where any row failed, no slot's last token has moved.
+What must always hold: if any row failed, no slot's last token has changed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ import torch
 import triton
 
 from ..batch import StepBatch
-from ..sampling.oracle import draw
+from ..sampling.oracle import draw, fields_besides, sets_any
 from .device import Device
 from .sample import draw_kernel, keep_drawn_kernel
+
+APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
+"""Fields of `RowSampling` that `draw_kernel` knows."""
+LEFT_TO_ORACLE = fields_besides(APPLIED)
+"""The others: a row that sets one is drawn by the host."""
 
 _BLOCK = 4096
 _INT64_AT = 1 << 63
@@ -27,23 +32,23 @@ _INT64_AT = 1 << 63
 
 @attrs.frozen
 class Pending:
-    """Draws that the device may still be at."""
+    """Draws that may still be in progress on the device."""
 
     ids: torch.Tensor
     failed: torch.Tensor
 
     def read(self, rows: Sequence[int]) -> list[int]:
-        """Wait. Raises ArithmeticError for a row without finite logits."""
+        """Wait for the drawn ids. Raises ArithmeticError for a row whose logits hold NaN or have no finite maximum."""
         failed = self.failed.tolist()
         for row, bad in zip(rows, failed, strict=True):
             if bad:
-                raise ArithmeticError(f"row {row}: logits are not numbers, or have no finite maximum")
+                raise ArithmeticError(f"row {row}: logits hold NaN or have no finite maximum")
         ids: list[int] = self.ids.tolist()
         return ids
 
 
 class Sampler:
-    """Draws for one backend."""
+    """Draws tokens for one backend."""
 
     def __init__(self, max_num_seqs: int, device: Device) -> None:
         self._device = device
@@ -51,19 +56,19 @@ class Sampler:
         self.last_drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device.torch_device)
 
     def begin(self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int]) -> Pending:
-        """Draw for these rows, whose logits (float32) stand in these places. Waits only for rows with rules or masks.
+        """Draw for these rows; `places` are the rows of their logits (float32). Waits only for rows drawn on the host.
 
-        Raises ArithmeticError where such a row's logits are not numbers.
+        Raises ArithmeticError if the logits of such a row hold NaN or have no finite maximum.
         """
         num_rows, vocab_size = len(rows), logits_MV.shape[1]
         numbers = np.empty((num_rows, 3), dtype=np.float64)
         counts = np.empty((num_rows, 3), dtype=np.int64)
         for index, row in enumerate(rows):
-            min_p, seed = batch.min_p[row], batch.seed[row]
-            least = math.log(min_p) if min_p > 0 else -math.inf
-            signed = seed - 2 * _INT64_AT if seed >= _INT64_AT else seed
-            numbers[index] = batch.temperature[row], least, batch.top_p[row]
-            counts[index] = batch.top_k[row], signed, batch.output_position[row]
+            sampling = batch.sampling[row]
+            least = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+            signed = sampling.seed - 2 * _INT64_AT if sampling.seed >= _INT64_AT else sampling.seed
+            numbers[index] = sampling.temperature, least, sampling.top_p
+            counts[index] = sampling.top_k, signed, batch.output_position[row]
         slots = np.array([batch.slots[row] for row in rows], dtype=np.int64)
         sent = np.concatenate([numbers.view(np.int64).ravel(), counts.ravel(), slots, np.array(places)])
         on_device = torch.from_numpy(sent).to(self._device.torch_device, non_blocking=True)
@@ -86,10 +91,15 @@ class Sampler:
     def _draw_on_host(
         self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int], ids: torch.Tensor
     ) -> None:
-        """Replace the draws of rows with penalties, biases, bans or masks."""
-        if batch.processing is None:
+        """Replace the draws of rows that the device cannot draw: with penalties, biases, bans, masks, or a sampling
+        field that `draw_kernel` does not apply."""
+        wanted: set[int] = set()
+        if batch.processing is not None:
+            wanted.update(batch.processing.rows, batch.processing.masked_rows)
+        if LEFT_TO_ORACLE:
+            wanted.update(row for row in rows if sets_any(batch.sampling[row], LEFT_TO_ORACLE))
+        if not wanted:
             return
-        wanted = {*batch.processing.rows, *batch.processing.masked_rows}
         chosen = [index for index, row in enumerate(rows) if row in wanted]
         logits = logits_MV[[places[index] for index in chosen]].cpu().numpy()
         drawn = draw(batch, [rows[index] for index in chosen], logits)

@@ -13,11 +13,10 @@ from pathlib import Path
 import attrs
 from msgspec.structs import replace
 
-from quipu.actors.accountant.account import Account, Ended, FirstToken, Kept, Span, Written
-from quipu.actors.accountant.prompt_book import Admission
-from quipu.actors.block_manager.pins import in_whole_blocks, pins_of
-from quipu.actors.block_manager.reservation import BlockManagerCore
-from quipu.actors.executor.actor import Executor
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
+from quipu.actors.block_manager.reservation import BlockManager
+from quipu.actors.executor.executor import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.counts import shown
@@ -26,9 +25,10 @@ from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import Breakpoint
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.planning import Batcher
 from quipu.actors.scheduler.sequence import Status
+from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
@@ -75,7 +75,7 @@ class SentPlan:
 class EngineBench:
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerConfig,
         *,
         watermark: int = 0,
         sharing: bool = False,
@@ -86,7 +86,7 @@ class EngineBench:
         self.limits = limits
         self.dials = dials or Dials()
         self.batcher = Batcher(limits)
-        self.manager = BlockManagerCore(
+        self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
@@ -164,7 +164,7 @@ class EngineBench:
             )
             life = Life(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1
-            account.prompted(life.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
+            account.add_sequence(life.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
             self.lives[life.id] = life
             lives.append(life)
             keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
@@ -258,17 +258,18 @@ class EngineBench:
 
     def pump(self) -> None:
         batcher = self.batcher
-        while (move := batcher.next_move()) is not None:
+        while (action := batcher.next_action()) is not None:
             self._walk += 1
             preempted, reused = False, {}
-            if isinstance(move, Reserve):
-                granted = self.manager.walk(self._deny(move), self.now)
+            if isinstance(action, Reserve):
+                granted = self.manager.grant(self._deny(action), self.now)
                 self.manager.check()
                 self._check_grant(granted)
-                plan, report = batcher.accept(granted)
+                outgoing = batcher.accept(granted)
                 preempted, reused = bool(granted.preempted_ids), dict(reused_of(granted))
             else:
-                plan, report = move.plan, move.report
+                outgoing = action
+            plan, report = outgoing.plan, outgoing.report
             if plan is not None:
                 self._check_plan(plan)
                 self.plans.append(plan)
@@ -300,9 +301,9 @@ class EngineBench:
     def nobody_is_preempted_for_one_of_worse_rank(self, granted: Granted) -> None:
         """Whoever still runs after a preemption has a better rank than whoever was preempted."""
         if granted.preempted_ids:
-            rank = self.batcher._waiting.rank
+            rank = self.batcher._state.waiting.rank
             lost = min(rank(self.batcher.sequences[i]) for i in granted.preempted_ids)
-            kept = [rank(s) for s in self.batcher._running if s.id not in granted.preempted_ids]
+            kept = [rank(s) for s in self.batcher._state.running if s.id not in granted.preempted_ids]
             assert all(other < lost for other in kept), "somebody is preempted for one of worse rank"
 
     def _check_plan(self, plan: StepPlan) -> None:
@@ -310,7 +311,7 @@ class EngineBench:
         assert 0 < sum(plan.row_counts) <= limits.max_num_batched_tokens
         assert min(plan.row_counts) > 0
         assert len(set(plan.row_ids)) == len(plan.row_ids) <= limits.max_num_seqs
-        assert len(self.manager.holdings) <= limits.max_num_seqs
+        assert len(self.manager.allocations) <= limits.max_num_seqs
         assert len(self._sent) < limits.max_steps_in_flight
         assert set(plan.admitted_ids) <= set(plan.row_ids)
         assert not any(self.lives[i].terminal for i in plan.row_ids), "an ended sequence is planned"
@@ -340,12 +341,12 @@ class EngineBench:
     def _hear_report(self, report: StepReport) -> None:
         self.reports.append(report)
         self._check_not_ended(report)
-        for sequence_id, number, reused, read, lent, copied in zip(
+        for sequence_id, number, reused, read, copyable, copied in zip(
             report.admitted_ids,
             report.admitted_number,
             report.admitted_reused,
             report.admitted_read,
-            report.admitted_lent,
+            report.admitted_copyable,
             report.admitted_copied,
             strict=True,
         ):
@@ -353,13 +354,20 @@ class EngineBench:
             assert reused == read
             assert reused % self.limits.block_size == 0
             assert reused == life.admissions[number - 1]
-            assert number == life.account.books[sequence_id].num_heard.get(Side.PREFILL, 0) + 1, (
+            assert number == life.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
                 "admissions are numbered without gaps"
             )
-            assert copied == lent, "an honest executor finds what the manager points out"
+            assert copied == copyable, "an honest executor finds what the manager points out"
             self.num_copied += copied > 0
             admission = Admission(
-                number=number, reused=reused, read=read, lent=lent, copied=copied, miss=None, incarnation=1, at=0.0
+                number=number,
+                reused=reused,
+                read=read,
+                copyable=copyable,
+                copied=copied,
+                miss=None,
+                incarnation=1,
+                at=0.0,
             )
             life.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
@@ -374,7 +382,7 @@ class EngineBench:
             self.lives[sequence_id].account.apply(sequence_id, Written(start, end))
         for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
             assert end <= len(self.lives[sequence_id].prompt)
-            self.lives[sequence_id].account.apply(sequence_id, Kept(end))
+            self.lives[sequence_id].account.apply(sequence_id, Pinned(end))
         for sequence_id, token_id in zip(report.token_sequence_ids, report.token_ids, strict=True):
             life = self.lives[sequence_id]
             assert life.reason is None, "a token after the last"
@@ -416,18 +424,21 @@ class EngineBench:
     def state(self) -> dict[str, object]:
         """All that the scheduler and the block manager have on their minds, and what they have said."""
         batcher, pool = self.batcher, self.manager.pool
+        state, updates = batcher._state, batcher._state.cache_updates
         return {
             "sequences": {i: attrs.asdict(s) for i, s in batcher.sequences.items()},
-            "running": [s.id for s in batcher._running],
-            "waiting": [s.id for s in batcher._waiting.first(len(batcher._waiting))],
-            "in flight": [(s.plan.step, s.error) for s in batcher._in_flight._sent],
-            "broken": [s.plan.step for s in batcher._in_flight._broken],
-            "generation": batcher._in_flight.generation,
-            "news": [list(batcher._committed), list(batcher._failed), list(batcher._filled), list(batcher._frees)],
-            "tables": {i: list(h.table) for i, h in self.manager.holdings.items()},
+            "running": [s.id for s in state.running],
+            "waiting": [s.id for s in state.waiting.first(len(state.waiting))],
+            "in flight": [(s.plan.step, s.error) for s in state.in_flight._sent],
+            "broken": [s.plan.step for s in state.in_flight._broken],
+            "generation": state.in_flight.generation,
+            "updates": [
+                list(getattr(updates, name)) for name in ("committed_steps", "failed_steps", "filled", "freed_ids")
+            ],
+            "tables": {i: list(h.table) for i, h in self.manager.allocations.items()},
             "pool": pool.state(),
             "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins._by_key.values()],
-            "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._next_step],
+            "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
         }
 
     # ------------------------------------------------------------ at the end
@@ -465,7 +476,7 @@ class EngineBench:
         """Everything has ended, what is not free is pinned, and all books balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
-        assert self.manager.holdings == {}
+        assert self.manager.allocations == {}
         pool = self.manager.pool
         assert pool.num_free + pool.num_pinned_only == self.limits.num_blocks - 1
         assert self.manager.pins.num_marks == 0
@@ -481,11 +492,11 @@ class EngineBench:
 
     def _check_account(self, account: Account) -> None:
         assert account.problems() == []
-        for book in account.books.values():
+        for book in account.sequences.values():
             life = self.lives[book.sequence_id]
-            assert book.num_heard.get(Side.PREFILL, 0) == len(life.admissions)
+            assert book.num_admissions.get(Side.PREFILL, 0) == len(life.admissions)
             if life.admissions:
-                assert book.granted[0].reused == book.read == life.admissions[0]
+                assert book.admissions[0].reused == book.read == life.admissions[0]
                 assert book.read <= len(life.prompt) - 1
                 assert self.limits.enable_prefix_caching or book.read == 0
             covered = book.read + book.computed_first + book.restored_first
@@ -495,7 +506,7 @@ class EngineBench:
                 assert book.restored_first in (0, spared)
                 if book.restored_first:
                     assert len(life.prompt) == book.read + self.limits.block_size, "only a whole last block is copied"
-        first = min(account.books.values(), key=lambda book: book.choice_index)
+        first = min(account.sequences.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]
         assert shown(prompt.cached) == (self.lives[first.sequence_id].admissions or [None])[0]
         written = prompt.cache_write_tokens

@@ -158,7 +158,7 @@ async def test_a_prompt_of_many_choices_goes_over_once() -> None:
     sampling = SamplingParams(max_tokens=5)
 
     def submit(number: int, prompt: list[int], party: int, to_come: int) -> Submit:
-        return Submit(number, prompt, b"r", keys, sampling, party_id=party, num_to_come=to_come)
+        return Submit(number, prompt, b"r", keys, sampling, group_id=party, num_to_come=to_come)
 
     sent = [
         *(submit(1, one, 1, 3), submit(5, other, 5, 2), submit(2, one, 1, 2), submit(6, other, 5, 1)),
@@ -179,12 +179,12 @@ async def test_a_prompt_of_many_choices_goes_over_once() -> None:
 
 async def test_a_request_that_ends_before_its_last_choice() -> None:
     """Its prompt is forgotten at both ends."""
-    first = Submit(1, [1, 2, 3], b"r", [], SamplingParams(max_tokens=5), party_id=1, num_to_come=9)
-    writer, data = frames_of(first, Abort(1), Abort(1, ends_party=True))
+    first = Submit(1, [1, 2, 3], b"r", [], SamplingParams(max_tokens=5), group_id=1, num_to_come=9)
+    writer, data = frames_of(first, Abort(1), Abort(1, ends_group=True))
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await ours.send_all(data)
     reader = FrameReader(theirs, 1)
-    assert await reader.receive_all() == [first, Abort(1), Abort(1, ends_party=True)]
+    assert await reader.receive_all() == [first, Abort(1), Abort(1, ends_group=True)]
     assert len(writer._prompts) == len(reader._prompts) == 0
 
 

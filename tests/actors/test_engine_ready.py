@@ -7,7 +7,7 @@ import trio
 
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.front import describe_pool
+from quipu.actors.request_desk.interface import describe_pool
 from quipu.actors.wiring import single_loop
 from tests.runtimes import runtime_config, serving_info, small_runtime
 

@@ -18,7 +18,7 @@ from quipu.actors import engine
 from quipu.actors.engine import LoopHost
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost
-from quipu.actors.request_desk.front import State
+from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import MAX_BACKOFF_S, Death, EngineLink, EngineRefusal
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import open_runtime

@@ -31,6 +31,7 @@ PARTS = {
 COMMANDS = {
     "bench.accounting": (),
     "bench.beside": (),
+    "bench.commits": ("--jobs", "engine_core"),
     "bench.chat_tokens": (),
     "bench.engine_core": (),
     "bench.engine_overhead": (),

@@ -18,14 +18,14 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant.actor import Accountant
-from quipu.actors.accountant.entry_store import MAX_DEATHS, Page, Pending
+from quipu.actors.accountant.entry_store import MAX_CRASHES, Pending, RequestEntries
 from quipu.actors.messages.accountant import OpenAccount
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.restarts import ActorGivenUp
 from tests.journals import KeptJournal
 from tests.lives import POINTS, Doom, Killed, Life, live
-from tests.runtimes import small_runtime
+from tests.runtimes import read_answer, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 
@@ -127,6 +127,24 @@ async def test_the_journal_raises(autojump_clock: trio.abc.Clock, undisturbed: t
     assert journal.open == {}
 
 
+async def test_raising_release_affects_only_its_own_request(autojump_clock: trio.abc.Clock) -> None:
+    """What raises when a client is shown its end is logged; the accountant goes on, and later requests are served."""
+    journal = KeptJournal()
+    with structlog.testing.capture_logs() as lines:
+        async with small_runtime(journal=journal) as client:
+            ticket = client.open(prompt_of(10))
+            ticket.mailbox.when_closed(lambda closed: 1 // 0)
+            await ticket.start()
+            await read_answer(ticket)
+            ticket.leave()
+            answer = await client.ask(prompt_of(20))
+            assert answer.record.outcome is Outcome.FINISHED
+            await settle(client)
+    events = [line["event"] for line in lines]
+    assert events.count("release.failed") == 1 and "actor.died" not in events
+    assert len(journal.closed) == 2
+
+
 # ---------------------------------------------------------------- the end of patience
 
 
@@ -135,14 +153,14 @@ class Poisoned(Accountant):
 
     def __init__(self, *arguments: Any, stage: str, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        do = getattr(self._reckoning, stage)
+        do = getattr(self._effects, stage)
 
-        def do_or_die(page: Page, *rest: Any) -> None:
-            if page.opened.caller.client_request_id == "poison":
+        def do_or_die(request: RequestEntries, *rest: Any) -> None:
+            if request.opened.caller.client_request_id == "poison":
                 raise Killed(stage)
-            do(page, *rest)
+            do(request, *rest)
 
-        setattr(self._reckoning, stage, do_or_die)
+        setattr(self._effects, stage, do_or_die)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -153,7 +171,7 @@ async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage:
     told: list[bytes] = []
     hire = partial(Poisoned, stage=stage)
     with structlog.testing.capture_logs() as lines:
-        async with small_runtime(journal=journal, hire_accountant=hire) as client:
+        async with small_runtime(journal=journal, make_accountant=hire) as client:
             http = over_http(client)
 
             async def ask(name: str) -> None:
@@ -171,7 +189,7 @@ async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage:
             after = samples(client)
     deaths = [line for line in lines if line["event"] == "actor.died"]
     records = {record.client_request_id: record for record in journal.closed}
-    assert [line["request_id"] for line in deaths] == [records["poison"].request_id] * MAX_DEATHS
+    assert [line["request_id"] for line in deaths] == [records["poison"].request_id] * MAX_CRASHES
     assert len(records) == len(journal.closed) == 5
     poison = records["poison"]
     assert (poison.outcome, poison.disputed, poison.fault) == (Outcome.FAILED, True, None)
@@ -187,11 +205,11 @@ async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
     """An accountant that dies of everything ends the server with an error."""
 
     class Hopeless(Accountant):
-        async def _hear(self, pending: Pending) -> None:
+        async def _handle(self, pending: Pending) -> None:
             raise Killed("again")
 
     with structlog.testing.capture_logs() as lines, pytest.raises(ExceptionGroup) as caught:
-        async with small_runtime(hire_accountant=Hopeless, max_restarts=3) as client:
+        async with small_runtime(make_accountant=Hopeless, max_restarts=3) as client:
             client.open(prompt_of(10))
             await trio.sleep(60)
     assert caught.group_contains(ActorGivenUp)
@@ -204,14 +222,14 @@ async def test_deaths_long_ago_are_forgiven(autojump_clock: trio.abc.Clock) -> N
     seen: list[Pending] = []
 
     class Frail(Accountant):
-        async def _hear(self, pending: Pending) -> None:
-            await super()._hear(pending)
+        async def _handle(self, pending: Pending) -> None:
+            await super()._handle(pending)
             if type(pending.message) is OpenAccount and pending not in seen:
                 seen.append(pending)
                 raise Killed("an account")
 
     with structlog.testing.capture_logs():
-        async with small_runtime(hire_accountant=Frail, max_restarts=1, restart_window_s=10.0) as client:
+        async with small_runtime(make_accountant=Frail, max_restarts=1, restart_window_s=10.0) as client:
             for _ in range(4):
                 answer = await client.ask(prompt_of(10))
                 assert answer.record.outcome is Outcome.FINISHED

@@ -7,7 +7,7 @@ import trio.testing
 
 from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
-from quipu.actors.request_desk.registry import RequestTicket
+from quipu.actors.request_desk.desk import RequestTicket
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
 from tests.runtimes import Client, kill_engine, small_runtime
@@ -28,7 +28,7 @@ async def expire(ticket: RequestTicket) -> Closed:
 
 
 async def settle(client: Client) -> None:
-    while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
+    while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
         await trio.sleep(1)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()
@@ -47,7 +47,7 @@ async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> 
         assert closed.error is not None and closed.error.kind is ErrorKind.TIMEOUT and not closed.is_final
         ticket.leave()
         await trio.testing.wait_all_tasks_blocked()
-        assert client.runtime.daybook.num_open_accounts == 1 and not journal.closed and not finals
+        assert client.runtime.entry_store.num_open_accounts == 1 and not journal.closed and not finals
         await settle(client)
         (record,) = journal.closed
         assert [final.record for final in finals] == [record] and ticket.mailbox.closed is finals[0]

@@ -24,7 +24,7 @@ PROMPT = random.Random(1).choices(range(300, 4000), k=40)
 async def settle(client: Client) -> None:
     """Let everything that was set going come to its end."""
     with trio.fail_after(60):
-        while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
+        while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()
@@ -74,7 +74,7 @@ async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.ab
         ticket.leave()
         assert len(client.runtime.desk.lane) == 2
         await trio.testing.wait_all_tasks_blocked()
-        assert client.runtime.daybook.num_open_accounts == 1, "submitted: the account waits for its Terminal"
+        assert client.runtime.entry_store.num_open_accounts == 1, "submitted: the account waits for its Terminal"
         await trio.sleep(10)
         assert num_passes(client.engine.executor) <= 2
         await settle(client)

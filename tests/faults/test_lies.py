@@ -92,7 +92,7 @@ LIES: list[Any] = [
     pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
     pytest.param({"lose": first_span}, 32, "a report was lost", id="a report is lost"),
     pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
-    pytest.param({"over_copied": BLOCK - 1}, 32, "lent 0, copied 15", id="the executor says it copied"),
+    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor says it copied"),
     pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
     pytest.param({"ragged": True}, None, "a report was lost", id="a report that cannot be read"),
 ]

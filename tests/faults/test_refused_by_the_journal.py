@@ -56,7 +56,7 @@ async def test_come_back_later(
         with structlog.testing.capture_logs() as lines:
             exchange, answer = await http.post(path, request_body)
             await settle(client)
-        after, stats = samples(client), client.runtime.daybook.stats.fields()
+        after, stats = samples(client), client.runtime.entry_store.stats.fields()
         journal.has_room = lambda record: True
         served, _ = await http.post(path, {**request_body, "stream": False, "stream_options": None})
         await settle(client)

@@ -13,7 +13,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.scheduler import StepResult
-from quipu.actors.request_desk.front import State
+from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
 from tests.runtimes import Answer, kill_engine, small_runtime, text_of
@@ -97,7 +97,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
             assert dials.fail_steps == 0
             nursery.start_soon(ask, "reader", [*prompt, 300])
         client.assert_at_rest()
-        stats = client.runtime.daybook.stats
+        stats = client.runtime.entry_store.stats
         assert (stats.total_requests, stats.hit_requests) == (1, 0)
         assert client.runtime.metrics.usage_disputed._value.get() == 0
     assert answers["writer"].error is not None
@@ -124,7 +124,7 @@ async def test_tokenizer_trouble_is_one_request_s(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
-    from quipu.actors.tokenizer.text_encoder import TextEncoder
+    from quipu.actors.tokenizer.encoder import TextEncoder
 
     encode = TextEncoder.encode_text
 
@@ -167,7 +167,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
             assert "a block table cannot be trusted" in health.detail
             await trio.testing.wait_all_tasks_blocked()
             assert len(answers) == 3, "failed at once, not after the restart"
-        assert client.runtime.daybook.num_open_accounts == 0
+        assert client.runtime.entry_store.num_open_accounts == 0
         during = await client.ask(prompt)
         assert client.runtime.desk.health().is_ready
         client.assert_at_rest()

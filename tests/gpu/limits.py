@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import torch
 
-from quipu.kernels.batch import StepBatch
+from quipu.kernels.batch import RowSampling, StepBatch
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.ops import TritonOps
@@ -89,12 +89,12 @@ def kernels(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
     norm = random(heads.head_dim)
     rope = _rope(machine, heads.head_dim, tokens)
 
-    def turn_and_write(ops: TritonOps) -> None:
+    def rope_and_write(ops: TritonOps) -> None:
         queries = ops.rope(ops.rms_norm(q, norm, 1e-6), rope)
         ops.write_kv(0, ops.rope(ops.rms_norm(k, norm, 1e-6), rope), v)
         ops.finish(queries)
 
-    add(f"norm, rope, write, {tokens}", lambda: turn_and_write(prefill), heads_bytes)
+    add(f"norm, rope, write, {tokens}", lambda: rope_and_write(prefill), heads_bytes)
     products = 4 * heads.num_heads * heads.head_dim * tokens * (tokens + 1) / 2
     add(f"prefill attention, {tokens}", lambda: prefill.attend(0, q, scale=0.1), heads_bytes, products)
     for count, context in ((2, 20),) if small else ((1, 2048), (8, 2048), (64, 2048), (64, 512)):
@@ -124,12 +124,12 @@ def _draws(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
     batch = make_batch([(i, 0, [1], [1]) for i in rows])
     sampler = Sampler(count, machine.device)
     found = []
-    for name, changes in (
-        ("greedy", {}),
-        ("temperature", {"temperature": [1.0] * count}),
-        ("top_k 50, top_p 0.9", {"temperature": [1.0] * count, "top_k": [50] * count, "top_p": [0.9] * count}),
+    for name, sampling in (
+        ("greedy", RowSampling()),
+        ("temperature", RowSampling(temperature=1.0)),
+        ("top_k 50, top_p 0.9", RowSampling(temperature=1.0, top_k=50, top_p=0.9)),
     ):
-        asked = attrs.evolve(batch, **changes)
+        asked = attrs.evolve(batch, sampling=[sampling] * count)
         took_s = machine.wall_s(lambda asked=asked: sampler.begin(asked, rows, logits, rows).read(rows))
         found.append(_row(f"draw {count}, {name}", took_s, 4 * logits.numel(), 0.0, rates))
     return found
@@ -163,7 +163,7 @@ def steps(machine: Machine, rates: Rates, determinism: str) -> list[dict[str, An
     """Whole steps of Qwen3-0.6B, host included, as `Backend.step` takes them."""
     backend = make_backend(machine, num_layers=28, determinism=determinism)
     shape = shape_of(machine, num_hidden_layers=28)
-    longest = backend.pool.max_model_len
+    longest = backend.memory_plan.max_model_len
     rows = []
     works = [("decode", 2, 20)] if machine.rehearsal else [("decode", n, 512) for n in (1, 8, 64)]
     for name, count, context in works:

@@ -69,15 +69,8 @@ def make_batch(rows: list[tuple[int, int, list[int], list[int]]]) -> StepBatch:
         query_start=start,
         positions=[position for _, position, _, _ in rows],
         token_ids=[token_id for _, _, token_ids, _ in rows for token_id in token_ids],
-        carried=[False] * count,
         block_tables=[blocks for _, _, _, blocks in rows],
         samples=[True] * count,
-        temperature=[0.0] * count,
-        top_p=[1.0] * count,
-        top_k=[0] * count,
-        min_p=[0.0] * count,
-        seed=[0] * count,
-        output_position=[0] * count,
     )
 
 
@@ -95,7 +88,7 @@ def several_rows(
 ) -> torch.Tensor:
     """The same beside other rows, which prefill; in other blocks each time that there are more of them."""
     backend.cache.fill(float("nan"))
-    longest = backend.pool.max_model_len
+    longest = backend.memory_plan.max_model_len
     token_ids, mine = text(length, 1), blocks_of(0, longest, seed=others)
     results, position = [], 0
     for size in chunks or [length // 2, length - length // 2 - looked_at, *[1] * looked_at]:

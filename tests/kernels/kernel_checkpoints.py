@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from transformers import (
@@ -26,7 +27,7 @@ from transformers import (
 )
 
 from quipu.kernels.backend import BackendConfig
-from quipu.kernels.batch import StepBatch
+from quipu.kernels.batch import RowSampling, StepBatch
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
@@ -128,6 +129,7 @@ FEW = ("qwen3-tied", "qwen3-odd", "llama", "llama-rope3")
 """For tests that are not about families."""
 THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe")
 """Every operation is in one of them, so the long tests of operations need no other; deep runs take all."""
+_SAMPLING = attrs.fields_dict(RowSampling).keys()
 EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) for name in CONFIGS]
 
 
@@ -188,11 +190,7 @@ def make_batch(*rows: dict[str, Any]) -> StepBatch:
         carried=[row.get("carried", False) for row in rows],
         block_tables=[row["blocks"] for row in rows],
         samples=[row.get("samples", True) for row in rows],
-        temperature=[row.get("temperature", 0.0) for row in rows],
-        top_p=[row.get("top_p", 1.0) for row in rows],
-        top_k=[row.get("top_k", 0) for row in rows],
-        min_p=[row.get("min_p", 0.0) for row in rows],
-        seed=[row.get("seed", 0) for row in rows],
+        sampling=[RowSampling(**{name: row[name] for name in _SAMPLING & row.keys()}) for row in rows],
         output_position=[row.get("output_position", 0) for row in rows],
     )
 

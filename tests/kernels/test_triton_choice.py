@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from quipu.kernels.backend import load_backend
-from quipu.kernels.triton import present
+from quipu.kernels.load import load_backend
+from quipu.kernels.triton import availability
 from tests.kernels.kernel_checkpoints import backend_config
 
 
@@ -21,7 +21,7 @@ class Taken:
 
     def __init__(self, config: object) -> None:
         if self.too_old:
-            raise present.NotForTriton("the GPU is too old")
+            raise availability.TritonUnavailable("the GPU is too old")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
     taken = type("Taken", (Taken,), {})
     setattr(module, "TritonBackend", taken)  # noqa: B010
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(present, "why_not", lambda: None)
+    monkeypatch.setattr(availability, "why_unavailable", lambda: None)
     return taken
 
 
@@ -52,12 +52,12 @@ def test_an_old_gpu(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path]) -> None:
     """Asked for by name, it says what is missing; otherwise nobody hears of it."""
-    monkeypatch.setattr("quipu.kernels.triton.present.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("quipu.kernels.triton.availability.importlib.util.find_spec", lambda name: None)
     config = backend_config(checkpoints["llama"])
     with pytest.raises(ValueError, match="cannot run here: Triton is not installed"):
         load_backend("triton", config)
     assert load_backend("auto", config).capabilities.name in ("cpu", "reference")
-    monkeypatch.setattr("quipu.kernels.triton.present.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("quipu.kernels.triton.availability.importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="no CUDA device"):
         load_backend("triton", config)
@@ -71,11 +71,11 @@ def test_strict_comes_before_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     try:
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-        assert not present.ask_for_strict()
+        assert not availability.request_strict_cublas()
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
-        assert present.ask_for_strict()
+        assert availability.request_strict_cublas()
         assert not matmul.allow_bf16_reduced_precision_reduction
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-        assert present.ask_for_strict()
+        assert availability.request_strict_cublas()
     finally:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = allowed

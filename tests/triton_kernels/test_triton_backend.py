@@ -10,9 +10,9 @@ import attrs
 import pytest
 import torch
 
-from quipu.kernels.batch import LogitRules, Processing, Scoring, StepBatch
+from quipu.kernels.batch import Scoring, StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from quipu.kernels.sampling.processors import LogitProcessor
 from quipu.kernels.triton.configs import SMALL
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.triton_backend import TritonBackend

@@ -10,41 +10,45 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.kernels.batch import StepBatch
-from quipu.kernels.sampling.oracle import draw
+from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.sampling.oracle import draw, fields_besides
+from quipu.kernels.triton import sampler
 from quipu.kernels.triton.device import CpuDevice
-from quipu.kernels.triton.sampler import Sampler
 from tests.triton_kernels.passes import make_batch
 
 V = 100
 
 
-def sampling(count: int, **columns: list[Any]) -> StepBatch:
-    batch = make_batch(*({"length": 1, "position": 0, "blocks": [1]} for _ in range(count)))
-    return attrs.evolve(batch, seed=[(1 << 63) + 977 * i for i in range(count)], **columns)
+def batch_of(settings: list[dict[str, Any]], **columns: list[Any]) -> StepBatch:
+    """One row for each of these settings, with seeds that need all 64 bits."""
+    batch = make_batch(*({"length": 1, "position": 0, "blocks": [1]} for _ in settings))
+    rows = [RowSampling(**one, seed=(1 << 63) + 977 * index) for index, one in enumerate(settings)]
+    return attrs.evolve(batch, sampling=rows, **columns)
 
 
 def draw_both(batch: StepBatch, logits_MV: torch.Tensor) -> tuple[list[int], list[int]]:
     rows = list(range(len(logits_MV)))
-    ours = Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(rows)
+    ours = sampler.Sampler(16, CpuDevice()).begin(batch, rows, logits_MV, rows).read(rows)
     return ours, draw(batch, rows, logits_MV.numpy())
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_draws_are_the_hosts(seed: int) -> None:
-    """Any mix of filters, with many equal logits: the token that `kernels/sampling.py` draws for the same seed."""
+    """Draw the oracle's token for the same seed, for any mix of filters and with many equal logits."""
     pick = random.Random(seed)
     count = 8
     logits_MV = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (count, V)).astype(np.float32))
     logits_MV[: count // 2] = (2 * logits_MV[: count // 2]).round() / 2  # ties at every border
-    batch = sampling(
-        count,
-        temperature=[pick.choice([0.0, 0.3, 1.0, 2.5]) for _ in range(count)],
-        top_k=[pick.choice([0, 1, 5, 40, 1000]) for _ in range(count)],
-        top_p=[pick.choice([1.0, 0.95, 0.5, 0.01]) for _ in range(count)],
-        min_p=[pick.choice([0.0, 0.05, 0.5]) for _ in range(count)],
-        output_position=[pick.randrange(1 << 33) for _ in range(count)],
-    )
+    settings = [
+        {
+            "temperature": pick.choice([0.0, 0.3, 1.0, 2.5]),
+            "top_k": pick.choice([0, 1, 5, 40, 1000]),
+            "top_p": pick.choice([1.0, 0.95, 0.5, 0.01]),
+            "min_p": pick.choice([0.0, 0.05, 0.5]),
+        }
+        for _ in range(count)
+    ]
+    batch = batch_of(settings, output_position=[pick.randrange(1 << 33) for _ in range(count)])
     ours, theirs = draw_both(batch, logits_MV)
     assert ours == theirs
 
@@ -53,6 +57,26 @@ def test_draws_are_the_hosts(seed: int) -> None:
 def test_a_border_among_equals(filters: dict[str, float]) -> None:
     """Where all tokens are equal, a filter keeps as many of the lowest ids as the host's."""
     count = 6
-    columns = {name: [value] * count for name, value in filters.items()}
-    ours, theirs = draw_both(sampling(count, temperature=[1.0] * count, **columns), torch.zeros(count, V))
+    ours, theirs = draw_both(batch_of([{"temperature": 1.0, **filters}] * count), torch.zeros(count, V))
     assert ours == theirs
+
+
+def test_unknown_fields_are_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw on the host exactly the rows that set a field which the device does not apply."""
+    on_host: list[list[int]] = []
+
+    def draw_on_host(batch: StepBatch, rows: list[int], logits_MV: Any) -> list[int]:
+        on_host.append(rows)
+        return draw(batch, rows, logits_MV)
+
+    monkeypatch.setattr(sampler, "draw", draw_on_host)
+    monkeypatch.setattr(sampler, "LEFT_TO_ORACLE", fields_besides(sampler.APPLIED - {"min_p"}))
+    batch = batch_of([{"temperature": 1.0, "min_p": min_p} for min_p in (0.0, 0.2, 0.0, 0.3)])
+    ours, theirs = draw_both(batch, torch.linspace(0, 3, V).repeat(4, 1))
+    assert ours == theirs
+    assert on_host == [[1, 3]]
+
+
+def test_applied_fields_exist() -> None:
+    """Name only fields of `RowSampling`; those that it has besides are the host's."""
+    assert attrs.fields_dict(RowSampling).keys() - sampler.LEFT_TO_ORACLE.keys() == sampler.APPLIED

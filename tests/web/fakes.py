@@ -1,6 +1,6 @@
 """A front desk without an engine, and a client without a network.
 
-`FakeDesk` implements the protocol of `quipu.actors.request_desk.front`: each ticket plays a script of outlet events
+`FakeDesk` implements the protocol of `quipu.actors.request_desk.interface`: each ticket plays a script of outlet events
 into a real mailbox. Its dials: the script, a desk that is closed, a start that fails, a state of health. `Client`
 speaks ASGI to the app directly, so a test decides when a body is read and when the client leaves.
 """
@@ -24,7 +24,7 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import DeskClosed, Health, ServingInfo, State
+from quipu.actors.request_desk.interface import DeskClosed, Health, ServingInfo, State
 from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
 

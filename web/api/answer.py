@@ -2,7 +2,7 @@
 
 Check the body, open a ticket at the front desk, hang its release on the request's scope, wait for the first event (so
 that early errors have their own status), then answer whole or as a stream. Each endpoint calls `answer` with a reader
-of its API, which makes the `Reply` that knows the API's words (`api/openai/serve.py`, `api/anthropic/serve.py`).
+of its API, which makes the `Reply` that knows the API's words (`api/openai/routes.py`, `api/anthropic/routes.py`).
 
 What must always hold: between `desk.open` and `on_close(ticket.leave)` there is no checkpoint; nothing else releases
 a ticket.
@@ -24,24 +24,24 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.front import DeskClosed, FrontDesk, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
 from ..http import sse
 from ..http.turns import take_slice, turn
-from ..http.unread_limit import shelf_of_run
+from ..http.unread_limit import unread_limit_of_run
 from ..options import AppOptions
-from ..telemetry import tracing as traces
+from ..request.errors import raise_error_of, unavailable
+from ..request.request_context import RequestContext, current_request_context
+from ..request.tally import Tally
+from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
-from .errors import raise_error_of, unavailable
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import Shape, ignored_fields
-from .json_body import MAX_CHAT_VALUES
-from .request_context import Visit, current_visit
+from .json_structure import MAX_CHAT_VALUES
 from .stream import StreamWriter, Transcript
-from .usage import Tally
 
 MAX_MADE_BYTES = 1 << 16
 """Of a large answer's body, made before it is sent."""
@@ -72,7 +72,7 @@ class Reply(ABC):
 
 
 @attrs.frozen
-class Asked:
+class ParsedRequest:
     """What a reader is given."""
 
     body: dict[str, Any]
@@ -82,36 +82,36 @@ class Asked:
     options: AppOptions
 
 
-Reader = Callable[[Asked], Awaitable[Reply]]
+Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 """Checks a body. Raises APIError."""
 
 
 async def answer(
-    endpoint: str, read: Reader, shape: Shape, desk: FrontDesk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
+    endpoint: str, read: Reader, shape: Shape, desk: Desk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
 ) -> Response:
     """Serve the request that is being handled; its body has at most `max_values` values. Raises APIError.
 
     `shape`: what `read` knows of a body; the client is told of all else.
     """
-    visit = current_visit()
-    visit.is_generation = True
-    prepared = await _prepare(read, shape, desk, visit, options, max_values)
+    context = current_request_context()
+    context.is_generation = True
+    prepared = await _prepare(read, shape, desk, context, options, max_values)
     reply, caller = prepared.reply, prepared.caller
     try:
         ticket = desk.open(prepared.encode, endpoint, caller)
     except DeskClosed as closed:
-        raise unavailable(str(closed) or "The server takes no requests now.") from None
-    visit.scope.on_close(ticket.leave)
+        raise unavailable(str(closed) or "The server is not accepting requests.") from None
+    context.scope.on_close(ticket.leave)
     ticket.when_encoded(prepared.share.release)
     del prepared  # and with it the prompts
-    mailbox = visit.mailbox = ticket.mailbox
-    mailbox.when_closed(partial(visit.account_closed, traced(visit, reply)))
+    mailbox = context.mailbox = ticket.mailbox
+    mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
     if options.request_timeout_s is not None:
-        visit.scope.start_soon(_expire, ticket, options.request_timeout_s)
+        context.scope.start_soon(_expire, ticket, options.request_timeout_s)
     await ticket.start()
     if reply.stream:
-        return await _answer_streamed(reply, mailbox, visit, options)
-    return await _answer_whole(reply, mailbox, visit)
+        return await _answer_streamed(reply, mailbox, context, options)
+    return await _answer_whole(reply, mailbox, context)
 
 
 @attrs.frozen
@@ -126,25 +126,25 @@ class _Prepared:
 
 
 async def _prepare(
-    read: Reader, shape: Shape, desk: FrontDesk, visit: Visit, options: AppOptions, max_values: int
+    read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, max_values: int
 ) -> _Prepared:
     """Read the body of the request that is being handled. Nothing of it is kept but its prompts, and those once."""
     data, share = await take_body()
     body = await parse_object(data, share.grow, max_values)
-    reply = await read(Asked(body, visit.request_id, desk.info, options))
-    visit.ignored_fields = await ignored_fields(body, shape)
-    check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or visit.principal.may_prioritize)
-    caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
-    encode = reply.wanted.encode(visit.request_id, caller.tenant)
+    reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
+    context.ignored_fields = await ignored_fields(body, shape)
+    check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
+    caller = await caller_of(context, data, str(body.get("model") or desk.info.model_names[0]))
+    encode = reply.wanted.encode(context.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
     return _Prepared(reply, encode, caller, share)
 
 
-def traced(visit: Visit, reply: Reply) -> traces.Asked:
+def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
     """What a trace says of a request: numbers and names that were checked, and no text."""
     wanted = reply.wanted
     return attrs.evolve(
-        visit.asked,
+        context.traced,
         model=wanted.model,
         response_id=reply.answer_id,
         max_tokens=wanted.max_tokens,
@@ -161,8 +161,8 @@ async def _expire(ticket: Ticket, after_s: float) -> None:
     ticket.expire(after_s)
 
 
-async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Response:
-    transcript = Transcript(visit.tally)
+async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext) -> Response:
+    transcript = Transcript(context.tally)
     mailbox.attach(transcript.consume)
     closed = await transcript.wait_closed()
     raise_error_of(closed)
@@ -196,17 +196,19 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
         yield data
 
 
-async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options: AppOptions) -> Response:
+async def _answer_streamed(reply: Reply, mailbox: Mailbox, context: RequestContext, options: AppOptions) -> Response:
     # Until something has come, the request may still be refused with a status of its own.
     first = await mailbox.peek()
     if isinstance(first, Closed):
         raise_error_of(first)
-    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut, shelf_of_run(options.all_sinks_limit_bytes))
-    visit.scope.on_close(sink.close)
-    writer = reply.writer(sink, visit.tally, visit.log)
+    unread_limit = unread_limit_of_run(options.all_sinks_limit_bytes)
+    sink = context.sink = sse.Sink(options.sink_limit_bytes, context.cut, unread_limit)
+    context.scope.on_close(sink.close)
+    writer = reply.writer(sink, context.tally, context.log)
     mailbox.attach(writer.consume)
-    open_line = visit.connection.open_line if options.direct_streams and visit.connection is not None else None
-    body = sse.body(sink, options.heartbeat_s, reply.heartbeat, open_line)
+    connection = context.connection if options.direct_streams else None
+    open_direct_writer = None if connection is None else connection.open_direct_writer
+    body = sse.body(sink, options.heartbeat_s, reply.heartbeat, open_direct_writer)
     response = Response(body, content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
     response.timeout = None
     return response

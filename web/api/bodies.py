@@ -20,8 +20,8 @@ from werkzeug.exceptions import RequestTimeout
 
 from ..http.connection import Connection
 from ..http.scope import SCOPE_KEY, RequestScope, ScopedHTTP
-from .errors import APIError, unavailable
-from .request_context import current_visit
+from ..request.errors import APIError, unavailable
+from ..request.request_context import current_request_context
 
 FREE_BYTES = 64 * 1024
 """Of each body, not counted: the number of connections bounds them."""
@@ -141,14 +141,14 @@ async def take_body() -> tuple[bytearray, BodyShare]:
 
     Raises RequestEntityTooLarge, RequestTimeout, and APIError (503) where there is no memory for it.
     """
-    visit = current_visit()
-    body, principal = cast(MeteredBody, request.body), visit.principal
+    context = current_request_context()
+    body, principal = cast(MeteredBody, request.body), context.principal
     if principal.key_id is not None:
         body.share.assign(principal.tenant)
     with trio.move_on_after(request.body_timeout or float("inf")):
-        return await body.take(visit.connection), body.share
+        return await body.take(context.connection), body.share
     raise RequestTimeout()
 
 
 def _no_room() -> APIError:
-    return unavailable("The server holds as many bytes of request bodies as it may. Try again later.")
+    return unavailable("The server is overloaded: too much memory is taken by request bodies. Try again later.")

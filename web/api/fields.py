@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import APIError, invalid
-from .json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
+from ..request.errors import APIError, bad_value, invalid
+from .json_body import parse_json
+from .json_structure import MAX_CHAT_VALUES, InvalidJson, TooComplex
 from .pace import Pace
 
 
@@ -26,11 +27,11 @@ async def parse_object(
     try:
         body = await parse_json(data, expect, max_values)
     except InvalidJson as error:
-        raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise invalid(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     except TooComplex as error:
         raise invalid(str(error), code="body_too_complex") from None
     if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object.", code="invalid_type")
+        raise invalid("The request body must be a JSON object.", code="invalid_type")
     return body
 
 
@@ -40,11 +41,11 @@ _IDS_AN_ITEM = 128
 
 
 def wrong_type(param: str, expected: str) -> APIError:
-    return invalid(f"`{param}` must be {expected}.", param, "invalid_type")
+    return invalid(f"Invalid type for `{param}`: expected {expected}.", param, "invalid_type")
 
 
 def missing(param: str) -> APIError:
-    return invalid(f"`{param}` is required.", param, "missing_required_parameter")
+    return invalid(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
 
 
 class Fields:
@@ -74,7 +75,7 @@ class Fields:
             raise wrong_type(param, "an integer of at most 64 bits")
         if value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise invalid(f"`{param}` must be {limits}.", param)
+            raise bad_value(param, f"must be {limits}")
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -85,7 +86,7 @@ class Fields:
         if type(value) is not int and type(value) is not float:
             raise wrong_type(param, "a number")
         if not low <= value <= high:
-            raise invalid(f"`{param}` must be between {low:g} and {high:g}.", param)
+            raise bad_value(param, f"must be between {low:g} and {high:g}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -134,4 +135,4 @@ def _check_ids(value: list[Any], param: str, vocab_size: int) -> None:
     if set(map(type, value)) - {int}:
         raise wrong_type(param, "a list of integer token ids")
     if value and not (min(value) >= 0 and max(value) < vocab_size):
-        raise invalid(f"Token ids in `{param}` must be at least 0 and below {vocab_size}.", param)
+        raise bad_value(param, f"token ids must be at least 0 and below {vocab_size}")

@@ -6,25 +6,19 @@ Each API has a reader of its own (`openai/`, `anthropic/`) that checks a body fi
 
 from __future__ import annotations
 
-import secrets
-
 import attrs
 
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from .errors import invalid, no_model
+from ..request.errors import bad_value, no_model
 from .fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
 MAX_CACHE_SALT_CHARS = 256
-_SEED_SPACE = 2**64
-_RANDOM_SEED_BITS = 53
-"""Of a seed that nobody asked for: what every reader of JSON gets whole (JavaScript and jq round longer numbers), for
-it is there to be sent again."""
 _MAX_PRIORITY = 2**31 - 1
 
 
@@ -108,13 +102,6 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
     return model
 
 
-def read_seed(fields: Fields) -> int:
-    """`seed`, or a random one, which the request's record will tell. Raises APIError."""
-    seed = fields.integer("seed", -(_SEED_SPACE // 2), _SEED_SPACE - 1)
-    # A negative seed is the same 64 bits read as unsigned.
-    return secrets.randbits(_RANDOM_SEED_BITS) if seed is None else seed % _SEED_SPACE
-
-
 def read_priority(fields: Fields) -> int:
     """`priority`, for the scheduling policy that looks at it. Whether it is allowed is asked once for all APIs.
 
@@ -127,10 +114,10 @@ def check_priority(priority: int, *, is_allowed: bool) -> None:
     """Who is served first is the operator's to say: 0 is everybody's. Raises APIError."""
     if priority and not is_allowed:
         message = (
-            "`priority` is not allowed here: the server must be started with --allow-client-priority, or the API key "
-            "must be marked with `priority = true` in the key file."
+            "not allowed unless the server is started with --allow-client-priority, or the API key is marked with "
+            "`priority = true` in the key file"
         )
-        raise invalid(message, "priority", "priority_not_allowed")
+        raise bad_value("priority", message, "priority_not_allowed")
 
 
 def read_cache_salt(fields: Fields) -> str:
@@ -141,5 +128,5 @@ def read_cache_salt(fields: Fields) -> str:
     if type(value) is not str:
         raise wrong_type("cache_salt", "a string")
     if len(value) > MAX_CACHE_SALT_CHARS:
-        raise invalid(f"`cache_salt` may have at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
+        raise bad_value("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")
     return value

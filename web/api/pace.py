@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..http.turns import turn
-from .errors import invalid
-from .json_body import MAX_CHAT_VALUES, MAX_CONTAINERS
+from ..request.errors import bad_value
+from .json_structure import MAX_CHAT_VALUES, MAX_CONTAINERS
 
 MAX_MESSAGES = 20_000
 """Messages, or input items, of one request."""
@@ -62,8 +62,7 @@ class Pace:
         """Count the parts of one message. Raises APIError where the request has too many."""
         self._num_parts += len(parts)
         if self._num_parts > MAX_PARTS:
-            message = f"All messages of a request together may have at most {MAX_PARTS} parts; `{param}` exceeds that."
-            raise invalid(message, param, _TOO_MANY)
+            raise bad_value(param, f"all messages together must have at most {MAX_PARTS} parts", _TOO_MANY)
 
     def check_written(self, text: str, param: str) -> None:
         """Count what may become objects and lists of a text that is JSON. Raises APIError where it is too much."""
@@ -71,8 +70,8 @@ class Pace:
         self._num_containers += num_containers
         self._num_values += num_containers + text.count(",")
         if self._num_containers > MAX_CONTAINERS or self._num_values > MAX_CHAT_VALUES:
-            limits = f"{MAX_CONTAINERS} objects and lists and {MAX_CHAT_VALUES} values"
-            raise invalid(f"`{param}` exceeds the {limits} that a request may have.", param, _TOO_MANY)
+            limits = f"{MAX_CONTAINERS} objects and arrays and {MAX_CHAT_VALUES} values"
+            raise bad_value(param, f"all arguments together must have at most {limits}", _TOO_MANY)
 
     def check_tools(self, tools: list[Any], param: str) -> None:
         """Raises APIError where there are too many."""
@@ -101,4 +100,4 @@ class Pace:
 
 def _check(count: int, at_most: int, param: str, what: str) -> None:
     if count > at_most:
-        raise invalid(f"`{param}` may have at most {at_most} {what}; it has {count}.", param, _TOO_MANY)
+        raise bad_value(param, f"must have at most {at_most} {what}, got {count}", _TOO_MANY)

@@ -23,8 +23,9 @@ from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
 from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
 
 from ..http.sse import Sink
-from .errors import APIError, frames_of, internal
-from .usage import Tally
+from ..request.errors import APIError, internal
+from ..request.tally import Tally
+from ..telemetry.logs import frames_of
 
 MAX_LOOSE_PIECES = 256
 """Pieces of a text that are kept apart: a string of a few characters takes more than ten times their bytes."""

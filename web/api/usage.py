@@ -11,43 +11,21 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
-from quipu.actors.messages.handler import Delta, Started
 from quipu.actors.messages.usage_record import UsageRecord
+
+from ..request.tally import Tally
 
 _NAMED_TIERS = ("device", "host", "disk", "remote")
 
 
-@attrs.define
-class Tally:
-    """Running usage of one request, from its outlet's events."""
-
-    prompt_tokens: int | None = None
-    """Summed over the prompts admitted so far. None: none was admitted yet."""
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-    created_5m_tokens: int = 0
-    created_1h_tokens: int = 0
-    completion_tokens: int = 0
-
-    def start(self, event: Started) -> None:
-        """Take over the sums; they replace those before."""
-        self.prompt_tokens = event.prompt_tokens
-        self.cached_tokens = event.cached_tokens
-        self.cache_write_tokens = event.cache_write_tokens
-        self.created_5m_tokens = event.created_5m_tokens
-        self.created_1h_tokens = event.created_1h_tokens
-
-    def add(self, delta: Delta) -> None:
-        self.completion_tokens += delta.num_tokens
-
-    def openai(self, *, with_tiers: bool) -> dict[str, Any] | None:
-        """Cumulative usage for a chunk; tiers are known only from the record. None while nothing was admitted."""
-        if self.prompt_tokens is None:
-            return None
-        usage = _openai(self.prompt_tokens, self.cached_tokens, self.cache_write_tokens, self.completion_tokens)
-        if with_tiers:
-            usage["prompt_tokens_details"]["cached_tokens_by_tier"] = None
-        return usage
+def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
+    """Cumulative usage for a chunk; tiers are known only from the record. None while nothing was admitted."""
+    if tally.prompt_tokens is None:
+        return None
+    usage = _openai(tally.prompt_tokens, tally.cached_tokens, tally.cache_write_tokens, tally.completion_tokens)
+    if with_tiers:
+        usage["prompt_tokens_details"]["cached_tokens_by_tier"] = None
+    return usage
 
 
 def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Every route is closed, save those in `OPEN_ROUTES`: who asks is settled before anything is read or opened.
 
-A hook that runs right after the visit was made, before a byte of the body is asked for. It takes the key from
-`Authorization: Bearer` or `x-api-key`, and hangs its owner on the visit; handlers read `visit.principal`.
+A hook that runs right after the context was made, before a byte of the body is asked for. It takes the key from
+`Authorization: Bearer` or `x-api-key`, and hangs its owner on the context; handlers read `context.principal`.
 
 What must always hold: a route that is not listed here needs a key, and so does a path that does not exist: a stranger
 does not learn which is which.
@@ -14,8 +14,8 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from ..api.errors import APIError, turn_away
-from ..api.request_context import current_visit
+from ..request.errors import APIError, turn_away
+from ..request.request_context import current_request_context
 from .keys import KeyStore, runtime_principal
 from .local_clients import is_from_this_machine
 
@@ -51,11 +51,11 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
 
     @app.before_request
     async def authenticate() -> Response | None:
-        visit = current_visit()
+        context = current_request_context()
         rule = request.url_rule
         route = request.path if rule is None else rule.rule
         if keys.is_open:
-            visit.principal = everybody
+            context.principal = everybody
             if is_local(route) and not open_admin and not is_from_this_machine():
                 return turn_away(not_from_here())
             return None
@@ -64,9 +64,9 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
         try:
             principal = keys.ring.find(_presented_key())
             if principal is None:
-                raise unauthorized("This API key is not valid.")
-            visit.principal = principal
-            visit.log = visit.log.bind(tenant=principal.tenant, key_id=principal.key_id)
+                raise unauthorized("Incorrect API key provided.")
+            context.principal = principal
+            context.log = context.log.bind(tenant=principal.tenant, key_id=principal.key_id)
             if needs_admin(route) and not principal.is_admin:
                 raise forbidden()
         except APIError as error:
@@ -82,14 +82,14 @@ def unauthorized(message: str) -> APIError:
 
 
 def forbidden() -> APIError:
-    message = "This needs an admin key."
+    message = "This endpoint requires an admin API key."
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
 
 
 def not_from_here() -> APIError:
     message = (
-        "This server has no API keys, so it answers this only to requests from its own machine that no proxy has "
-        "forwarded. Start it with an admin key, or with --open-admin to answer everybody."
+        "This server has no API keys, so it serves this endpoint only to requests from its own machine that no proxy "
+        "has forwarded. Start it with an admin key, or with --open-admin to serve everybody."
     )
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="local_only")
 
@@ -103,8 +103,8 @@ def _presented_key() -> str:
             presented.add(key.strip())
     presented.discard("")
     if not presented:
-        raise unauthorized("No API key was given: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
+        raise unauthorized("No API key provided. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
     if len(presented) > 1:
         # Which of them a proxy in front has looked at cannot be told from here.
-        raise unauthorized("Different API keys were given: send one.")
+        raise unauthorized("Different API keys provided. Send only one.")
     return presented.pop()

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from ..api.errors import APIError, turn_away
+from ..request.errors import APIError, turn_away
 from .browser_rules import BrowserRules, is_same_origin
 
 EXPOSED_HEADERS = "X-Request-Id, X-Quipu-Request-Id, X-Quipu-Ignored-Fields, request-id, Retry-After"
@@ -67,15 +67,15 @@ def _is_cross_site(host: str, origins: list[str]) -> bool:
 
 def _wrong_host() -> APIError:
     message = (
-        "This server answers to localhost, and to no other name in the `Host` header. To have it answer under another "
-        "one, start it with --allowed-hosts NAME."
+        "Invalid `Host` header: this server answers only to the names of localhost. To allow another name, start it "
+        "with --allowed-hosts NAME."
     )
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", param="Host", code="host_not_allowed")
 
 
 def _cross_site() -> APIError:
     message = (
-        "This server has no API keys and takes no requests that a browser sends for a page of another site. To allow "
-        """such pages, start it with --allowed-origins '["https://site.example"]'."""
+        "Cross-site request refused: this server has no API keys, so pages of other sites may not use it. To allow a "
+        """site, start the server with --allowed-origins '["https://site.example"]'."""
     )
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", param="Origin", code="origin_not_allowed")

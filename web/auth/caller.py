@@ -15,8 +15,8 @@ from quart import request
 
 from quipu.actors.messages.accountant import Caller
 
-from ..api.errors import invalid
-from ..api.request_context import Visit
+from ..request.errors import bad_value
+from ..request.request_context import RequestContext
 
 HEADER = "Idempotency-Key"
 MAX_IDEMPOTENCY_KEY_CHARS = 255
@@ -24,20 +24,20 @@ _INLINE_BYTES = 256 * 1024
 """A body up to this size is hashed in the loop."""
 
 
-async def caller_of(visit: Visit, raw_body: bytes | bytearray, model: str) -> Caller:
+async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model: str) -> Caller:
     """The caller of the request that is being handled. Raises APIError for a key that cannot be kept."""
-    principal, key = visit.principal, request.headers.get(HEADER)
+    principal, key = context.principal, request.headers.get(HEADER)
     if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
-        raise invalid(f"{HEADER} must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters.", HEADER)
+        raise bad_value(HEADER, f"must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters")
     digest = None
     if key is not None:
-        parts = (principal.tenant, key, visit.endpoint, raw_body)
+        parts = (principal.tenant, key, context.endpoint, raw_body)
         digest = _digest(*parts) if len(raw_body) <= _INLINE_BYTES else await trio.to_thread.run_sync(_digest, *parts)
     return Caller(
         tenant=principal.tenant,
         key_id=principal.key_id,
         model=model,
-        client_request_id=visit.client_request_id,
+        client_request_id=context.client_request_id,
         idempotency_key=key,
         idempotency_digest=digest,
     )

@@ -1,7 +1,7 @@
 """Who may ask: whose key a request brought, and the keys that this server knows.
 
 The command line makes a `KeyStore` from its flags and has it reload on SIGHUP; `web/auth/auth.py` asks it, and hangs
-the `Principal` that it finds on the visit.
+the `Principal` that it finds on the context.
 
 What must always hold: a plain key lives only while it is hashed; no key and no hash reaches a log, an error or an
 answer. Where keys were asked for, nobody gets in without one, also when the file lists none.
@@ -17,24 +17,10 @@ from pathlib import Path
 
 import attrs
 
+from ..request.principal import Principal
 from .key_file import KeyEntry, check_distinct, read_key_file
 
 DEFAULT_TENANT = "default"
-
-
-@attrs.frozen(kw_only=True)
-class Principal:
-    """On whose behalf a request is served."""
-
-    tenant: str
-    """Who pays. It is also the cache domain: what two tenants send is never shared."""
-    key_id: str | None
-    """None where the server was started without keys."""
-    key_name: str | None
-    is_admin: bool
-    """May ask what concerns the whole server, and sees every tenant's records."""
-    may_prioritize: bool = False
-    """May name a `priority` of its own, whatever the server allows everybody."""
 
 
 def runtime_principal(tenant: str = DEFAULT_TENANT) -> Principal:

@@ -24,7 +24,7 @@ from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.processes.child import kill_children
 from quipu.actors.processes.log_writer import LogWriter
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.supervisor import EngineGivenUp, EngineRefusal
@@ -41,7 +41,7 @@ from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions
 from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
-from ..telemetry.tracing import TracingConfig, TracingError, open_tracer, tracing_config
+from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .settings import resolve_config

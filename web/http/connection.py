@@ -25,7 +25,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from .direct_write import ChunkLine
+from .direct_write import DirectWriter
 from .http11 import AppTasks, Protocol
 
 RECEIVE_BYTES = 64 * 1024
@@ -139,11 +139,11 @@ class Connection:
         if self._is_idle or self._is_lingering:
             self._set_deadline(-inf)
 
-    def open_line(self) -> ChunkLine | None:
+    def open_direct_writer(self) -> DirectWriter | None:
         """The direct way for the body of the response whose head has been sent; None where it is not of chunks."""
         if self._protocol is None or not self._protocol.is_chunked:
             return None
-        return ChunkLine(self, self._protocol, self.stream.socket.fileno)
+        return DirectWriter(self, self._protocol, self.stream.socket.fileno)
 
     async def ask_for_body(self) -> None:
         """Called before a body is read: only then a client that expects `100 Continue` is told to send it. What is

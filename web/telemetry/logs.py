@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,3 +72,8 @@ def configure(level: str) -> LogWriter:
         root.addHandler(Relay())
     atexit.register(writer.drain)
     return writer
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Where an exception came from, without its message or source lines: those may quote what a client sent."""
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]

@@ -33,8 +33,8 @@ from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 
-from ..api.errors import frames_of
-from .tracing import Asked, Refusal
+from .logs import frames_of
+from .tracing import Refusal, TracedRequest
 
 log = structlog.get_logger("quipu.tracing")
 
@@ -78,22 +78,22 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("quipu", quipu.__version__)
         self._parents = TraceContextTextMapPropagator()
 
-    def record(self, asked: Asked, closed: Closed) -> None:
+    def record(self, traced: TracedRequest, closed: Closed) -> None:
         record, error = closed.record, closed.error
-        attributes = _request_attributes(asked) | _record_attributes(asked, record)
+        attributes = _request_attributes(traced) | _record_attributes(traced, record)
         failed = record.outcome is Outcome.FAILED or (error is not None and error.kind is not ErrorKind.INVALID)
         if error is not None:
             attributes["error.type"] = error.code or str(error.kind)
-        self._span(asked, attributes, record.received_at, record.closed_at, failed=failed)
+        self._span(traced, attributes, record.received_at, record.closed_at, failed=failed)
 
-    def refuse(self, asked: Asked, refusal: Refusal) -> None:
-        attributes = _request_attributes(asked)
+    def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
+        attributes = _request_attributes(traced)
         attributes["quipu.outcome"] = str(Outcome.CANCELLED if refusal.status is None else Outcome.REJECTED)
         if refusal.status is not None:
             attributes["http.response.status_code"] = refusal.status
             attributes["error.type"] = refusal.code or str(refusal.status)
         failed = refusal.status is not None and refusal.status >= 500
-        self._span(asked, attributes, refusal.received_unix_s, refusal.ended_unix_s, failed=failed)
+        self._span(traced, attributes, refusal.received_unix_s, refusal.ended_unix_s, failed=failed)
 
     def count_in(self, registry: CollectorRegistry) -> None:
         registry.register(SpanCounts(self))
@@ -123,12 +123,18 @@ class OtelTracer:
         return self._num_queued - self._exporter.num_taken
 
     def _span(
-        self, asked: Asked, attributes: dict[str, Value], begin_unix_s: float, end_unix_s: float, *, failed: bool
+        self,
+        traced: TracedRequest,
+        attributes: dict[str, Value],
+        begin_unix_s: float,
+        end_unix_s: float,
+        *,
+        failed: bool,
     ) -> None:
         try:
             span = self._tracer.start_span(
-                f"{attributes['gen_ai.operation.name']} {asked.model}" if asked.model else asked.endpoint,
-                context=self._parents.extract(asked.headers, Context()),
+                f"{attributes['gen_ai.operation.name']} {traced.model}" if traced.model else traced.endpoint,
+                context=self._parents.extract(traced.headers, Context()),
                 kind=SpanKind.SERVER,
                 attributes=attributes,
                 start_time=int(begin_unix_s * 1e9),
@@ -215,27 +221,27 @@ def _resource() -> Resource:
     return said.merge(Resource({name: value for name, value in ours.items() if said.attributes.get(name) != value}))
 
 
-def _request_attributes(asked: Asked) -> dict[str, Value]:
+def _request_attributes(traced: TracedRequest) -> dict[str, Value]:
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": "text_completion" if asked.endpoint in _TEXT_ENDPOINTS else "chat",
+        "gen_ai.operation.name": "text_completion" if traced.endpoint in _TEXT_ENDPOINTS else "chat",
         "gen_ai.provider.name": "quipu",
-        "http.route": asked.endpoint,
-        "quipu.request_id": asked.request_id,
+        "http.route": traced.endpoint,
+        "quipu.request_id": traced.request_id,
     }
     told: dict[str, Value | None] = {
-        "gen_ai.request.model": asked.model,
-        "gen_ai.request.max_tokens": asked.max_tokens,
-        "gen_ai.request.temperature": asked.temperature,
-        "gen_ai.request.top_p": asked.top_p,
-        "gen_ai.request.choice.count": asked.num_choices if asked.num_choices != 1 else None,
-        "gen_ai.request.stream": True if asked.is_streamed else None,
-        "server.address": None if asked.server is None else asked.server[0],
-        "server.port": None if asked.server is None else asked.server[1],
+        "gen_ai.request.model": traced.model,
+        "gen_ai.request.max_tokens": traced.max_tokens,
+        "gen_ai.request.temperature": traced.temperature,
+        "gen_ai.request.top_p": traced.top_p,
+        "gen_ai.request.choice.count": traced.num_choices if traced.num_choices != 1 else None,
+        "gen_ai.request.stream": True if traced.is_streamed else None,
+        "server.address": None if traced.server is None else traced.server[0],
+        "server.port": None if traced.server is None else traced.server[1],
     }
     return attributes | {name: value for name, value in told.items() if value is not None}
 
 
-def _record_attributes(asked: Asked, record: UsageRecord) -> dict[str, Value]:
+def _record_attributes(traced: TracedRequest, record: UsageRecord) -> dict[str, Value]:
     attributes: dict[str, Value] = {
         "gen_ai.usage.output_tokens": record.completion_tokens,
         "quipu.outcome": str(record.outcome),
@@ -256,10 +262,10 @@ def _record_attributes(asked: Asked, record: UsageRecord) -> dict[str, Value]:
         attributes["gen_ai.latency.time_in_queue"] = record.admitted_at - record.received_at
     if record.first_token_at is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = record.first_token_at - record.received_at
-        if asked.model is not None:
-            attributes["gen_ai.response.model"] = asked.model
-        if asked.response_id is not None:
-            attributes["gen_ai.response.id"] = asked.response_id
+        if traced.model is not None:
+            attributes["gen_ai.response.model"] = traced.model
+        if traced.response_id is not None:
+            attributes["gen_ai.response.id"] = traced.response_id
     if record.disputed:
         attributes["quipu.disputed"] = True
     if record.fault is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quipu.actors.accountant.account import Account, Ended, FirstToken, Span, Written
-from quipu.actors.accountant.prompt_book import Admission
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Span, Written
 from quipu.actors.messages.accountant import Caller, Side
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.outcomes import FinishReason
@@ -23,7 +23,7 @@ def account_of(*prompts: int, num_choices: int = 1) -> Account:
     sequence_id = 1
     for prompt_index, num_tokens in enumerate(prompts):
         for choice in range(num_choices):
-            account.prompted(sequence_id, prompt_index, choice, num_tokens)
+            account.add_sequence(sequence_id, prompt_index, choice, num_tokens)
             sequence_id += 1
     return account
 
@@ -35,7 +35,7 @@ def admission(
     *,
     tiers: Mapping[str, int] | None = None,
     side: Side = Side.PREFILL,
-    lent: int = 0,
+    copyable: int = 0,
     copied: int = 0,
 ) -> Admission:
     return Admission(
@@ -44,7 +44,7 @@ def admission(
         read=read,
         tiers=tiers,
         side=side,
-        lent=lent,
+        copyable=copyable,
         copied=copied,
         miss=MISS,
         incarnation=1,

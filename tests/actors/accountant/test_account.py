@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.account import Account, Ended, Gap, Span
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Ended, Gap, Span
 from quipu.actors.accountant.coverage import Coverage
 from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
@@ -96,10 +97,10 @@ def test_preemption_changes_nothing_that_the_client_sees() -> None:
     admit(account, 1, 2, 32, 32)
     compute(account, 1, (32, 40))
     finish(account, 1)
-    book = account.books[1]
+    sequence = account.sequences[1]
     assert account.problems() == []
     assert account.cached == Known(16)
-    assert (book.read, book.computed_first, book.restored_first, book.recomputed) == (16, 16, 8, 24)
+    assert (sequence.read, sequence.computed_first, sequence.restored_first, sequence.recomputed) == (16, 16, 8, 24)
 
 
 def test_readmission_that_finds_nothing_recomputes() -> None:
@@ -110,10 +111,10 @@ def test_readmission_that_finds_nothing_recomputes() -> None:
     admit(account, 1, 2, 0, 0)
     compute(account, 1, (0, 22))
     finish(account, 1, num_tokens=3)
-    book = account.books[1]
+    sequence = account.sequences[1]
     assert account.problems() == []
     assert account.cached == Known(16)
-    assert (book.read, book.computed_first, book.restored_first, book.recomputed) == (16, 4, 0, 21)
+    assert (sequence.read, sequence.computed_first, sequence.restored_first, sequence.recomputed) == (16, 4, 0, 21)
 
 
 def test_an_admission_that_is_heard_twice_counts_once() -> None:
@@ -123,9 +124,9 @@ def test_an_admission_that_is_heard_twice_counts_once() -> None:
         admit(account, 1, 1, 16, 16)
         compute(account, 1, (16, 20))
     finish(account, 1)
-    book = account.books[1]
+    sequence = account.sequences[1]
     assert account.problems() == []
-    assert (len(book.granted), book.read, book.computed_first, book.recomputed) == (1, 16, 4, 4)
+    assert (len(sequence.admissions), sequence.read, sequence.computed_first, sequence.recomputed) == (1, 16, 4, 4)
 
 
 def test_a_request_that_was_cut_short_balances_with_less() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quipu.actors.accountant.account import Account, Ended, Estimation, Revision
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Ended, Estimation, Revision
 from quipu.actors.messages.accountant import Side
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known
 from tests.actors.accountant.accounts import account_of, admission, compute, finish, first_token
@@ -38,7 +39,7 @@ def test_a_failed_load_is_computed_before_anybody_is_told() -> None:
     finish(account, 1)
     assert account.problems() == []
     assert account.cached == Known(32)
-    assert account.books[1].computed_first == 18
+    assert account.sequences[1].computed_first == 18
 
 
 def test_a_failed_load_that_nobody_revised_is_disputed() -> None:

@@ -91,4 +91,4 @@ def reused_of(granted: Granted) -> Mapping[int, int]:
 
 def lent_of(granted: Granted) -> Mapping[int, int]:
     """Blocks pointed out to be copied, by admitted sequence; 0 for none."""
-    return dict(zip(granted.admitted_ids, granted.admitted_lent, strict=True))
+    return dict(zip(granted.admitted_ids, granted.admitted_copy_sources, strict=True))

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quipu.actors.block_manager.block_pool import BlockPool
 from quipu.actors.block_manager.pools import Pool
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.prompts import Pin
 from quipu.actors.messages.scheduler import Granted
@@ -98,7 +98,7 @@ class ReservationRules(RuleBasedStateMachine):
     ) -> None:
         self.size, self.usable, self.caching, self.watermark = size, usable, caching, watermark
         self.max_pinned = int(usable * pinned_share)
-        self.manager = BlockManagerCore(
+        self.manager = BlockManager(
             usable + 1,
             size,
             enable_prefix_caching=caching,
@@ -179,7 +179,7 @@ class ReservationRules(RuleBasedStateMachine):
         ]
         victims = data.draw(st.permutations([s.id for s in self.running]), "victims")
         candidates = self.waiting[: data.draw(st.integers(0, 4), "candidates")]
-        self.walk(rows, victims, candidates, data.draw(st.integers(0, 24), "budget"))
+        self.grant(rows, victims, candidates, data.draw(st.integers(0, 24), "budget"))
 
     @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
     @rule()
@@ -188,7 +188,7 @@ class ReservationRules(RuleBasedStateMachine):
         capacity = self.usable * self.size
         able = [s for s in self.running if s.remaining and s.computed < capacity]
         rows = [(s.id, s.computed, s.remaining) for s in able if s.computed + s.remaining <= capacity]
-        self.walk(rows, [s.id for s in reversed(self.running)], self.waiting, 32)
+        self.grant(rows, [s.id for s in reversed(self.running)], self.waiting, 32)
 
     @rule(bits=st.integers(0, 2**16 - 1), num_steps=st.integers(1, 8), overlap=st.integers(0, 2))
     def generate(self, bits: int, num_steps: int, overlap: int) -> None:
@@ -202,7 +202,7 @@ class ReservationRules(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         """A proposal without rows or candidates: only news."""
-        self.walk([], [], [], 0)
+        self.grant([], [], [], 0)
 
     @precondition(lambda self: self.in_flight)
     @rule(bits=st.integers(0, 15))
@@ -262,7 +262,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ one walk
 
-    def walk(
+    def grant(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int
     ) -> None:
         offered = [Candidate(s.id, list(s.tokens), s.num_prompt_tokens, s.domain, s.pins) for s in candidates]
@@ -279,7 +279,7 @@ class ReservationRules(RuleBasedStateMachine):
             candidates=offered,
             budget=budget,
         )
-        granted = self.manager.walk(proposal, self.now)
+        granted = self.manager.grant(proposal, self.now)
         self.check_walk(proposal, granted, offered)
         self.forget_news()
         self.follow(granted)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quipu.actors.block_manager.block_pool import MAX_PLACES
+from quipu.actors.block_manager.eviction_queue import MAX_QUEUE_ENTRIES
 from quipu.actors.block_manager.pool_checks import COMMITTED
 from quipu.actors.block_manager.pools import Pool
 from quipu.actors.shared.block_keys import KEY_BYTES
@@ -144,7 +144,7 @@ def test_the_queue_of_cached_blocks_stays_short(make: Make) -> None:
     for _ in range(100):
         pool.share([1, 2])
         pool.release([1, 2])
-    assert len(pool.state().queue) <= MAX_PLACES * pool.num_blocks + 2
+    assert len(pool.state().queue) <= MAX_QUEUE_ENTRIES * pool.num_blocks + 2
     assert pool.cached_blocks() == [3, 2, 1]
     pool.check([])
     assert pool.take(3) == [4, 3, 2]

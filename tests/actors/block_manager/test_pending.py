@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.block_manager.pending import MAX_DELAY_STEPS, _num_shared
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.scheduler import Granted
 from tests.actors.block_manager.proposals import Candidate, keys_of, reserve
 
@@ -16,8 +16,8 @@ SHARED = list(range(100, 132))
 LIMIT = 1 << 30
 
 
-def manager_of(overhead: int = 0, num_usable: int = 200) -> BlockManagerCore:
-    return BlockManagerCore(num_usable + 1, SIZE, share_pending_prefixes=True, step_overhead_tokens=overhead)
+def manager_of(overhead: int = 0, num_usable: int = 200) -> BlockManager:
+    return BlockManager(num_usable + 1, SIZE, share_pending_prefixes=True, step_overhead_tokens=overhead)
 
 
 def like(sequence_id: int, num_shared: int, num_own: int) -> Candidate:
@@ -27,10 +27,10 @@ def like(sequence_id: int, num_shared: int, num_own: int) -> Candidate:
 
 
 def admitted(
-    manager: BlockManagerCore, *candidates: Candidate, step: int = 1, budget: int = 1000, chunk: int = LIMIT
+    manager: BlockManager, *candidates: Candidate, step: int = 1, budget: int = 1000, chunk: int = LIMIT
 ) -> Granted:
     proposal = reserve(step, SIZE, candidates=candidates, budget=budget, chunk=chunk)
-    granted = manager.walk(proposal)
+    granted = manager.grant(proposal)
     manager.check()
     return granted
 
@@ -71,7 +71,7 @@ def test_it_waits_two_steps_at_most(num_steps: int, waits: bool) -> None:
     manager = manager_of()
     assert admitted(manager, like(1, 32, 1), budget=4).counts == [4]
     follower = like(2, 4 + 4 * num_steps, 1)
-    granted = manager.walk(reserve(2, SIZE, rows=[(1, 4, 4)], candidates=[follower]))
+    granted = manager.grant(reserve(2, SIZE, rows=[(1, 4, 4)], candidates=[follower]))
     assert granted.admitted_ids == ([] if waits else [2])
 
 
@@ -82,8 +82,8 @@ def test_long_prefixes_in_chunks_are_waited_for_from_beginning_to_end() -> None:
     assert admitted(manager, leader, follower, chunk=8).admitted_ids == [1]
     for step, start in enumerate((8, 16, 24), 2):
         proposal = reserve(step, SIZE, rows=[(1, start, 8)], candidates=[follower], chunk=8)
-        assert manager.walk(proposal).admitted_ids == []
-    last = manager.walk(reserve(5, SIZE, rows=[(1, 32, 1)], candidates=[follower], chunk=8))
+        assert manager.grant(proposal).admitted_ids == []
+    last = manager.grant(reserve(5, SIZE, rows=[(1, 32, 1)], candidates=[follower], chunk=8))
     assert (last.admitted_ids, last.admitted_reused) == ([2], [32])
 
 
@@ -96,7 +96,7 @@ def test_patience_ends() -> None:
     for step in range(2, 9):
         failed = [step - 1] if step > 2 else []
         proposal = reserve(step, SIZE, failed=failed, rows=[(1, 4, 4)], candidates=[follower])
-        waits.append(not manager.walk(proposal).admitted_ids)
+        waits.append(not manager.grant(proposal).admitted_ids)
         if not waits[-1]:
             break
     assert waits == [True] * (2 + MAX_DELAY_STEPS) + [False]
@@ -106,7 +106,7 @@ def test_nobody_waits_for_what_no_row_of_the_step_writes() -> None:
     """Neither for a chunk that ends within a block, nor for a row of before a reset, nor with other tokens."""
     manager = manager_of()
     assert admitted(manager, like(1, 8, 1), like(2, 8, 1), budget=3).admitted_ids == [1]
-    granted = manager.walk(reserve(2, SIZE, reset=True, rows=[(1, 3, 6)], candidates=[like(2, 8, 1)]))
+    granted = manager.grant(reserve(2, SIZE, reset=True, rows=[(1, 3, 6)], candidates=[like(2, 8, 1)]))
     assert (granted.admitted_ids, granted.admitted_reused) == ([2], [0])
     assert admitted(manager_of(), like(1, 8, 1), Candidate(2, [7] * 9, 9)).admitted_ids == [1, 2]
     assert admitted(manager_of(), like(1, 8, 1), Candidate(2, SHARED[:8], 8, "b")).admitted_ids == [1, 2]

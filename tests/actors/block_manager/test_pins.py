@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.block_manager.pins import in_whole_blocks, pins_of
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl, Pin
 from quipu.actors.messages.scheduler import Granted
+from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from tests.actors.block_manager.proposals import Candidate, keys_of, pinned_of, reserve, reused_of
 
 SIZE = 4
@@ -27,14 +27,14 @@ class Manager:
     """A block manager whose steps all succeed, unless a test says otherwise."""
 
     def __init__(self, num_usable: int = 16, **settings: Any) -> None:
-        self.core = BlockManagerCore(num_usable + 1, SIZE, **settings)
+        self.core = BlockManager(num_usable + 1, SIZE, **settings)
         self.now = 0.0
         self.step = 0
         self.next_id = 1
 
-    def walk(self, **proposal: Any) -> Granted:
+    def grant(self, **proposal: Any) -> Granted:
         self.step += 1
-        granted = self.core.walk(reserve(self.step, SIZE, **proposal), self.now)
+        granted = self.core.grant(reserve(self.step, SIZE, **proposal), self.now)
         self.core.check()
         return granted
 
@@ -45,8 +45,8 @@ class Manager:
     def serve(self, tokens: list[int], *pins: Pin) -> Granted:
         """One prompt, to its end; what its commit and end came to."""
         candidate = self.candidate(tokens, *pins)
-        self.walk(candidates=[candidate])
-        return self.walk(committed=[self.step], free=[candidate.id])
+        self.grant(candidates=[candidate])
+        return self.grant(committed=[self.step], free=[candidate.id])
 
     def found(self, tokens: list[int]) -> int:
         """How many blocks of a prompt can be found."""
@@ -84,13 +84,13 @@ def test_it_expires_after_its_last_use(manager: Manager, used_at: float | None) 
     if used_at is not None:
         manager.now = used_at
         candidate = manager.candidate(PROMPT[:12] + other(1))
-        assert reused_of(manager.walk(candidates=[candidate])) == {candidate.id: 12}
-        manager.walk(committed=[manager.step], free=[candidate.id])
+        assert reused_of(manager.grant(candidates=[candidate])) == {candidate.id: 12}
+        manager.grant(committed=[manager.step], free=[candidate.id])
     until = 300.0 if used_at is None else 599.0
     manager.now = until - 0.5
-    assert manager.walk().num_pinned_blocks == 3
+    assert manager.grant().num_pinned_blocks == 3
     manager.now = until
-    granted = manager.walk()
+    granted = manager.grant()
     assert granted.num_pinned_blocks == 0 and granted.num_free_blocks == 16
     assert granted.num_pins_yielded == 0, "its time was over: it has not yielded"
     manager.fill()
@@ -103,7 +103,7 @@ def test_a_hit_that_ends_before_it_is_no_use_of_it(manager: Manager) -> None:
     manager.now = 200.0
     manager.serve(PROMPT[:8] + other(1))
     manager.now = 300.0
-    assert manager.walk().num_pinned_blocks == 0
+    assert manager.grant().num_pinned_blocks == 0
 
 
 def test_marked_again_it_is_one_owner_with_the_longer_time(manager: Manager) -> None:
@@ -114,9 +114,9 @@ def test_marked_again_it_is_one_owner_with_the_longer_time(manager: Manager) -> 
     assert pinned_of(granted) == [(manager.next_id, 12)]
     assert len(manager.core.pins) == 1 and granted.num_pinned_blocks == 3
     manager.now = 3699.0
-    assert manager.walk().num_pinned_blocks == 3
+    assert manager.grant().num_pinned_blocks == 3
     manager.now = 3700.0
-    assert manager.walk().num_pinned_blocks == 0
+    assert manager.grant().num_pinned_blocks == 0
 
 
 def test_nested_marks_share_their_blocks(manager: Manager) -> None:
@@ -125,7 +125,7 @@ def test_nested_marks_share_their_blocks(manager: Manager) -> None:
     assert pinned_of(granted) == [(manager.next_id, 8), (manager.next_id, 16)]
     assert granted.num_pinned_blocks == 4
     manager.now = 300.0
-    assert manager.walk().num_pinned_blocks == 2
+    assert manager.grant().num_pinned_blocks == 2
     manager.fill()
     assert manager.found(PROMPT) == 2
 
@@ -156,7 +156,7 @@ def test_pins_yield_to_a_candidate_soonest_expiry_first(manager: Manager) -> Non
     manager.serve(PROMPT, Pin(4, 3600))
     manager.serve(other(1), Pin(4, 300))
     candidate = manager.candidate(other(2, 40))
-    granted = manager.walk(candidates=[candidate])
+    granted = manager.grant(candidates=[candidate])
     assert granted.admitted_ids == [candidate.id]
     assert granted.num_pins_yielded == 1 and granted.num_pinned_blocks == 4
     assert manager.found(PROMPT) == 4
@@ -166,8 +166,8 @@ def test_pins_do_not_yield_in_vain(manager: Manager) -> None:
     """A candidate that would not fit without them either waits, and they stay."""
     manager.serve(PROMPT, Pin(4, 300))
     running = manager.candidate(other(1, 40))
-    manager.walk(candidates=[running])
-    granted = manager.walk(candidates=[manager.candidate(other(2, 32))])
+    manager.grant(candidates=[running])
+    granted = manager.grant(candidates=[manager.candidate(other(2, 32))])
     assert granted.admitted_ids == [] and granted.num_pins_yielded == 0 and granted.num_pinned_blocks == 4
 
 
@@ -175,7 +175,7 @@ def test_what_a_candidate_finds_does_not_count_as_free(manager: Manager) -> None
     """It reads the pinned prefix and needs all the rest of the pool: the pin has nothing to give, and stays."""
     manager.serve(PROMPT, Pin(4, 300))
     candidate = manager.candidate(PROMPT[:16] + other(1, 48))
-    granted = manager.walk(candidates=[candidate])
+    granted = manager.grant(candidates=[candidate])
     assert reused_of(granted) == {candidate.id: 16} and granted.num_pins_yielded == 0
     assert granted.num_free_blocks == granted.num_pinned_blocks == 0
 
@@ -184,11 +184,11 @@ def test_pins_yield_before_anybody_is_preempted(manager: Manager) -> None:
     """A row that needs a block gets it from a pin; only when there is none does somebody lose his."""
     manager.serve(PROMPT, Pin(4, 300))
     first, second = manager.candidate(other(1, 24)), manager.candidate(other(2, 24))
-    manager.walk(candidates=[first, second])
-    granted = manager.walk(rows=[(first.id, 24, 1)], victims=[second.id, first.id])
+    manager.grant(candidates=[first, second])
+    granted = manager.grant(rows=[(first.id, 24, 1)], victims=[second.id, first.id])
     assert granted.preempted_ids == [] and granted.num_pins_yielded == 1
     assert granted.num_free_blocks == 3
-    granted = manager.walk(rows=[(first.id, 25, 16)], victims=[second.id, first.id])
+    granted = manager.grant(rows=[(first.id, 25, 16)], victims=[second.id, first.id])
     assert granted.preempted_ids == [second.id]
 
 
@@ -197,10 +197,10 @@ def test_one_that_frees_nothing_stays(manager: Manager) -> None:
     manager.serve(other(1), Pin(4, 3600))
     manager.serve(PROMPT, Pin(4, 300))
     holder = manager.candidate(PROMPT[:16] + other(2, 24))
-    manager.core.walk(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it the later one
-    granted = manager.walk(rows=[(holder.id, 40, 12)], victims=[holder.id])
+    manager.core.grant(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it the later one
+    granted = manager.grant(rows=[(holder.id, 40, 12)], victims=[holder.id])
     assert granted.preempted_ids == [] and granted.num_pins_yielded == 1
-    assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.holdings[holder.id].table[:4]]
+    assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.allocations[holder.id].table[:4]]
 
 
 def test_what_two_pins_keep_only_together(manager: Manager) -> None:
@@ -209,55 +209,55 @@ def test_what_two_pins_keep_only_together(manager: Manager) -> None:
     manager.now = -100.0
     manager.serve(PROMPT[:8] + other(1, 2), Pin(2, 300))
     candidate = manager.candidate(other(2, 64))
-    granted = manager.walk(candidates=[candidate])
+    granted = manager.grant(candidates=[candidate])
     assert granted.admitted_ids == [candidate.id] and granted.num_pins_yielded == 2
 
 
 def test_a_failed_step_pins_nothing(manager: Manager) -> None:
     """Nor does one that was dropped: its row runs again, and then it does."""
     candidate = manager.candidate(PROMPT, Pin(2, 300), Pin(4, 300))
-    manager.walk(candidates=[candidate], chunk=8)
-    manager.walk(rows=[(candidate.id, 8, 10)])
-    granted = manager.walk(failed=[2], committed=[1])
+    manager.grant(candidates=[candidate], chunk=8)
+    manager.grant(rows=[(candidate.id, 8, 10)])
+    granted = manager.grant(failed=[2], committed=[1])
     assert pinned_of(granted) == [(candidate.id, 8)]
-    manager.walk(rows=[(candidate.id, 8, 10)])
-    granted = manager.walk(committed=[4])
+    manager.grant(rows=[(candidate.id, 8, 10)])
+    granted = manager.grant(committed=[4])
     assert pinned_of(granted) == [(candidate.id, 16)]
     failing = manager.candidate(other(1), Pin(4, 300))
-    manager.walk(candidates=[failing])
-    granted = manager.walk(failed=[manager.step], free=[failing.id])
+    manager.grant(candidates=[failing])
+    granted = manager.grant(failed=[manager.step], free=[failing.id])
     assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first one is held"
 
 
 def test_blocks_that_are_being_written_again_are_not_pinned(manager: Manager) -> None:
     """They were lost before their step was heard of, and somebody else's step may yet fail."""
     first = manager.candidate(PROMPT, Pin(4, 300))
-    manager.walk(candidates=[first])
+    manager.grant(candidates=[first])
     taker = manager.candidate(other(1, 64))
-    manager.walk(free=[first.id], candidates=[taker])
+    manager.grant(free=[first.id], candidates=[taker])
     again = manager.candidate(PROMPT)
-    manager.walk(free=[taker.id], candidates=[again])
+    manager.grant(free=[taker.id], candidates=[again])
     assert manager.found(PROMPT) == 4
-    assert pinned_of(manager.walk(committed=[1])) == []
-    assert manager.walk(failed=[3], free=[again.id]).num_free_blocks == 16
+    assert pinned_of(manager.grant(committed=[1])) == []
+    assert manager.grant(failed=[3], free=[again.id]).num_free_blocks == 16
 
 
 def test_a_prefix_with_a_hole_is_not_pinned(manager: Manager) -> None:
     """Its sequence left and a block of it was taken before its step was heard of."""
     first = manager.candidate(PROMPT, Pin(4, 300))
-    manager.walk(candidates=[first])
+    manager.grant(candidates=[first])
     taker = manager.candidate(other(1, 56))
-    manager.walk(free=[first.id], candidates=[taker])
+    manager.grant(free=[first.id], candidates=[taker])
     assert 0 < manager.found(PROMPT) < 4
-    assert pinned_of(manager.walk(committed=[1])) == []
+    assert pinned_of(manager.grant(committed=[1])) == []
 
 
 def test_who_leaves_leaves_its_pin(manager: Manager) -> None:
     """A client that goes while its step runs: what was computed is kept, as it asked."""
     candidate = manager.candidate(PROMPT, Pin(4, 300))
-    manager.walk(candidates=[candidate])
-    manager.walk(free=[candidate.id])
-    granted = manager.walk(committed=[1])
+    manager.grant(candidates=[candidate])
+    manager.grant(free=[candidate.id])
+    granted = manager.grant(committed=[1])
     assert pinned_of(granted) == [(candidate.id, 16)] and granted.num_pinned_blocks == 4
 
 
@@ -265,8 +265,8 @@ def test_a_reset_lets_all_go(manager: Manager) -> None:
     """Also of what is on its way: a sequence from before the reset pins nothing."""
     manager.serve(PROMPT, Pin(4, 300))
     candidate = manager.candidate(other(1), Pin(4, 300))
-    manager.walk(candidates=[candidate])
-    granted = manager.walk(reset=True, committed=[manager.step], free=[candidate.id])
+    manager.grant(candidates=[candidate])
+    granted = manager.grant(reset=True, committed=[manager.step], free=[candidate.id])
     assert pinned_of(granted) == []
     assert granted.num_pinned_blocks == granted.num_cached_blocks == 0 and granted.num_free_blocks == 16
     assert manager.found(PROMPT) == 0

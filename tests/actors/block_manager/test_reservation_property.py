@@ -36,7 +36,7 @@ class Conservation(ReservationRules):
     def free_and_held_and_pinned_only_and_null_make_the_total(self) -> None:
         """However many hold it, and however many pins own it, a block is in one place."""
         pool = self.manager.pool
-        held = {block for holding in self.manager.holdings.values() for block in holding.table}
+        held = {block for allocation in self.manager.allocations.values() for block in allocation.table}
         pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
         assert pool.num_pinned_only == len(pinned - held)
         assert pool.num_free + len(held) + pool.num_pinned_only + 1 == pool.num_blocks == self.usable + 1
@@ -50,7 +50,7 @@ class FreeList(ReservationRules):
         """And in it once; references are the tables in which a block stands, and one more where it is pinned."""
         pool = self.manager.pool
         state, free = pool.state(), [*pool.blank_blocks(), *pool.cached_blocks()]
-        tables = [holding.table for holding in self.manager.holdings.values()]
+        tables = [allocation.table for allocation in self.manager.allocations.values()]
         pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
         for block in range(1, pool.num_blocks):
             num_holders = sum(block in table for table in tables) + (block in pinned)
@@ -77,7 +77,7 @@ class Pins(ReservationRules):
         )
         if refused and left > 0 and not granted.preempted_ids:
             num_needed = -(-len(refused[0].tokens) // self.size) + self.watermark
-            assert self.manager.holdings, "it would fit alone"
+            assert self.manager.allocations, "it would fit alone"
             assert pool.num_free + granted.num_pinned_blocks < num_needed
         if granted.num_pins_yielded:
             assert granted.sequence_ids or granted.preempted_ids, "pins have yielded to nobody"
@@ -133,10 +133,10 @@ class Extension(ReservationRules):
 def cached_of(machine: ReservationRules, tokens: list[int], domain: str) -> int:
     """What a prompt would be granted now, were nobody else there. Changes nothing."""
     manager = deepcopy(machine.manager)
-    news = reserve(machine.step, machine.size, free=list(manager.holdings))
-    manager.walk(news)
+    news = reserve(machine.step, machine.size, free=list(manager.allocations))
+    manager.grant(news)
     candidate = Candidate(machine.next_id, tokens, len(tokens), domain)
-    granted = manager.walk(reserve(machine.step, machine.size, candidates=[candidate]))
+    granted = manager.grant(reserve(machine.step, machine.size, candidates=[candidate]))
     return reused_of(granted)[candidate.id]
 
 
@@ -152,13 +152,13 @@ class Domains(ReservationRules):
     def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         self.domains |= {candidate.id: candidate.domain for candidate in offered}
         for sequence_id, start in zip(granted.sequence_ids, granted.starts, strict=True):
-            table = self.manager.holdings[sequence_id].table
+            table = self.manager.allocations[sequence_id].table
             if sequence_id in granted.admitted_ids:
                 read = {self.writers[block] for block in table[: start // self.size]}
                 read |= {self.writers[block] for block in [lent_of(granted)[sequence_id]] if block}
                 assert read <= {self.domains[sequence_id]}, "a block of another domain is granted"
         for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
-            table = self.manager.holdings[sequence_id].table
+            table = self.manager.allocations[sequence_id].table
             for block in table[start // self.size : -(-(start + count) // self.size)]:
                 self.writers[block] = self.domains[sequence_id]
 
@@ -181,7 +181,7 @@ class FailedSteps(ReservationRules):
     def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         self.failed_steps.update(proposal.failed_steps)
         for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
-            table = self.manager.holdings[sequence_id].table
+            table = self.manager.allocations[sequence_id].table
             for block in table[start // self.size : -(-(start + count) // self.size)]:
                 self.last_step[block] = proposal.step
         self.a_failed_step_leaves_no_pending_key_reachable()
@@ -254,7 +254,7 @@ class Oracle(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def tables_are_the_oracles(self) -> None:
-        assert {i: h.table for i, h in self.manager.holdings.items()} == self.oracle.tables
+        assert {i: h.table for i, h in self.manager.allocations.items()} == self.oracle.tables
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.fake import continuation
 from tests.actors.engine_bench import EngineBench
 from tests.runtimes import num_passes
@@ -20,7 +20,7 @@ PROMPT = list(range(100, 110))
 
 def warm_bench(**changes: Any) -> EngineBench:
     """Two full blocks of 4 tokens of PROMPT are cached."""
-    limits = Limits(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
+    limits = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
     bench = EngineBench(attrs.evolve(limits, **changes))
     bench.submit(PROMPT, 1)
     bench.finish()
@@ -151,7 +151,7 @@ def lent(bench: EngineBench) -> StepPlan:
     bench.submit(PROMPT[:8], 1)
     (plan,) = bench.plans
     assert len(plan.admitted_keys[0]) == 1
-    assert plan.admitted_lent[0] > 0
+    assert plan.admitted_copy_sources[0] > 0
     return plan
 
 
@@ -174,7 +174,7 @@ def test_a_lent_block_is_copied() -> None:
 def test_a_wrong_loan_is_computed(block: int) -> None:
     """A block that does not hold what the prompt goes on with is not copied, and nothing is claimed."""
     bench = warm_bench()
-    result = done(bench, replace(lent(bench), admitted_lent=[block]))
+    result = done(bench, replace(lent(bench), admitted_copy_sources=[block]))
     assert (result.read_tokens, result.copied_tokens) == ([4], [])
     assert (result.row_starts, result.row_ends) == ([4], [8])
     assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
@@ -198,7 +198,7 @@ def test_the_lent_block_may_be_the_one_that_is_written() -> None:
     bench.step()
     plan = bench.plans[-1]
     _granted, own = plan.row_new_blocks[plan.row_ids.index(life.id)]
-    assert plan.admitted_lent == [own]
+    assert plan.admitted_copy_sources == [own]
     bench.finish()
     bench.check_at_rest()
     assert bench.num_copied == 1

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from quipu.actors.messages.executor import TokenMasks
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepDropped, StepFailed
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.backend import Backend
-from quipu.kernels.batch import Drawn, Processing, StepBatch
+from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import FakeBackend, continuation
-from quipu.kernels.sampling.processors import SeenTokens
+from quipu.kernels.logit_processors import Processing, SeenTokens
 from tests.actors.engine_bench import EngineBench, Life
 
 RULES = LogitRules(repetition_penalty=1.3, frequency_penalty=0.5)
-LIMITS = Limits(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
+LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
 
 
 @attrs.define
@@ -129,4 +129,4 @@ def test_a_sequence_that_ends_is_forgotten(rules: LogitRules | None) -> None:
     bench.finish()
     bench.submit([9], 1)
     bench.finish()
-    assert bench.executor._num_ruled == 0
+    assert bench.executor._num_with_rules == 0

@@ -8,11 +8,11 @@ import attrs
 import msgspec
 from hypothesis import settings
 
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.kv_events.event_log import BatchQueue, Event, EventBatch, EventLog
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.fake import Dials
 from tests.actors.block_manager.proposals import Candidate, keys_of, reserve, root_of
 from tests.actors.engine_bench import EngineBench
@@ -28,7 +28,7 @@ def on_the_wire(events: list[Event]) -> list[dict[str, Any]]:
     return decoded
 
 
-class MirroredManager(BlockManagerCore):
+class MirroredManager(BlockManager):
     """A block manager whose events are applied, and compared with what it holds, after every walk."""
 
     def __init__(self, *args: Any, roots: tuple[bytes, ...], **kwargs: Any) -> None:
@@ -38,8 +38,8 @@ class MirroredManager(BlockManagerCore):
         self.roots = roots
         self.last: list[dict[str, Any]] = []
 
-    def walk(self, proposal: Reserve, now: float = 0.0) -> Granted:
-        granted = super().walk(proposal, now)
+    def grant(self, proposal: Reserve, now: float = 0.0) -> Granted:
+        granted = super().grant(proposal, now)
         self.last = on_the_wire(self.events.take())
         self.mirror.apply(self.last)
         self.mirror.check(self.roots)
@@ -50,7 +50,7 @@ class MirroredManager(BlockManagerCore):
 class MirroredBench(EngineBench):
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerConfig,
         *,
         watermark: int = 0,
         sharing: bool = False,
@@ -91,16 +91,16 @@ class Cache:
     manager: MirroredManager
     step: int = 0
 
-    def walk(self, **proposal: Any) -> list[dict[str, Any]]:
+    def grant(self, **proposal: Any) -> list[dict[str, Any]]:
         """The events of one walk."""
         self.step += 1
-        self.manager.walk(reserve(self.step, SIZE, **proposal))
+        self.manager.grant(reserve(self.step, SIZE, **proposal))
         return self.manager.last
 
     def compute(self, sequence_id: int, tokens: list[int]) -> list[dict[str, Any]]:
         """A prompt comes, is computed in one step, and goes; the events of its end."""
-        self.walk(candidates=[Candidate(sequence_id, tokens, len(tokens))])
-        return self.walk(committed=[self.step], free=[sequence_id])
+        self.grant(candidates=[Candidate(sequence_id, tokens, len(tokens))])
+        return self.grant(committed=[self.step], free=[sequence_id])
 
 
 def cache_of(num_blocks: int = 12) -> Cache:
@@ -110,8 +110,8 @@ def cache_of(num_blocks: int = 12) -> Cache:
 def test_first_of_all() -> None:
     """The first batch says that the cache is empty; a walk that changes nothing says nothing."""
     cache = cache_of()
-    assert cache.walk() == [{"type": "AllBlocksCleared"}]
-    assert cache.walk() == []
+    assert cache.grant() == [{"type": "AllBlocksCleared"}]
+    assert cache.grant() == []
 
 
 def test_one_event_for_a_chain() -> None:
@@ -119,8 +119,8 @@ def test_one_event_for_a_chain() -> None:
     cache = cache_of()
     tokens = [1, 2, 3, 4, 5]
     keys = keys_of("a", tokens, SIZE)
-    assert cache.walk(candidates=[Candidate(1, tokens, 5)]) == [{"type": "AllBlocksCleared"}], "pending is not told"
-    assert cache.walk(committed=[1]) == [
+    assert cache.grant(candidates=[Candidate(1, tokens, 5)]) == [{"type": "AllBlocksCleared"}], "pending is not told"
+    assert cache.grant(committed=[1]) == [
         {
             "type": "BlockStored",
             "block_hashes": keys,
@@ -141,8 +141,8 @@ def test_one_event_for_a_chain() -> None:
 def test_chains_stay_apart() -> None:
     """Prompts of one step are an event each, even where one's root hash could be taken for a parent."""
     cache = cache_of()
-    cache.walk(candidates=[Candidate(1, [1, 2, 3], 3, "a"), Candidate(2, [1, 2, 3], 3, "b")])
-    assert [event["parent_block_hash"] for event in cache.walk(committed=[1])] == [None, None]
+    cache.grant(candidates=[Candidate(1, [1, 2, 3], 3, "a"), Candidate(2, [1, 2, 3], 3, "b")])
+    assert [event["parent_block_hash"] for event in cache.grant(committed=[1])] == [None, None]
 
 
 def test_removed() -> None:
@@ -150,25 +150,25 @@ def test_removed() -> None:
     cache = cache_of(num_blocks=6)
     keys = keys_of("a", [1, 2, 3, 4, 5, 6], SIZE)
     cache.compute(1, [1, 2, 3, 4, 5, 6])
-    (removed,) = cache.walk(candidates=[Candidate(2, [9] * 9, 9)])
+    (removed,) = cache.grant(candidates=[Candidate(2, [9] * 9, 9)])
     assert removed == {"type": "BlockRemoved", "block_hashes": keys[::-1], "medium": "GPU", "group_idx": 0}
 
 
 def test_failed_step() -> None:
     """A block whose step failed was never there: neither stored nor removed."""
     cache = cache_of()
-    cache.walk(candidates=[Candidate(1, [1, 2, 3], 3)])
-    assert cache.walk(failed=[1], free=[1]) == []
-    assert cache.walk(candidates=[Candidate(2, [9] * 9, 9)]) == []
+    cache.grant(candidates=[Candidate(1, [1, 2, 3], 3)])
+    assert cache.grant(failed=[1], free=[1]) == []
+    assert cache.grant(candidates=[Candidate(2, [9] * 9, 9)]) == []
 
 
 def test_reset() -> None:
     """A reset is one event; steps under way tell nothing of what they wrote for the old cache."""
     cache = cache_of()
     cache.compute(1, [1, 2, 3])
-    cache.walk(candidates=[Candidate(2, [4, 5, 6], 3)])
-    assert cache.walk(reset=True, committed=[cache.step]) == [{"type": "AllBlocksCleared"}]
-    assert cache.walk(free=[2]) == []
+    cache.grant(candidates=[Candidate(2, [4, 5, 6], 3)])
+    assert cache.grant(reset=True, committed=[cache.step]) == [{"type": "AllBlocksCleared"}]
+    assert cache.grant(free=[2]) == []
 
 
 def test_orphan_keeps_its_parent() -> None:

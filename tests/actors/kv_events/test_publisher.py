@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from quipu.actors.config import KvEventsConfig
 from quipu.actors.engine import Engine
-from quipu.actors.executor.actor import load_executor
+from quipu.actors.executor.loading import load_executor
 from quipu.actors.kv_events.event_log import EventLog, KvEventsError
 from quipu.actors.kv_events.publisher import EventPublisher
 from quipu.actors.shared.block_keys import chain_keys

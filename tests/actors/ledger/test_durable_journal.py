@@ -13,12 +13,13 @@ import attrs
 import trio
 import trio.testing
 
-from quipu.actors.ledger.disk_space import Room
-from quipu.actors.ledger.durable_journal import RETRY_S, LedgerJournal
+from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
+from quipu.actors.ledger.preallocated_segments import PreallocatedSegments
 from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.segment_files import DiskStorage
+from quipu.actors.ledger.segment_writer import RETRY_S
 from quipu.actors.messages.outcomes import Outcome
 from tests.actors.ledger.ledgers import (
     SEGMENT,
@@ -38,7 +39,7 @@ class Desk:
 
     folder: Path
     dials: DiskDials
-    journal: LedgerJournal
+    journal: DurableJournal
     heard: list[str]
 
     def admit(self, name: str, **fields: Any) -> bool:
@@ -55,9 +56,9 @@ class Desk:
 def open_desk(folder: Path, *, fsync: bool = False, segment_bytes: int = SEGMENT, **dials: Any) -> Desk:
     folder.mkdir(exist_ok=True)
     disk = DiskDials(**dials)
-    room = Room(FaultyStorage(folder, disk), segment_bytes=segment_bytes, next_number=1)
+    segments = PreallocatedSegments(FaultyStorage(folder, disk), segment_bytes=segment_bytes, next_number=1)
     retries, refusals = RetryIndex(3600.0, 100), RefusalBudget(100)
-    journal = LedgerJournal(room, Chain("srv"), retries, refusals, fsync=fsync, unix_time=lambda: T0)
+    journal = DurableJournal(segments, Chain("srv"), retries, refusals, fsync=fsync, unix_time=lambda: T0)
     return Desk(folder, disk, journal, [])
 
 
@@ -304,20 +305,3 @@ def test_first_admitted_request_wins(tmp_path: Path) -> None:
     assert desk.journal.retry_of(late) is None
     assert desk.journal.admit(late)
     assert desk.journal.retry_of(so_far_of("later", received_at=T0 + 3800, **same)) == "late"
-
-
-async def test_a_release_that_raises_strands_nobody(tmp_path: Path) -> None:
-    """Those behind it hear of their end, the next flush is as ever, and the journal has no trouble of its own."""
-    for fsync in (False, True):
-        desk = open_desk(tmp_path / str(fsync), fsync=fsync)
-        async with running(desk):
-            for name in ("first", "bad", "last"):
-                assert desk.admit(name)
-            desk.close("first")
-            desk.journal.close(record_of("bad"), lambda: 1 // 0)
-            desk.close("last")
-            desk.journal.flush()
-            await until(lambda: desk.heard == ["first", "last"])  # noqa: B023 -- called at once
-            assert desk.journal.trouble is None
-            assert desk.written == ["first", "bad", "last"]
-            desk.journal.close(record_of("refused", outcome=Outcome.REJECTED), lambda: 1 // 0)

@@ -14,7 +14,7 @@ import trio
 from quipu.actors.ledger import entries
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import make_engine, migrate, sqlite_url
-from quipu.actors.ledger.durable_journal import LedgerJournal
+from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.ledger.fields import flatten
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
@@ -96,7 +96,7 @@ async def test_what_an_older_version_recovered(
     assert not verify(data_dir=tmp_path).bad
 
 
-def recover(journal: LedgerJournal, record: UsageRecord) -> None:
+def recover(journal: DurableJournal, record: UsageRecord) -> None:
     journal.recover(record)
     journal.flush()
 

@@ -20,7 +20,7 @@ from quipu.actors.ledger.folder import FOLDER, LedgerFolder
 from quipu.actors.ledger.loader import READ_BYTES
 from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import reconcile
-from quipu.actors.ledger.recovery import look_back
+from quipu.actors.ledger.recovery import recover
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.schema import HEAD
 from quipu.actors.ledger.segment_files import DiskStorage, Position, scan
@@ -151,10 +151,10 @@ def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
     file = storage.create(1, SEGMENT)
     file.write_at(whole + chain.close(T0, record_of("torn")).data[:-3], 0)
     file.close()
-    left = look_back(storage, RetryIndex(60.0, 100))
-    assert storage.read(1) == whole and left.next_segment == 2 and left.empty_segments == ()
-    assert left.after is not None and left.after["number"] == 1
-    assert look_back(storage, RetryIndex(60.0, 100)) == left
+    recovered = recover(storage, RetryIndex(60.0, 100))
+    assert storage.read(1) == whole and recovered.next_segment == 2 and recovered.empty_segments == ()
+    assert recovered.after is not None and recovered.after["number"] == 1
+    assert recover(storage, RetryIndex(60.0, 100)) == recovered
 
 
 @pytest.mark.parametrize("newer", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
 from quipu.actors.scheduler import running
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.kernels.fake import Dials
 from tests.actors.engine_bench import EngineBench
 
@@ -19,7 +19,7 @@ PROMPT = list(range(100, 110))
 
 def bench_of(*, dials: Dials | None = None, **changes: Any) -> EngineBench:
     """Blocks of 4 tokens, 30 of them, and room for everything unless said otherwise."""
-    limits = Limits(block_size=4, num_blocks=31, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
+    limits = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
     return EngineBench(attrs.evolve(limits, **changes), dials=dials)
 
 
@@ -136,7 +136,7 @@ def test_a_preempted_sequence_resumes_where_it_was() -> None:
     bench.check_at_rest()
     assert first.num_preempted == 0
     assert second.num_preempted > 0
-    book = second.account.books[second.id]
+    book = second.account.sequences[second.id]
     assert (book.computed_first, book.restored_first) == (4, 0)
     assert book.recomputed > 4
 
@@ -202,7 +202,7 @@ def test_a_running_sequence_loses_only_the_dropped_positions() -> None:
     assert first.error
     assert second.reason == "length"
     assert second.admissions == [0]
-    assert second.account.books[second.id].recomputed == 0
+    assert second.account.sequences[second.id].recomputed == 0
 
 
 def test_the_withdrawn_wait_again_in_their_order() -> None:
@@ -299,13 +299,13 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
     bench = bench_of()
     (life,) = bench.submit(PROMPT, 9)
     bench.abort(life)
-    assert bench.manager.holdings == {}
+    assert bench.manager.allocations == {}
     bench.step()
     assert not life.terminal
     bench.step()
     assert life.terminal
     assert life.tokens == []
-    book = life.account.books[life.id]
+    book = life.account.sequences[life.id]
     assert (book.computed_first, life.written) == (10, 8)
     (again,) = bench.submit(PROMPT, 1)
     bench.finish()
@@ -316,9 +316,9 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "why"),
     [
-        ([], 1, "the prompt is empty"),
-        (PROMPT, 91, "prompt and max_tokens come to 101 tokens, the context holds 100"),
-        (PROMPT, 71, "prompt and max_tokens come to 81 tokens, the KV cache holds 80"),
+        ([], 1, "The prompt must not be empty."),
+        (PROMPT, 91, "The prompt and `max_tokens` add up to 101 tokens, which exceeds the context length of 100."),
+        (PROMPT, 71, "The prompt and `max_tokens` add up to 81 tokens, which exceeds the KV cache capacity of 80."),
     ],
 )
 def test_what_can_never_run_is_refused(prompt: list[int], max_tokens: int, why: str) -> None:

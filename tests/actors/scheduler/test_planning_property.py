@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 from quipu.actors.messages.scheduler import StepResult
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.waiting import Policy
 from quipu.kernels.fake import Dials
 from tests.actors.engine_bench import EngineBench, Life
@@ -79,7 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens: int,
     ) -> None:
         self.capacity = size * usable
-        limits = Limits(
+        limits = SchedulerConfig(
             block_size=size,
             num_blocks=usable + 1,
             max_num_seqs=max_num_seqs,
@@ -297,7 +297,7 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
     num_needed = max(-(-(len(prompt) + max_tokens) // 4) for prompt in prompts)
     outcomes = []
     for usable in (num_needed + room, 200):
-        limits = Limits(
+        limits = SchedulerConfig(
             block_size=4,
             num_blocks=usable + 1,
             max_num_seqs=4,
@@ -328,7 +328,7 @@ def test_nobody_is_preempted_for_one_of_worse_rank(policy: Policy, budget: int, 
     """A prompt of good rank is prefilled while others of worse rank grow, at every offset between their blocks."""
     size = 16
     for alignment in range(size):
-        limits = Limits(
+        limits = SchedulerConfig(
             block_size=size,
             num_blocks=1 + 8 + spare,
             max_num_seqs=4,

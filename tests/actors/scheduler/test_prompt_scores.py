@@ -11,7 +11,7 @@ from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.executor import ToScore
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scores import PackedScores, Scores, StepScores
-from quipu.actors.scheduler.prompt_scores import ask_scores, hand_out_scores
+from quipu.actors.scheduler.prompt_scores import add_prompt_scoring, hand_out_scores
 from quipu.actors.scheduler.report_builder import ReportBuilder
 from quipu.actors.scheduler.sequence import Sequence
 from quipu.actors.shared.scored_tokens import pack
@@ -62,7 +62,7 @@ def test_each_token_once_in_order(seed: int) -> None:
     start = 0
     while start < 43:
         end = min(43, start + draw.randrange(1, 12))
-        found = answer(ask_scores(None, sequence, 0, start, end), 1)
+        found = answer(add_prompt_scoring(None, sequence, 0, start, end), 1)
         if draw.random() < 0.3:  # preempted: what was found is void
             hand_out_scores(found, [], report)
             start = 0
@@ -84,7 +84,7 @@ def test_each_token_once_in_order(seed: int) -> None:
 def test_two_chunks_in_flight() -> None:
     """The second chunk is planned before the first is answered, and asks for what follows it."""
     sequence = make(1, 20)
-    asked = ask_scores(ask_scores(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
+    asked = add_prompt_scoring(add_prompt_scoring(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
     assert asked is not None
     assert asked.rows == [0, 1] and asked.positions == [1, 9]
     assert asked.token_ids == [sequence.tokens[1:9], sequence.tokens[9:20]]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
-from quipu.actors.scheduler.admission import Intake, make_sequence
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.admission import AdmissionControl, make_sequence
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.waiting import Policy, WaitingQueue
 from tests.runtimes import Answer, Client, small_runtime
 
@@ -123,14 +123,14 @@ async def test_what_leaves_gives_its_places_back(autojump_clock: trio.abc.Clock)
                     await trio.lowlevel.checkpoint()
                 ticket.leave()
                 await trio.testing.wait_all_tasks_blocked()
-                assert client.engine.batcher.num_parties == 0
+                assert client.engine.batcher.num_groups == 0
             assert are_refused(await ask_all(client, [(100, "a")])) == [False]
             nursery.cancel_scope.cancel()
         await trio.sleep(1)
         client.assert_at_rest()
 
 
-def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Submit:
+def submit(sequence_id: int, tenant: str, *, group_id: int, to_come: int) -> Submit:
     tokens = [1] * 3
     sampling = SamplingParams(max_tokens=1)
     return Submit(
@@ -140,7 +140,7 @@ def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Sub
         [],
         sampling,
         tenant,
-        party_id=party_id,
+        group_id=group_id,
         num_to_come=to_come,
         tokens_to_come=3 * to_come,
     )
@@ -154,7 +154,7 @@ def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Sub
 def test_places_are_kept_for_those_to_come(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
     """Whatever comes, and however many of a request's sequences do before it leaves: no sequence is refused after the
     first, and what waits and is expected stays within the bounds."""
-    limits = Limits(
+    limits = SchedulerConfig(
         block_size=1,
         num_blocks=10,
         max_num_seqs=1,
@@ -163,22 +163,22 @@ def test_places_are_kept_for_those_to_come(requests: list[tuple[int, str, int]],
         max_waiting_requests=bound,
         max_waiting_share=share,
     )
-    intake, waiting = Intake(limits), WaitingQueue(Policy.FCFS)
+    admission, waiting = AdmissionControl(limits), WaitingQueue(Policy.FCFS)
     num_waiting = {"a": 0, "b": 0}
     next_id = 1
     for size, tenant, num_that_come in requests:
-        party_id, let_in = next_id, None
+        group_id, let_in = next_id, None
         for at in range(min(size, num_that_come)):
-            message = submit(next_id + at, tenant, party_id=party_id, to_come=size - at - 1)
-            refusal = intake.why_not(message, waiting, 1)
+            message = submit(next_id + at, tenant, group_id=group_id, to_come=size - at - 1)
+            refusal = admission.refusal_of(message, waiting, 1)
             assert let_in in (None, refusal is None)
             let_in = refusal is None
             if let_in:
                 waiting.push(make_sequence(message, next_id + at, limits))
                 num_waiting[tenant] += 1
         if num_that_come < size:
-            intake.end_party(party_id)
-        assert intake.num_parties == 0
+            admission.end_group(group_id)
+        assert admission.num_groups == 0
         next_id += size
         assert sum(num_waiting.values()) == len(waiting) <= bound
         assert num_waiting[tenant] == waiting.num_of(tenant) <= -(-bound * share // 1)

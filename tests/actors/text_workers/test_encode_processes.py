@@ -27,7 +27,7 @@ from quipu.actors.text_workers import encode_processes
 from quipu.actors.text_workers.encode_processes import CannotStart, EncodeProcess, EncodeProcesses, Loan
 from quipu.actors.text_workers.lanes import SHORT_BYTES
 from quipu.actors.tokenizer.chat_template import RenderedChat
-from quipu.actors.tokenizer.text_encoder import EncodedChat, EncodedText, TextEncoder, TooMany
+from quipu.actors.tokenizer.encoder import EncodedChat, EncodedText, TextEncoder, TooMany
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
 from tests.runtimes import Client, small_runtime
@@ -221,7 +221,7 @@ def test_close_ends_all() -> None:
 def test_a_parent_that_is_killed() -> None:
     """Its processes end with it, whatever they are doing."""
     code = (
-        "from tests.actors.test_encode_processes import *\n"
+        "from tests.actors.text_workers.test_encode_processes import *\n"
         "them = processes_of(VOCABULARY)\nthem.warm_up()\nprint(*them.process_ids, flush=True)\n"
         "them.run(lambda there: there.count(FOREVER, most=10**9), Loan())\n"
     )

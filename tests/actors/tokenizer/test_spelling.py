@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.text_encoder import EncodedText
+from quipu.actors.tokenizer.encoder import EncodedText
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(DEMO)

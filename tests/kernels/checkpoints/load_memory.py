@@ -74,8 +74,9 @@ def status() -> dict[str, int]:
 
 
 def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
-    from quipu.kernels.backend import BackendConfig, load_backend
+    from quipu.kernels.backend import BackendConfig
     from quipu.kernels.cpu.build import load_kernels
+    from quipu.kernels.load import load_backend
 
     torch.set_num_threads(2)
     torch.mm(torch.ones(64, 64), torch.ones(64, 64))
@@ -107,7 +108,7 @@ def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
     watcher.join()
     after = status()
     return {
-        "weights": backend.pool.weights_bytes,
+        "weights": backend.memory_plan.weights_bytes,
         "peak": after["VmHWM"] - before["VmRSS"],
         "peak_anonymous": highest[0] - before["RssAnon"],
         "left": after["VmRSS"] - before["VmRSS"],

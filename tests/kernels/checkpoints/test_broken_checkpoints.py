@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from quipu.kernels.backend import load_backend, wants_strict
-from quipu.kernels.triton import present
+from quipu.kernels.backend import wants_strict
+from quipu.kernels.load import load_backend
+from quipu.kernels.triton import availability
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, UP, change_tensors, in_two
 from tests.kernels.cpu.cpu_backends import needs_kernels
 from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
@@ -48,7 +49,7 @@ def test_float16_on_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     """A dtype that the kernels do not have is refused by name; left to itself the choice is the reference."""
     with pytest.raises(ValueError, match="dtype float16 is neither bfloat16 nor float32"):
         load_backend("cpu", backend_config(folder, dtype="float16"))
-    monkeypatch.setattr(present, "why_not", lambda: "no GPU in these tests")  # one would run it
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")  # one would run it
     capabilities = load_backend("auto", backend_config(folder, dtype="float16")).capabilities
     assert (capabilities.name, capabilities.dtype) == ("reference", "float16")
 

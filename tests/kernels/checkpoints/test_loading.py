@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quipu.kernels.backend import load_backend
 from quipu.kernels.checkpoints.weights import open_weights
+from quipu.kernels.load import load_backend
 from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import attrs
 import pytest
 
-from quipu.kernels.backend import load_backend
 from quipu.kernels.cpu import build as building
 from quipu.kernels.cpu import compiling
 from quipu.kernels.cpu.build import load_kernels, main
@@ -23,7 +22,8 @@ from quipu.kernels.cpu.instruction_sets import (
     processor_flags,
     usable_instruction_sets,
 )
-from quipu.kernels.triton import present
+from quipu.kernels.load import load_backend
+from quipu.kernels.triton import availability
 from tests.kernels.cpu.cpu_backends import needs_kernels
 from tests.kernels.kernel_checkpoints import DEMO, backend_config
 
@@ -36,7 +36,7 @@ TILES = frozenset({"amx_tile", "amx_bf16"})
 def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the one who runs the tests has set, and whether there is a GPU: `auto` would take it."""
     monkeypatch.delenv(FORCED, raising=False)
-    monkeypatch.setattr(present, "why_not", lambda: "no GPU in these tests")
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")
 
 
 def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:

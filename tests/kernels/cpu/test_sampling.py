@@ -5,22 +5,25 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quipu.kernels.batch import StepBatch
+from quipu.kernels.batch import RowSampling, StepBatch
+from quipu.kernels.cpu import sampler
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.sampler import decided, draw
 from quipu.kernels.sampling.oracle import draw as oracle
+from quipu.kernels.sampling.oracle import fields_besides
 from tests.kernels.cpu.cpu_backends import needs_kernels
 from tests.kernels.kernel_checkpoints import make_batch
 
 pytestmark = needs_kernels
 
 Logits = npt.NDArray[np.float32]
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+OFF = {"temperature": 1.0}
 
 
 def library() -> Any:
@@ -108,3 +111,18 @@ def test_a_border_on_a_tie_is_the_oracles() -> None:
         batch = batch_of([{**OFF, "top_p": top_p, "seed": 1}])
         assert (decided(library(), batch, range(1), logits, num_threads=1) != [None]) == sure
         assert draw(library(), batch, range(1), logits, num_threads=1) == oracle(batch, range(1), logits)
+
+
+def test_unknown_fields_are_left_to_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave to the oracle exactly the rows that set a field which the C code does not apply."""
+    monkeypatch.setattr(sampler, "LEFT_TO_ORACLE", fields_besides(sampler.APPLIED - {"min_p"}))
+    logits = np.random.default_rng(4).normal(0, 2, (4, 300)).astype(np.float32)
+    batch = batch_of([{**OFF, "seed": 5, "min_p": min_p} for min_p in (0.0, 0.1, 0.0, 0.2)])
+    sure = decided(library(), batch, range(4), logits, num_threads=1)
+    assert [token_id is None for token_id in sure] == [False, True, False, True]
+    assert draw(library(), batch, range(4), logits, num_threads=1) == oracle(batch, range(4), logits)
+
+
+def test_applied_fields_exist() -> None:
+    """Name only fields of `RowSampling`; those that it has besides are the oracle's."""
+    assert attrs.fields_dict(RowSampling).keys() - sampler.LEFT_TO_ORACLE.keys() == sampler.APPLIED

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quipu.kernels.models.config import DecoderConfig
 from quipu.kernels.models.families import find_family
-from quipu.kernels.models.rope import RopeTable
+from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.models.rope_config import Rope, ShortFactors
 
 
@@ -152,7 +152,7 @@ def test_tables_are_transformers_own(name: str) -> None:
     config = parse(name)
     for rope, layer_type in ((config.rope, "full_attention"), (config.local_rope, "sliding_attention")):
         frequency_R, factor = _frequencies(theirs, config, rope, layer_type)
-        table = RopeTable(rope, 4096)
+        table = make_rope_table(rope, 4096)
         positions = torch.tensor([0, 1, 2, 63, 700, 4095])
         angle_PR = torch.outer(positions.float(), frequency_R)
         cos_PR, sin_PR = table.at(positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.kernels.batch import RowSampling
 from quipu.kernels.sampling.oracle import candidates, sample
 from quipu.kernels.sampling.philox import Words4, philox4x32, uniform
 
 Logits = npt.NDArray[np.float32]
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def sampling_of(filters: dict[str, Any], seed: int = 0) -> RowSampling:
+    """Sampling at temperature 1 unless `filters` say otherwise."""
+    return RowSampling(**{"temperature": 1.0, **filters, "seed": seed})
 
 
 def logits_of(*probabilities: float) -> Logits:
@@ -48,7 +54,7 @@ def test_uniform_uses_all_of_seed_and_position() -> None:
 def test_greedy_takes_the_lowest_of_equals() -> None:
     """Temperature 0: the maximum, and among equals the lowest id, whatever the other parameters."""
     logits = np.array([1, 5, 0, 5, 5], dtype=np.float32)
-    assert sample(logits, temperature=0, top_k=1, top_p=0.1, min_p=0.9, seed=3, output_position=9) == 1
+    assert sample(logits, RowSampling(temperature=0, top_k=1, top_p=0.1, min_p=0.9, seed=3), 9) == 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -57,7 +63,7 @@ def test_logits_that_are_no_numbers_raise(bad: float) -> None:
     logits = np.array([1, bad, 0], dtype=np.float32)
     for temperature in (0.0, 1.0):
         with pytest.raises(ArithmeticError, match="token 1"):
-            sample(logits, temperature=temperature, top_k=0, top_p=1, min_p=0, seed=0, output_position=0)
+            sample(logits, RowSampling(temperature=temperature), 0)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +88,9 @@ def test_logits_that_are_no_numbers_raise(bad: float) -> None:
         ({"temperature": 0.5, "min_p": 0.24}, {3: 16 / 24, 0: 4 / 24, 2: 4 / 24}),
     ],
 )
-def test_filters(filters: dict[str, float], expected: dict[int, float]) -> None:
+def test_filters(filters: dict[str, Any], expected: dict[int, float]) -> None:
     """Which candidates stay, in which order, with what probability."""
-    ids, probabilities = candidates(logits_of(0.2, 0.1, 0.2, 0.4, 0.1), **{**OFF, **filters})
+    ids, probabilities = candidates(logits_of(0.2, 0.1, 0.2, 0.4, 0.1), sampling_of(filters))
     assert ids.tolist() == list(expected)
     assert probabilities == pytest.approx(list(expected.values()), abs=1e-6)
 
@@ -99,16 +105,13 @@ def test_filters(filters: dict[str, float], expected: dict[int, float]) -> None:
     ],
 )
 @pytest.mark.parametrize("over", ["seeds", "positions"])
-def test_draws_follow_the_distribution(filters: dict[str, float], expected: list[float], over: str) -> None:
+def test_draws_follow_the_distribution(filters: dict[str, Any], expected: list[float], over: str) -> None:
     """Chi-square against the exact distribution, over seeds at one position and over positions of one seed."""
     logits, count = logits_of(0.2, 0.1, 0.2, 0.4, 0.1), 3000
     drawn = [
-        sample(
-            logits,
-            **{**OFF, **filters},
-            seed=index if over == "seeds" else 12345,
-            output_position=0 if over == "seeds" else index,
-        )
+        sample(logits, sampling_of(filters, seed=index), 0)
+        if over == "seeds"
+        else sample(logits, sampling_of(filters, seed=12345), index)
         for index in range(count)
     ]
     found = np.bincount(drawn, minlength=5)
@@ -134,18 +137,18 @@ def test_any_parameters(
 ) -> None:
     """Candidates are sorted, never empty, sum to 1, are no worse than those cut, and the draw is one of them."""
     row = np.array(logits, dtype=np.float32)
-    filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    ids, probabilities = candidates(row, **filters)
+    sampling = RowSampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    ids, probabilities = candidates(row, sampling)
     assert probabilities.sum() == pytest.approx(1)
     assert len(ids) <= (top_k or len(ids))
     best_first = sorted(range(len(row)), key=lambda token_id: (-row[token_id], token_id))
     assert ids.tolist() == best_first[: len(ids)]
-    drawn = sample(row, **filters, seed=seed, output_position=position)
+    drawn = sample(row, sampling, position)
     assert drawn in ids.tolist()
 
 
 def test_minus_infinity_is_never_drawn() -> None:
     """A masked token has no probability, and the last candidate's border is not overrun."""
     logits = np.array([-np.inf, 0, -np.inf, 0], dtype=np.float32)
-    drawn = {sample(logits, **OFF, seed=seed, output_position=0) for seed in range(200)}
+    drawn = {sample(logits, RowSampling(temperature=1.0, seed=seed), 0) for seed in range(200)}
     assert drawn == {1, 3}

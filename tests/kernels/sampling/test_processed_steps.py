@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 import pytest
 
-from quipu.kernels.batch import Drawn, LogitRules, Processing, Scoring, StepBatch
-from quipu.kernels.sampling.processors import LogitProcessor
+from quipu.kernels.batch import Drawn, Scoring, StepBatch
+from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.web.api.bodies import FREE_BYTES, BodyBudget, BodyShare, MeteredBody
-from quipu.web.api.errors import APIError
 from quipu.web.app import QuipuApp, make_app
 from quipu.web.auth.key_file import KeyEntry
 from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
+from quipu.web.request.errors import APIError
 from tests.web.auth.test_auth import A, B, entry
 from tests.web.fakes import Client, Exchange, FakeDesk, failure, says
 from tests.web.http.live import PATIENCE_S

@@ -13,8 +13,8 @@ from quipu.web.api.anthropic.shapes import MESSAGES_SHAPE
 from quipu.web.api.fields import Fields
 from quipu.web.api.ignored_fields import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, Shape, ignored_fields
 from quipu.web.api.openai.shapes import CHAT_SHAPE, COMPLETIONS_SHAPE, RESPONSES_SHAPE
-from quipu.web.api.request_context import IGNORED_FIELDS_HEADER
 from quipu.web.app import make_app
+from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
 from tests.web.fakes import Client, FakeDesk
 
 NAME = IGNORED_FIELDS_HEADER.lower()

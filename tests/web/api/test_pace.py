@@ -9,7 +9,7 @@ import trio
 
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.api import pace
-from quipu.web.api.json_body import MAX_CHAT_VALUES
+from quipu.web.api.json_structure import MAX_CHAT_VALUES
 from quipu.web.app import make_app
 from tests.web.fakes import Client, FakeDesk
 

@@ -123,7 +123,7 @@ async def test_request_finds_its_connection() -> None:
 def test_other_hypercorn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What we override is not its public interface; and the message says what to install."""
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.1")
-    spec = importlib.util.spec_from_file_location("http11_again", http11.__file__)
+    spec = importlib.util.spec_from_file_location("quipu.web.http.http11_again", http11.__file__)
     assert spec is not None
     assert spec.loader is not None
     with pytest.raises(ImportError, match=r"install hypercorn==0\.18\.0"):

@@ -14,15 +14,15 @@ from quart_trio import QuartTrio
 
 import quipu
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.front import FrontDesk, Health, describe_pool
+from quipu.actors.request_desk.interface import Desk, Health, describe_pool
 
 from ...auth.keys import KeyStore
-from ..errors import RETRY_AFTER_S
+from ...request.errors import RETRY_AFTER_S
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def install_admin(app: QuartTrio, desk: FrontDesk, keys: KeyStore) -> None:
+def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     """Register the routes. Who may ask for them is decided in `web/auth/auth.py`."""
 
     @app.get("/health")

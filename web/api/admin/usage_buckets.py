@@ -18,7 +18,7 @@ from typing import Final
 
 import attrs
 
-from ..errors import APIError, invalid
+from ...request.errors import APIError, bad_value
 
 
 @attrs.frozen
@@ -87,11 +87,11 @@ def start_of(cursor: str, width: BucketWidth, since: int) -> int:
         start = int(text)
         if start > since and start == width.border(start):
             return start
-    raise invalid("`page` must be the `next_page` of an answer to the same question.", "page")
+    raise bad_value("page", "must be the `next_page` of a response to the same query")
 
 
 def check_order(since: float, until: float | None, since_name: str, until_name: str) -> APIError | None:
     """What is wrong with a range; None where nothing is."""
     if until is None or since < until:
         return None
-    return invalid(f"`{until_name}` must be later than `{since_name}`.", until_name)
+    return bad_value(until_name, f"must be later than `{since_name}`")

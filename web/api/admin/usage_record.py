@@ -18,9 +18,9 @@ from quipu.actors.ledger.exporting import values_of
 from quipu.actors.ledger.fields import FIELD_NAMES
 from quipu.actors.ledger.reading import LedgerRecord, Query
 
-from ...auth.keys import Principal
-from ..errors import not_found
-from ..request_context import current_visit
+from ...request.errors import not_found
+from ...request.principal import Principal
+from ...request.request_context import current_request_context
 from ..usage import told_miss
 from .usage_source import UsageSource
 
@@ -32,12 +32,12 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
 
     @app.get("/v1/usage/<request_id>")
     async def usage_record(request_id: str) -> dict[str, Any]:
-        principal = current_visit().principal
+        principal = current_request_context().principal
         found = None
         if request_id.isprintable():  # the others are no ids, and not every database takes them
             found = await source.record(_query(request_id, principal))
         if found is None:
-            raise not_found("There is no record of this request.", "request_id", "record_not_found")
+            raise not_found("No usage record exists for this request id.", "request_id", "record_not_found")
         return describe(found, for_admin=principal.is_admin)
 
 

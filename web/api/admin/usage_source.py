@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from quipu.actors.ledger.database import reason
 from quipu.actors.ledger.reading import GroupColumn, LedgerError, LedgerReader, LedgerRecord, Query, Sum, open_reader
 
-from ..errors import APIError, unavailable
+from ...request.errors import APIError, unavailable
 
 READ_S = 30.0
 """How long a client waits for a report, its turn included."""
@@ -76,7 +76,7 @@ class LedgerUsage:
 
     async def _read(self, look: Callable[[LedgerReader], _T]) -> _T:
         if self._limiter.statistics().tasks_waiting >= self._max_waiting:
-            raise unavailable("Too many reports of usage are being made; try again in a moment.", "too_many_reports")
+            raise unavailable("Too many usage reports are being made. Try again later.", "too_many_reports")
         why = f"no answer within {self._read_s:g} s"
         with trio.move_on_after(self._read_s):
             try:
@@ -97,4 +97,4 @@ class LedgerUsage:
 
 def _away(why: str) -> APIError:
     _log.warning("usage.ledger_away", why=why, help="reports are answered 503; nothing is lost")
-    return unavailable("The usage ledger cannot be read at the moment.", "ledger_unavailable")
+    return unavailable("The usage ledger is unavailable. Try again later.", "ledger_unavailable")

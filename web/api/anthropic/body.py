@@ -12,11 +12,10 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.messages.sampling import SamplingParams
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
-from ..errors import invalid
+from ...request.errors import bad_value, unknown_parameter, unsupported_parameter
 from ..fields import Fields, missing, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
@@ -25,33 +24,26 @@ from ..generation import (
     read_cache_salt,
     read_model,
     read_priority,
-    read_seed,
 )
+from ..sampling import read_sampling
 from .prompt import read_prompt
 
+ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
 """Refused where they ask for something."""
 ELSEWHERE: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "max_completion_tokens": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "n": (1,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "stop": ([],),
-    "stop_token_ids": ([],),
     "use_beam_search": (False,),
 }
-"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing."""
+"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing. Sampling
+fields do not stand here: their declarations say which endpoints take them."""
 
 
 @attrs.frozen
@@ -70,6 +62,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     max_tokens = fields.integer("max_tokens", 1)
     _refuse_elsewhere(fields)
     _check_metadata(fields)
+    sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
     wanted = GenerationRequest(
         model=model,
         prompts=(prompt,),
@@ -77,12 +70,13 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         num_choices=1,
         max_tokens=max_tokens,
         max_tokens_param="max_tokens",
-        sampling=_read_sampling(fields, info),
+        sampling=sampling.params,
         stop=_read_stop(fields),
         include_stop=False,
         skip_special_tokens=True,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        bad_words=sampling.bad_words,
         system_param="system",
     )
     return MessagesRequest(wanted, fields.flag("stream"))
@@ -98,10 +92,10 @@ async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOption
 async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
     for name in UNSUPPORTED:
         if fields.get(name):
-            raise invalid(f"`{name}` is not supported by this server yet.", name, "unsupported_parameter")
+            raise unsupported_parameter(name)
     if fields.fields("output_config").get("format"):
-        message = "`output_config.format` is not supported by this server yet."
-        raise invalid(message, "output_config.format", "unsupported_parameter")
+        param = "output_config.format"
+        raise unsupported_parameter(param)
     return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
 
 
@@ -109,22 +103,7 @@ def _refuse_elsewhere(fields: Fields) -> None:
     for name, neutral in ELSEWHERE.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
-            raise invalid(f"`{name}` is not a field of this endpoint.", name, "unknown_parameter")
-
-
-def _read_sampling(fields: Fields, info: ServingInfo) -> SamplingParams:
-    temperature = fields.number("temperature", 0.0, 1.0)
-    top_p = fields.number("top_p", 0.0, 1.0)
-    if top_p == 0.0:
-        raise invalid("`top_p` must be above 0.", "top_p")
-    return SamplingParams(
-        max_tokens=info.max_model_len,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=min(fields.integer("top_k", 0) or 0, info.vocab_size),
-        seed=read_seed(fields),
-        ignore_eos=fields.flag("ignore_eos"),
-    )
+            raise unknown_parameter(name)
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:
@@ -132,13 +111,12 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     if stops is None:
         return ()
     if type(stops) is list and len(stops) > MAX_STOP_STRINGS:
-        raise invalid(f"`stop_sequences` may have at most {MAX_STOP_STRINGS} strings.", "stop_sequences")
+        raise bad_value("stop_sequences", f"must have at most {MAX_STOP_STRINGS} strings")
     if type(stops) is not list or any(type(stop) is not str for stop in stops):
         raise wrong_type("stop_sequences", "a list of strings")
     for index, stop in enumerate(stops):
         if not 0 < len(stop) <= MAX_STOP_CHARS:
-            param = f"stop_sequences.{index}"
-            raise invalid(f"`{param}` must have between 1 and {MAX_STOP_CHARS} characters.", param)
+            raise bad_value(f"stop_sequences.{index}", f"must have between 1 and {MAX_STOP_CHARS} characters")
     return tuple(stops)
 
 

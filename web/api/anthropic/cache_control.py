@@ -14,7 +14,7 @@ import attrs
 
 from quipu.actors.messages.prompts import CacheTtl, Mark
 
-from ..errors import invalid
+from ...request.errors import bad_value
 from ..fields import Fields
 
 NAME = "cache_control"
@@ -58,8 +58,7 @@ class Breakpoints:
             return
         if self._last_marked is not None:
             if self._last_marked is not ttl:
-                message = f"`{NAME}` asks for {ttl}, but the last block has a `{NAME}` of its own for another time."
-                raise invalid(message, NAME)
+                raise bad_value(NAME, f"asks for {ttl}, but the last block has a `{NAME}` with another `ttl`")
             return
         self._add(ttl, NAME, self._last_place(ttl))
 
@@ -69,13 +68,10 @@ class Breakpoints:
 
     def _add(self, ttl: CacheTtl, param: str, mark: Mark | None) -> None:
         if ttl is CacheTtl.ONE_HOUR and any(found.ttl is CacheTtl.FIVE_MINUTES for found in self._found):
-            message = (
-                f"`{param}.ttl` is `1h`, after a `{NAME}` of `5m`: longer ones come first, in the order of `tools`, "
-                "`system`, `messages`."
-            )
-            raise invalid(message, f"{param}.ttl")
+            order = f"`1h` must not follow a `{NAME}` of `5m`, in the order of `tools`, `system`, `messages`"
+            raise bad_value(f"{param}.ttl", order)
         if len(self._found) == MAX_BREAKPOINTS:
-            raise invalid(f"At most {MAX_BREAKPOINTS} blocks may have a `{NAME}`; `{param}` is one more.", param)
+            raise bad_value(param, f"at most {MAX_BREAKPOINTS} blocks may have a `{NAME}`")
         self._found.append(_Found(ttl, param, mark))
 
 
@@ -85,10 +81,10 @@ def read_cache_control(fields: Fields) -> CacheTtl | None:
         return None
     control = fields.fields(NAME)
     if control.text("type") != "ephemeral":
-        raise invalid(f"`{control.param('type')}` must be `ephemeral`.", control.param("type"))
+        raise bad_value(control.param("type"), "must be `ephemeral`")
     ttl = control.get("ttl")
     if ttl is None:
         return CacheTtl.FIVE_MINUTES
     if ttl not in list(CacheTtl):
-        raise invalid(f"`{control.param('ttl')}` must be `5m` or `1h`.", control.param("ttl"))
+        raise bad_value(control.param("ttl"), "must be `5m` or `1h`")
     return CacheTtl(ttl)

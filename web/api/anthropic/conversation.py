@@ -12,7 +12,7 @@ from typing import Any
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ContentMark
 
-from ..errors import APIError, invalid
+from ...request.errors import APIError, bad_value, unsupported_value
 from ..fields import Fields, wrong_type
 from ..pace import Pace
 from .cache_control import NAME, Breakpoints
@@ -143,8 +143,8 @@ def _read_call(block: Fields, conversation: Conversation) -> None:
 async def _read_result(block: Fields, conversation: Conversation) -> None:
     call_id = block.text("tool_use_id")
     if call_id not in conversation.pending_calls:
-        param = block.param("tool_use_id")
-        raise invalid(f"`{param}` names no `tool_use` of the message before that waits for a result.", param)
+        problem = "must be the `id` of a `tool_use` block in the previous message that has no result yet"
+        raise bad_value(block.param("tool_use_id"), problem)
     conversation.pending_calls.remove(call_id)
     conversation.add({"role": "tool", "content": "", "tool_call_id": call_id})
     if block.flag("is_error"):
@@ -163,7 +163,7 @@ def say_text(block: Fields, conversation: Conversation) -> None:
     text = text_of(block)
     conversation.say(text)
     if not text and block.get(NAME) is not None:
-        raise invalid(f"`{block.param(NAME)}` cannot mark an empty text.", block.param(NAME))
+        raise bad_value(block.param(NAME), "cannot be set for an empty text block")
     if text:
         conversation.breakpoints.block(block, conversation.place())
 
@@ -186,12 +186,10 @@ def text_of(block: Fields) -> str:
 
 
 def _unsupported(block: Fields) -> APIError:
-    param = block.param("type")
     named = block.text("type")[:_MAX_TYPE_CHARS]
-    message = f"`{param}`: blocks of type `{named}` are not supported by this server in this place."
-    return invalid(message, param, "unsupported_value")
+    return unsupported_value(block.param("type"), f"blocks of type `{named}` are not supported here by this server")
 
 
 def _refuse_mark(block: Fields) -> None:
     if block.get(NAME) is not None:
-        raise invalid(f"`{block.param(NAME)}` cannot mark a thinking block.", block.param(NAME))
+        raise bad_value(block.param(NAME), "cannot be set for a thinking block")

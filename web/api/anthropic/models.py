@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 
 def list_models(info: ServingInfo) -> dict[str, Any]:

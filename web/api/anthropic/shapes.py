@@ -7,6 +7,7 @@ thought is. `tests/web/api/test_ignored_fields.py` sees that no field is read th
 from __future__ import annotations
 
 from ..ignored_fields import Shape
+from ..sampling import SAMPLING_NAMES
 from .body import ELSEWHERE, UNSUPPORTED
 from .cache_control import NAME
 
@@ -40,25 +41,21 @@ MESSAGES_SHAPE = Shape(
         {
             NAME,
             "cache_salt",
-            "ignore_eos",
             "max_tokens",
             "messages",
             "metadata",
             "model",
             "output_config",
             "priority",
-            "seed",
             "stop_sequences",
             "stream",
             "system",
-            "temperature",
             "thinking",
             "tool_choice",
             "tools",
-            "top_k",
-            "top_p",
             *UNSUPPORTED,
             *ELSEWHERE,
+            *SAMPLING_NAMES,
         }
     ),
     objects={

@@ -12,7 +12,7 @@ from typing import Any
 
 from quipu.actors.messages.usage_record import UsageRecord
 
-from ..usage import Tally
+from ...request.tally import Tally
 
 
 def messages_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:

@@ -15,15 +15,16 @@ import orjson
 from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.prompts import Prompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.scores import TokenScores
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ..errors import invalid
+from ...request.errors import bad_value, invalid
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..pace import Pace
 from ..stream import Transcript
-from .generation import read_generation, read_limit
+from .chunks import ChunkWriter
+from .common_fields import read_generation, read_limit
 from .logprobs import (
     completion_logprobs,
     completion_logprobs_pieces,
@@ -31,7 +32,6 @@ from .logprobs import (
     read_completion_scores,
     slices,
 )
-from .render import ChunkWriter
 from .unsupported import COMPLETIONS, refuse_unsupported
 
 ENDPOINT = "/v1/completions"
@@ -60,6 +60,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     request = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=prompts,
         prompt_param="prompt",
@@ -69,7 +70,9 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     )
     best_of = fields.integer("best_of", 1)
     if best_of is not None and best_of != request.num_choices:
-        raise invalid("`best_of` is only supported when it equals `n`.", "best_of", "unsupported_parameter")
+        raise bad_value(
+            "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"
+        )
     return request
 
 
@@ -82,12 +85,12 @@ async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, p
     if type(value) is not list:
         raise wrong_type("prompt", _PROMPT_TYPES)
     if not value:
-        raise invalid("`prompt` must not be an empty list.", "prompt")
+        raise bad_value("prompt", "must not be empty")
     kinds = set(map(type, value[:_NUM_LOOKED_AT]))
     if kinds == {int}:
         return (await _token_prompt(value, "prompt", info, pace),)
     if len(value) > max_sequences:
-        raise invalid(f"`prompt` may hold at most {max_sequences} prompts.", "prompt")
+        raise bad_value("prompt", f"must have at most {max_sequences} prompts")
     kinds = set(map(type, value))
     if len(kinds) > 1 or not kinds <= {str, list}:
         raise wrong_type("prompt", _PROMPT_TYPES)
@@ -98,9 +101,9 @@ async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, p
 
 async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pace) -> TokenPrompt:
     if not ids:
-        raise invalid(f"`{where}` must have at least one token.", "prompt")
+        raise invalid(f"Invalid value for `{where}`: must have at least one token.", "prompt")
     if len(ids) > info.max_model_len:
-        message = f"`{where}` has {len(ids)} tokens; the model's context holds {info.max_model_len}."
+        message = f"Invalid value for `{where}`: has {len(ids)} tokens, but the context length is {info.max_model_len}."
         raise invalid(message, "prompt", "context_length_exceeded")
     return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 

@@ -16,7 +16,7 @@ import orjson
 
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
 
-from ..errors import invalid
+from ...request.errors import bad_value
 from ..fields import Fields
 from ..generation import WantedScores
 
@@ -40,7 +40,7 @@ def read_chat_scores(fields: Fields) -> WantedScores:
     is_wanted = fields.flag("logprobs")
     num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
     if num_top and not is_wanted:
-        raise invalid("`top_logprobs` is only allowed when `logprobs` is true.", "top_logprobs")
+        raise bad_value("top_logprobs", "only allowed when `logprobs` is true")
     return WantedScores(drawn=num_top if is_wanted else None, prompt=_read_prompt_logprobs(fields))
 
 
@@ -49,7 +49,7 @@ def _read_prompt_logprobs(fields: Fields) -> int | None:
         return None
     num_top = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if num_top is not None and fields.flag("stream"):
-        raise invalid("`prompt_logprobs` is not available when `stream` is true.", "prompt_logprobs")
+        raise bad_value("prompt_logprobs", "not supported when `stream` is true")
     return num_top
 
 

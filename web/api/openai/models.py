@@ -1,24 +1,21 @@
-"""`GET /v1/models`: what is served here, in the shape of the OpenAI API with the field's usual extras.
-
-A client that speaks Anthropic's API (`anthropic-version`) is answered in that API's shape.
-"""
+"""Models in the shape of the OpenAI API, with the field's usual extras. Shown by `web/api/models.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from quart_trio import QuartTrio
-
-from quipu.actors.request_desk.front import FrontDesk, ServingInfo
-
-from ..anthropic import models as anthropic_models
-from ..errors import no_model, speaks_anthropic
+from quipu.actors.request_desk.interface import ServingInfo
 
 OWNER = "quipu"
 
 
+def list_models(info: ServingInfo) -> dict[str, Any]:
+    """Return every name under which the model is served."""
+    return {"object": "list", "data": [describe_model(name, info) for name in info.model_names]}
+
+
 def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
-    """One entry of the list. `root` is the model's own name, whichever name it was asked for by."""
+    """Return one entry of the list. `root` is the model's own name, whichever name the client asked for."""
     return {
         "id": name,
         "object": "model",
@@ -29,22 +26,3 @@ def describe_model(name: str, info: ServingInfo) -> dict[str, Any]:
         "max_model_len": info.max_model_len,
         "block_size": info.block_size,
     }
-
-
-def install_models(app: QuartTrio, desk: FrontDesk) -> None:
-    """Register the routes."""
-
-    @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        info = desk.info
-        if speaks_anthropic():
-            return anthropic_models.list_models(info)
-        return {"object": "list", "data": [describe_model(name, info) for name in info.model_names]}
-
-    # Names of models have slashes.
-    @app.get("/v1/models/<path:name>")
-    async def show_model(name: str) -> dict[str, Any]:
-        info = desk.info
-        if name not in info.model_names:
-            raise no_model(name)
-        return anthropic_models.describe_model(name, info) if speaks_anthropic() else describe_model(name, info)

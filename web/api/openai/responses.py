@@ -13,13 +13,13 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.request_desk.front import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo
 
-from ..errors import invalid
+from ...request.errors import bad_value, unknown_parameter, unsupported_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest, read_model
 from .chat import read_template_kwargs
-from .generation import TokenLimit, read_delivery, read_generation
+from .common_fields import TokenLimit, read_delivery, read_generation
 from .responses_input import read_input
 from .unsupported import RESPONSES, RESPONSES_CACHE, RESPONSES_TEXT, refuse_unsupported
 
@@ -56,6 +56,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     wanted = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=(prompt,),
         prompt_param="input",
@@ -72,20 +73,18 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
 def _refuse(fields: Fields) -> None:
     for name in _OTHER_LIMITS:
         if fields.get(name) is not None:
-            raise invalid(
-                f"`{name}` is not a field of this endpoint: use `max_output_tokens`.", name, "unknown_parameter"
-            )
+            raise unknown_parameter(name, instead="max_output_tokens")
     refuse_unsupported(fields, RESPONSES)
     refuse_unsupported(fields.fields("text"), RESPONSES_TEXT)
     refuse_unsupported(fields.fields("prompt_cache_options"), RESPONSES_CACHE)
     include = fields.get("include")
     if type(include) is list and len(include) > MAX_INCLUDED:
-        raise invalid(f"`include` may have at most {MAX_INCLUDED} entries.", "include")
+        raise bad_value("include", f"must have at most {MAX_INCLUDED} entries")
     if include is not None and (type(include) is not list or any(type(item) is not str for item in include)):
         raise wrong_type("include", "a list of strings")
     if include and _LOGPROBS in include:
         # What else can be included belongs to items that are never made here.
-        raise invalid(f"`include`: `{_LOGPROBS}` is not supported by this server yet.", "include", "unsupported_value")
+        raise unsupported_value("include", f"`{_LOGPROBS}` is not supported by this server")
 
 
 def _read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
@@ -124,10 +123,10 @@ def _read_metadata(fields: Fields) -> Mapping[str, str]:
     if value is None:
         return {}
     if type(value) is dict and len(value) > MAX_METADATA_PAIRS:
-        raise invalid(f"`metadata` may have at most {MAX_METADATA_PAIRS} pairs.", "metadata")
+        raise bad_value("metadata", f"must have at most {MAX_METADATA_PAIRS} pairs")
     if type(value) is not dict or any(type(text) is not str for text in value.values()):
         raise wrong_type("metadata", "an object of strings")
     if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_VALUE_CHARS for key, text in value.items()):
-        limits = f"{MAX_METADATA_KEY_CHARS} characters, its values at most {MAX_METADATA_VALUE_CHARS}"
-        raise invalid(f"Keys of `metadata` may have at most {limits}.", "metadata")
+        limits = f"{MAX_METADATA_KEY_CHARS} characters, values at most {MAX_METADATA_VALUE_CHARS}"
+        raise bad_value("metadata", f"keys must have at most {limits}")
     return value

@@ -18,8 +18,9 @@ import attrs
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
-from ..errors import APIError
-from ..usage import Tally, openai_usage
+from ...request.errors import APIError
+from ...request.tally import Tally
+from ..usage import openai_usage, tallied_usage
 
 
 @attrs.frozen
@@ -71,7 +72,11 @@ class Draft:
 
     def failed(self, text: str | None, error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
         """The last version of a response that failed, with as much of its text as was sent. None: no item was begun."""
-        usage = known.openai(with_tiers=False) if isinstance(known, Tally) else openai_usage(known, with_tiers=False)
+        usage = (
+            tallied_usage(known, with_tiers=False)
+            if isinstance(known, Tally)
+            else openai_usage(known, with_tiers=False)
+        )
         return self.body(
             "failed",
             output=[] if text is None else [self.message("incomplete", text)],

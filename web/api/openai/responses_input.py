@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..errors import APIError, invalid
+from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, missing, wrong_type
-from ..json_body import InvalidJson, TooComplex, parse_json
+from ..json_body import parse_json
+from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -42,7 +43,7 @@ async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     elif type(items) is not list:
         raise wrong_type("input", "a string or a list of items")
     elif not items:
-        raise invalid("`input` must not be an empty list.", "input")
+        raise bad_value("input", "must not be empty")
     else:
         async with Pace() as pace:
             pace.check_messages(items, "input")
@@ -62,14 +63,15 @@ async def _read_item(item: Any, where: str, messages: Messages, pace: Pace) -> N
     item_type = "message" if fields.get("type") is None else fields.text("type")
     read = _READERS.get(item_type)
     if read is None:
-        raise _unsupported(f"items of type `{item_type[:_MAX_TYPE_CHARS]}` are", fields.param("type"))
+        named = item_type[:_MAX_TYPE_CHARS]
+        raise unsupported_value(fields.param("type"), f"items of type `{named}` are not supported by this server")
     await read(fields, messages, pace)
 
 
 async def _read_message(fields: Fields, messages: Messages, pace: Pace) -> None:
     role = fields.text("role")
     if role not in ROLES:
-        raise invalid(f"`{fields.param('role')}` must be one of {', '.join(ROLES)}.", fields.param("role"))
+        raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
     text = await _read_text(fields, "content", pace)
     last = messages[-1] if messages else {}
     if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
@@ -96,7 +98,7 @@ async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
         value = await parse_json(arguments.encode())
     except (InvalidJson, TooComplex) as error:
         if _HALF_A_CHARACTER in str(error):
-            raise invalid(f"`{param}` is not valid JSON: {error}.", param, "invalid_json") from None
+            raise bad_value(param, f"not valid JSON: {error}", "invalid_json") from None
         return arguments
     return value if isinstance(value, dict) else arguments
 
@@ -111,10 +113,12 @@ async def _read_call_output(fields: Fields, messages: Messages, pace: Pace) -> N
 
 async def _read_reasoning(fields: Fields, messages: Messages, pace: Pace) -> None:
     if fields.get("encrypted_content"):
-        raise _unsupported("encrypted reasoning is", fields.param("encrypted_content"))
+        param = fields.param("encrypted_content")
+        raise unsupported_value(param, "encrypted reasoning is not supported by this server")
     if not fields.get("content"):
         if fields.get("summary"):
-            raise _unsupported("reasoning without its text is", fields.param("content"))
+            problem = "reasoning without its text is not supported by this server"
+            raise unsupported_value(fields.param("content"), problem)
         return
     text = await _read_text(fields, "content", pace, ("reasoning_text",))
     messages.append({"role": "assistant", "content": "", "reasoning_content": text})
@@ -138,7 +142,7 @@ async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[st
     if type(value) is not list:
         raise wrong_type(param, "a string or a list of text parts")
     if not value:
-        raise invalid(f"`{param}` must not be an empty list.", param)
+        raise bad_value(param, "must not be empty")
     pace.check_parts(value, param)
     texts = []
     for index, part in enumerate(value):
@@ -149,14 +153,11 @@ async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[st
         part_fields = Fields(part, where)
         part_type = part_fields.text("type")
         if part_type not in part_types:
-            what = f"parts of type `{part_type[:_MAX_TYPE_CHARS]}` are"
-            raise _unsupported(what, f"{where}.type", f"; it must be {' or '.join(part_types)}")
+            allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
+            problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
+            raise unsupported_value(f"{where}.type", problem)
         texts.append(part_fields.text("text"))
     return "".join(texts)
-
-
-def _unsupported(what: str, param: str, instead: str = "") -> APIError:
-    return invalid(f"`{param}`: {what} not supported by this server{instead}.", param, "unsupported_value")
 
 
 _READERS: Mapping[str, Callable[[Fields, Messages, Pace], Awaitable[None]]] = {

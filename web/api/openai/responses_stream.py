@@ -25,9 +25,9 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ...http.sse import Sink, json_for_line
-from ..errors import APIError, error_of
+from ...request.errors import APIError, error_of
+from ...request.tally import Tally
 from ..stream import StreamWriter
-from ..usage import Tally
 from .responses_body import Draft, text_part
 
 _DELTA_HEAD = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'

@@ -8,38 +8,23 @@ not here.
 from __future__ import annotations
 
 from ..ignored_fields import Shape
+from ..sampling import SAMPLING_NAMES
 from . import unsupported
 
-_GENERATION = frozenset(
-    {
-        "allowed_token_ids",
-        "bad_words",
-        "cache_salt",
-        "frequency_penalty",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "logit_bias",
-        "max_completion_tokens",
-        "max_tokens",
-        "min_p",
-        "min_tokens",
-        "model",
-        "n",
-        "presence_penalty",
-        "priority",
-        "repetition_penalty",
-        "return_cached_tokens_details",
-        "seed",
-        "skip_special_tokens",
-        "stop",
-        "stop_token_ids",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
-)
+_GENERATION = SAMPLING_NAMES | {
+    "cache_salt",
+    "include_stop_str_in_output",
+    "max_completion_tokens",
+    "max_tokens",
+    "model",
+    "n",
+    "priority",
+    "return_cached_tokens_details",
+    "skip_special_tokens",
+    "stop",
+    "stream",
+    "stream_options",
+}
 _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
 """Nothing is ever added to deltas to hide their length: to ask for that or not is the same."""
 

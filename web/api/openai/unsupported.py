@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import invalid
+from ...request.errors import unsupported_parameter
 from ..fields import Fields
 
 Neutral = Callable[[Any], bool]
@@ -141,5 +141,4 @@ def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral]) -> None:
     for name, is_neutral in table.items():
         value = fields.get(name)
         if value is not None and not is_neutral(value):
-            param = fields.param(name)
-            raise invalid(f"`{param}` is not supported by this server yet.", param, "unsupported_parameter")
+            raise unsupported_parameter(fields.param(name))

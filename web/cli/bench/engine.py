@@ -19,9 +19,9 @@ import trio
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
 from quipu.actors.wiring import Runtime, split
 
-from ...api.errors import APIError
 from ...api.openai.chat import read_chat
 from ...api.openai.completions import read_completion
+from ...request.errors import APIError
 from ..settings import resolve_config
 from .answer import Failure, Outcome, ReportedUsage
 from .workload import Ask

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.web.api.admin.usage_buckets import WIDTHS, lay_out, start_of
-from quipu.web.api.errors import APIError
+from quipu.web.request.errors import APIError
 
 WIDTH_NAMES = st.sampled_from(sorted(WIDTHS))
 

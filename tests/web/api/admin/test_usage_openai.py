@@ -10,7 +10,7 @@ from openai.types.admin.organization import UsageCompletionsResponse
 
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
-from quipu.web.api.errors import unavailable
+from quipu.web.request.errors import unavailable
 from tests.web.api.admin.usage_books import DAY, MIDNIGHT, NOW, OPENAI, BookSource, ask, at, client_of, refused
 from tests.web.fakes import Client
 

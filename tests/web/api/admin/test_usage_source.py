@@ -22,7 +22,7 @@ from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.web.api.admin.usage_source import LedgerUsage
-from quipu.web.api.errors import APIError
+from quipu.web.request.errors import APIError
 from tests.web.api.admin.usage_books import (
     ANTHROPIC,
     DAY,

@@ -11,7 +11,7 @@ import trio
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.prompts import Prompt
-from quipu.actors.request_desk.front import PromptRefused
+from quipu.actors.request_desk.interface import PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, stream, text, total

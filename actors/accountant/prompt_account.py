@@ -1,0 +1,136 @@
+"""The numbers that a client is told about one prompt, frozen at the first admission of its first choice.
+
+Part of an `Account`. Pure.
+
+    granted ──(revised: a load from a lower tier failed)──▶ settled ──▶ reported, counted, never changed
+
+A grant from the device settles at once. One from a lower tier settles with the first token: until then a load can
+fail, and tokens that failed to load are computed, not reused.
+
+What must always hold: `cached` is the sum of its tiers; once settled it does not change; nothing is clamped.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ..messages.block_manager import CacheMiss
+from ..messages.counts import UNKNOWN, Count, Estimate, Known
+from ..messages.prompts import Breakpoint, CacheTtl
+from .account_entries import Admission
+from .coverage import Coverage
+
+DEVICE = "device"
+TIERS = (DEVICE, "host", "disk", "remote")
+UNATTRIBUTED = "unattributed"
+
+
+@attrs.define(eq=False)
+class PromptAccount:
+    """What is booked for one prompt, whichever of its choices did the work."""
+
+    num_prompt_tokens: int
+    breakpoints: tuple[Breakpoint, ...] = ()
+    """The client's cache breakpoints, in order."""
+    admission: Admission | None = None
+    """The first admission of its first choice."""
+    settled: bool = False
+    withdrawn: bool = False
+    """The journal had no room for its record: it is not reported."""
+    reused: int = 0
+    """Granted tokens, less those revised."""
+    tiers: dict[str, int] = attrs.field(factory=dict)
+    estimated: int | None = None
+    written: Coverage = attrs.field(factory=Coverage)
+    num_pinned: int = 0
+    """Length of the longest prefix that the engine has pinned because the client marked it."""
+    frozen_write_tokens: int | None = None
+    """Set at the first choice's first token; later writes are not charged to the client."""
+    frozen_created: dict[CacheTtl, int] | None = None
+    """Set at the same time."""
+
+    def admit(self, admission: Admission) -> None:
+        self.admission = admission
+        self.reused = admission.reused or 0
+        self.tiers = {DEVICE: self.reused} if admission.tiers is None else dict(admission.tiers)
+        lower = any(num_tokens for tier, num_tokens in self.tiers.items() if tier != DEVICE)
+        self.settled = admission.reused is not None and not lower
+
+    def revise(self, tier: str, num_tokens: int) -> None:
+        """Take back granted tokens that could not be loaded."""
+        self.reused -= num_tokens
+        self.tiers[tier] = self.tiers.get(tier, 0) - num_tokens
+
+    def write(self, start: int, end: int) -> None:
+        self.written.add(start, end)
+
+    def pin(self, num_tokens: int) -> None:
+        self.num_pinned = max(self.num_pinned, num_tokens)
+
+    def freeze_written(self) -> None:
+        if self.frozen_write_tokens is None:
+            self.frozen_write_tokens = self.cache_write_tokens
+            self.frozen_created = self.created
+
+    # ------------------------------------------------------------ results
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.settled and not self.withdrawn
+
+    @property
+    def miss(self) -> CacheMiss | None:
+        return None if self.admission is None else self.admission.miss
+
+    @property
+    def cached(self) -> Count:
+        if self.admission is None or self.admission.reused is None:
+            return UNKNOWN if self.estimated is None else Estimate(self.estimated)
+        return Known(self.reused)
+
+    @property
+    def by_tier(self) -> dict[str, int]:
+        """Cached tokens by tier. What no known tier claims is `unattributed`, never counted as the device's."""
+        tiers = {tier: self.tiers.get(tier, 0) for tier in TIERS}
+        return {**tiers, UNATTRIBUTED: self.reused - sum(tiers.values())}
+
+    @property
+    def cache_write_tokens(self) -> int:
+        """Positions first written by this request, not counting those it was granted from the cache."""
+        if self.frozen_write_tokens is not None:
+            return self.frozen_write_tokens
+        return self.written_up_to(self.num_prompt_tokens)
+
+    def written_up_to(self, position: int) -> int:
+        """Return how many of those positions lie before `position`."""
+        both = Coverage()
+        both.add(0, min(self.reused, position))
+        before = both.total
+        for low, high in self.written.intervals:
+            both.add(low, min(high, position))
+        return both.total - before
+
+    @property
+    def created(self) -> dict[CacheTtl, int]:
+        """Written tokens up to the last breakpoint, by the ttl of the first breakpoint after each.
+
+        Counts pinned positions only. All 0 where it is unknown what was reused, since these might be the same tokens.
+        """
+        if self.frozen_created is not None:
+            return self.frozen_created
+        created = dict.fromkeys(CacheTtl, 0)
+        if isinstance(self.cached, Known):
+            so_far = 0
+            for breakpoint_ in self.breakpoints:
+                up_to = self.written_up_to(min(breakpoint_.position, self.num_pinned))
+                created[breakpoint_.ttl] += up_to - so_far
+                so_far = up_to
+        return created
+
+    def problems(self) -> list[str]:
+        """Describe tiers with more tokens than were reused in all; empty if there are none."""
+        return [
+            f"{num_tokens} tokens of tier {tier}, {self.reused} in all"
+            for tier, num_tokens in self.by_tier.items()
+            if num_tokens < 0
+        ]

@@ -1,0 +1,299 @@
+"""The request desk: which requests are open, what of them goes to the engine, and what the web layer may ask.
+
+Not an actor but a synchronous object of the web process, shared by everyone in it. Handlers open and leave requests
+here; the tokenizer submits through it; the accountant stops failed requests; the supervisor sets the health.
+
+A Submit waits for a slot of the engine's lane, then checks the request's `stopped` flag and is queued, with no
+checkpoint between. So none is sent for a request that has left.
+
+What must always hold: `leave` can be called in any state and any number of times.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import attrs
+import trio
+
+from ..channel import Poster, Sender
+from ..messages.accountant import Caller, Left, OpenAccount, Refused
+from ..messages.detokenizer import Forget, Track
+from ..messages.handler import Counted
+from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.prompts import Prompt
+from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.supervisor import EngineReady
+from ..messages.tokenizer import CountTokens, Encode
+from ..shared.seeds import recorded_seed
+from .encoding import EncodingRequests
+from .engine_lane import EngineLane
+from .interface import DeskClosed, Health, PromptRefused, ServingInfo, State
+from .mailbox import Mailbox
+from .open_requests import CountSlot, OpenRequest
+
+NOBODY = Caller()
+
+FINAL_RECORDS_S = 2.0
+"""How long a drain waits for the requests that it has failed to leave."""
+
+
+class RequestTicket:
+    """One open request, for its handler."""
+
+    def __init__(self, desk: RequestDesk, request: Encode, mailbox: Mailbox) -> None:
+        self._desk = desk
+        self._request: Encode | None = request
+        """Dropped once the tokenizer has it: the ticket lives as long as the response, its prompts need not."""
+        self._request_id = request.request_id
+        self._mailbox = mailbox
+
+    @property
+    def request_id(self) -> str:
+        return self._request_id
+
+    @property
+    def mailbox(self) -> Mailbox:
+        return self._mailbox
+
+    async def start(self) -> None:
+        request, self._request = self._request, None
+        if request is None:
+            raise RuntimeError("this request was started before")
+        await self._desk.hand_over(request)
+
+    def when_encoded(self, call: Callable[[], object], /) -> None:
+        self._desk.when_encoded(self._request_id, call)
+
+    def expire(self, after_s: float) -> None:
+        self._desk.expire(self._request_id, after_s)
+
+    def leave(self) -> None:
+        self._request = None
+        self._desk.leave(self._request_id)
+
+
+class RequestDesk:
+    """Implements `interface.Desk`, and holds what the web process's actors share about open requests."""
+
+    def __init__(
+        self,
+        info: ServingInfo,
+        *,
+        encoder: Sender[Encode | CountTokens],
+        lane: EngineLane,
+        accountant: Poster[OpenAccount | Left | Refused],
+        detokenizer: Poster[Track | Forget],
+        metrics: Callable[[], bytes],
+        trouble: Callable[[], str | None] = lambda: None,
+        show_pool: Callable[[int], None] = lambda num_usable_blocks: None,
+        max_open_requests: int,
+    ) -> None:
+        self._info = info
+        self._encoder = encoder
+        self.lane = lane
+        self._accountant = accountant
+        self._detokenizer = detokenizer
+        self._metrics = metrics
+        self._trouble = trouble
+        self._show_pool = show_pool
+        self._max_open_requests = max_open_requests
+        self._open: dict[str, OpenRequest] = {}
+        self._encoding = EncodingRequests(encoder)
+        self._num_counts = 0
+        """Calls of `count_tokens` in progress."""
+        self._health = Health(State.STARTING, 0, "the engine is loading")
+        self._draining = False
+        self._idle = trio.Event()
+        self._idle.set()
+
+    # ------------------------------------------------------------ for handlers
+
+    @property
+    def info(self) -> ServingInfo:
+        return self._info
+
+    def new_request_id(self) -> str:
+        return f"req-{secrets.token_hex(12)}"
+
+    def open(self, request: Encode, endpoint: str, caller: Caller = NOBODY, /) -> RequestTicket:
+        if self._draining:
+            raise DeskClosed("the server is shutting down")
+        if self._health.state is State.FAILED:
+            raise DeskClosed(f"the engine has failed: {self._health.detail}")
+        self._check_room()
+        mailbox = Mailbox()
+        self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
+        self._idle = trio.Event() if self._idle.is_set() else self._idle
+        seed = recorded_seed(request.sampling.seed)
+        self._accountant.post(OpenAccount(request.request_id, endpoint, trio.current_time(), mailbox, caller, seed))
+        return RequestTicket(self, request, mailbox)
+
+    def _check_room(self) -> None:
+        num_open = len(self._open) + self._num_counts
+        if num_open >= self._max_open_requests:
+            raise DeskClosed(f"{num_open} requests are open already")
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
+        self._check_room()
+        slot = CountSlot()
+        request = CountTokens(prompt, prompt_param, slot, tenant)
+        del prompt
+        self._num_counts += 1
+        try:
+            await self._encoder.send(request)
+            del request
+            answer = await slot.wait()
+        finally:
+            self._num_counts -= 1
+            slot.leave()
+        match answer:
+            case Counted(num_tokens):
+                return num_tokens
+            case RequestError() as error:
+                raise PromptRefused(error)
+
+    async def hand_over(self, request: Encode) -> None:
+        """Implement `Ticket.start`."""
+        opened = self._open.get(request.request_id)
+        if opened is not None:
+            await self._encoding.send(opened, request)
+
+    def when_encoded(self, request_id: str, call: Callable[[], object]) -> None:
+        """Implement `Ticket.when_encoded`."""
+        request = self._open.get(request_id) or self._encoding.find(request_id)
+        if request is None or request.is_encoded:
+            call()
+        else:
+            request.on_encoded.append(call)
+
+    def expire(self, request_id: str, after_s: float) -> None:
+        """Fail a request whose deadline has passed."""
+        error = RequestError(ErrorKind.TIMEOUT, f"the request took longer than {after_s:g} seconds")
+        self._accountant.post(Refused(request_id, error))
+
+    def leave(self, request_id: str) -> None:
+        """Release a request whose scope has ended."""
+        request = self._open.pop(request_id, None)
+        if request is None:
+            return
+        self._stop(request)
+        if not request.is_encoding:
+            request.mark_encoded()
+        self._accountant.post(Left(request_id, tuple(request.submitted_ids)))
+        if not self._open:
+            self._idle.set()
+
+    def reset_prefix_cache(self) -> None:
+        self.lane.post(ResetPrefixCache())
+
+    def health(self) -> Health:
+        if self._draining and self._health.state is State.READY:
+            return attrs.evolve(self._health, state=State.DRAINING, detail="the server is shutting down")
+        if self._health.state is State.READY and (trouble := self._trouble()) is not None:
+            return attrs.evolve(self._health, state=State.REFUSING, detail=trouble)
+        return self._health
+
+    def render_metrics(self) -> bytes:
+        return self._metrics()
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_live_sequences(self) -> int:
+        return self.lane.num_live_sequences
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks of the KV cache without the null block; 0 until configured or reported by an engine."""
+        return 0 if self._info.num_blocks is None else self._info.num_blocks - 1
+
+    # ------------------------------------------------------------ for the tokenizer
+
+    def may_submit(self, request_id: str) -> bool:
+        """Whether the request may still submit. The Submit must follow with no checkpoint between."""
+        request = self._open.get(request_id)
+        return request is not None and not request.stopped
+
+    def when_stopped(self, request_id: str, call: Callable[[], object]) -> None:
+        """Call `call` when a request leaves or fails; at once if it already has."""
+        request = self._open.get(request_id)
+        if request is None:
+            call()
+        else:
+            request.when_stopped(call)
+
+    def encoded(self, request_id: str) -> None:
+        """Note that the tokenizer is done with a request, whatever the result, and holds none of its prompts."""
+        self._encoding.remove(request_id)
+
+    def outlet(self, request_id: str) -> Mailbox:
+        """Return where an open request's events go. Raises KeyError once it has left."""
+        return self._open[request_id].mailbox
+
+    async def submit(self, submit: Submit, track: Track) -> bool:
+        """Send one sequence to the engine; return False if its request has left or failed."""
+        await self.lane.reserve()
+        if not self.may_submit(track.request_id):
+            self.lane.cancel_reservation()
+            return False
+        request = self._open[track.request_id]
+        request.submitted_ids.append(submit.sequence_id)
+        request.num_to_come = submit.num_to_come
+        self._detokenizer.post(track)
+        self.lane.put_reserved(submit)
+        return True
+
+    # ------------------------------------------------------------ for the accountant
+
+    def stop(self, request_id: str) -> tuple[int, ...]:
+        """Submit nothing more of a request, abort its sequences, and return which were submitted.
+
+        Returns nothing for a request that has left, since its `Left` message has them.
+        """
+        request = self._open.get(request_id)
+        if request is None:
+            return ()
+        self._stop(request)
+        return tuple(request.submitted_ids)
+
+    def _stop(self, request: OpenRequest) -> None:
+        request.mark_stopped()
+        for sequence_id in request.submitted_ids:
+            self.lane.abort(sequence_id)
+        if request.num_to_come:
+            request.num_to_come = 0
+            self.lane.post(Abort(request.submitted_ids[0], ends_group=True))
+        if request.submitted_ids:
+            self._detokenizer.post(Forget(tuple(request.submitted_ids)))
+
+    def abandon(self, sequence_ids: Sequence[int]) -> None:
+        """Stop waiting for sequences whose reports were lost; tokens that have not arrived are lost too."""
+        for sequence_id in sequence_ids:
+            self.lane.abort(sequence_id)
+        self._detokenizer.post(Forget(tuple(sequence_ids)))
+
+    # ------------------------------------------------------------ for the supervisor
+
+    def set_health(self, health: Health) -> None:
+        self._health = health
+
+    def introduce(self, engine: EngineReady) -> None:
+        """Serve with what a ready engine has found out from now on."""
+        longest = self._info.max_model_len if engine.max_model_len is None else engine.max_model_len
+        self._info = attrs.evolve(self._info, num_blocks=engine.num_blocks, max_model_len=longest, engine=engine)
+        self._show_pool(engine.num_blocks - 1)
+
+    async def drain(self, grace_s: float) -> None:
+        """Open no more requests, wait `grace_s` seconds for the open ones, then fail the rest."""
+        self._draining = True
+        with trio.move_on_after(grace_s):
+            await self._idle.wait()
+        for request_id in self._open:
+            error = RequestError(ErrorKind.OVERLOADED, "the server shut down before this request was complete")
+            self._accountant.post(Refused(request_id, error))
+        with trio.move_on_after(FINAL_RECORDS_S):
+            await self._idle.wait()

@@ -1,0 +1,156 @@
+"""The interface of the request desk: everything that the web layer sees of the actors.
+
+A handler opens a `Ticket` for its request, calls `ticket.leave` at the end of the request's scope, and reads the
+ticket's mailbox. `desk.py` implements it; a fake in the web layer's tests does, too.
+
+What must always hold: `leave` is synchronous and may be called in any state and any number of times; after it no
+Submit of the request is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+import attrs
+
+from ..messages.accountant import Caller
+from ..messages.outcomes import RequestError
+from ..messages.prompts import Prompt
+from ..messages.supervisor import EngineReady
+from ..messages.tokenizer import Encode
+from .mailbox import Mailbox
+
+
+class DeskClosed(Exception):
+    """No request can be opened now (draining, too many open, engine failed). Answer 503 with Retry-After."""
+
+
+class PromptRefused(Exception):
+    """A prompt that cannot be tokenized. Answer with `error`."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class State(StrEnum):
+    """What the supervisor knows about the engine."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    REFUSING = "refusing"  # no usage record can be written, so no request is admitted
+    FAILED = "failed"
+
+
+@attrs.frozen
+class Health:
+    state: State
+    incarnation: int
+    """Engines started so far."""
+    detail: str
+    """Why it is not ready."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a token can be produced."""
+        return self.state is State.READY
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is broken; also true while the first engine loads or the server drains."""
+        return self.state in (State.STARTING, State.READY, State.DRAINING)
+
+
+@attrs.frozen
+class ServingInfo:
+    """What is served, for `/v1/models` and `/server_info`."""
+
+    model_names: tuple[str, ...]
+    """The first is the model's own name; a request may use any of them."""
+    created: int
+    """Unix seconds."""
+    max_model_len: int
+    """As configured, until an engine reports what its KV cache has room for."""
+    block_size: int
+    num_blocks: int | None
+    """None until configured or reported by an engine."""
+    vocab_size: int
+    settings: dict[str, object]
+    """Every resolved setting that the server was started with."""
+    engine: EngineReady | None = None
+    """What the last engine that became ready has found out."""
+
+
+def describe_pool(engine: EngineReady) -> dict[str, float]:
+    """Return how many tokens an engine's blocks hold, and how many sequences of the maximum length at once."""
+    num_tokens = (engine.num_blocks - 1) * engine.block_size
+    if engine.max_model_len is None:
+        return {"num_tokens": num_tokens}
+    return {"num_tokens": num_tokens, "max_concurrency": round(num_tokens / engine.max_model_len, 2)}
+
+
+class Ticket(Protocol):
+    """One open request."""
+
+    @property
+    def request_id(self) -> str:
+        """The id that the server gave it."""
+        ...
+
+    @property
+    def mailbox(self) -> Mailbox: ...
+
+    async def start(self) -> None:
+        """Send the request to the tokenizer. Waits while its inbox is full, unless the request fails (`expire`)."""
+        ...
+
+    def when_encoded(self, call: Callable[[], object], /) -> None:
+        """Call `call` once when the request's prompts are no longer needed; at once if that is so already.
+
+        They are not needed once all sequences are submitted, the request was refused, or it has left and nothing works
+        on it. `call` must not raise or block.
+        """
+        ...
+
+    def expire(self, after_s: float) -> None:
+        """Fail a request whose deadline has passed, unless it has ended. Its mailbox gets the error at once."""
+        ...
+
+    def leave(self) -> None:
+        """Release everything: account, sequences, mailbox. Called by the request's scope and by nothing else."""
+        ...
+
+
+class Desk(Protocol):
+    """Opens requests and answers questions about the server."""
+
+    @property
+    def info(self) -> ServingInfo: ...
+
+    def open(self, request: Encode, endpoint: str, caller: Caller = ..., /) -> Ticket:
+        """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed."""
+        ...
+
+    async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
+        """Return the number of tokens that a request with this prompt would have. Opens no account, uses no engine.
+
+        `prompt_param` names the prompt's field in errors. Counts as an open request while it waits for the tokenizer.
+        Raises PromptRefused, also if the prompt exceeds the context length, and DeskClosed.
+        """
+        ...
+
+    def new_request_id(self) -> str: ...
+
+    def health(self) -> Health: ...
+
+    def reset_prefix_cache(self) -> None:
+        """Drop the prefix cache. Running requests are not affected."""
+        ...
+
+    def render_metrics(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
+        ...

@@ -1,0 +1,260 @@
+"""What changes one sequence's logits before a token is drawn from them: bans, biases, penalties.
+
+The executor makes one `LogitProcessor` for each sequence that asks for any of it, from its rules and its tokens, and
+tells it of every token that is drawn; a backend edits the rows of a step by `edited`, draws, and finds them as they
+were. The order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties
+(repetition, frequency, presence). Temperature and the filters follow in `oracle.py`.
+
+What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on how often or in how
+many pieces these were computed; a row costs by its own rules, and one without rules nothing. A ban that would leave no
+token is passed over, so that what one client asks for never fails the step that others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+Row = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+_NEVER = np.float32(-np.inf)
+_BY_BIT = np.array([-np.inf, 0], dtype=np.float32)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@attrs.frozen
+class LogitRules:
+    """How one sequence's logits are changed before a token is drawn. Names and meanings are vLLM's."""
+
+    presence_penalty: float = 0.0
+    """Taken from the logit of every token that was drawn before."""
+    frequency_penalty: float = 0.0
+    """The same for each time that it was."""
+    repetition_penalty: float = 1.0
+    """Above 0. A positive logit of a token that the prompt has, or that was drawn, is divided by it, a negative one
+    multiplied."""
+    bias: Mapping[int, float] = attrs.field(factory=dict)
+    """Added to the logits of these tokens."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """No others may be drawn. Empty: all may."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of words that the outputs must not hold: the last one is not drawn after the others."""
+    min_tokens: int = 0
+    held_back_token_ids: tuple[int, ...] = ()
+    """Not drawn before there are `min_tokens` outputs: tokens that would end the sequence."""
+
+
+@attrs.frozen
+class Processing:
+    """Rows whose logits are changed before a token is drawn from them. All of them have `samples`."""
+
+    rows: list[int]
+    """Rows of sequences with rules, ascending."""
+    processors: list[LogitProcessor]
+    """Of each of them: its rules, and what it has drawn before this step."""
+    masked_rows: list[int]
+    """Rows with a bit mask, ascending."""
+    masks: list[bytes]
+    """Of each of them: ceil(V / 32) words of 32 bits, little-endian; a token whose bit (the lowest is the first) is 0
+    is not drawn. The form that grammar libraries fill (xgrammar, llguidance). At least one bit is 1."""
+
+
+@contextmanager
+def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> Iterator[None]:
+    """Within it, `logits_MV`, the logits of these rows of a step, are those to draw from; after it, the raw ones.
+
+    Raises ValueError for a bit mask of the wrong length, or one that allows nothing.
+    """
+    if processing is None:
+        yield
+        return
+    wanted = {*processing.rows, *processing.masked_rows}
+    edits = {row: Edit(logits_V) for row, logits_V in zip(rows, logits_MV, strict=True) if row in wanted}
+    try:
+        for row, words in zip(processing.masked_rows, processing.masks, strict=True):
+            edits[row].mask(words)
+        for row, processor in zip(processing.rows, processing.processors, strict=True):
+            processor.apply(edits[row])
+        yield
+    finally:
+        for edit in edits.values():
+            edit.undo()
+
+
+class Edit:
+    """Changes to one row that can be taken back."""
+
+    def __init__(self, logits_V: Row) -> None:
+        self.logits_V = logits_V
+        self._replaced: list[tuple[Ids | slice, Row]] = []
+
+    def put(self, ids: Ids, values: Row | np.float32) -> None:
+        self._replaced.append((ids, self.logits_V[ids]))
+        self.logits_V[ids] = values
+
+    def ban(self, ids: Ids) -> None:
+        """Unless nothing would be left."""
+        self.put(ids, _NEVER)
+        self._keep_if_any_left()
+
+    def ban_all_but(self, ids: Ids) -> None:
+        """Unless nothing would be left."""
+        kept = self.logits_V[ids]
+        self._replaced.append((slice(None), self.logits_V.copy()))
+        self.logits_V.fill(_NEVER)
+        self.logits_V[ids] = kept
+        self._keep_if_any_left()
+
+    def mask(self, words: bytes) -> None:
+        """Ban the tokens whose bit is 0."""
+        num_words = -(-len(self.logits_V) // 32)
+        if len(words) != 4 * num_words:
+            raise ValueError(f"a bit mask has {len(words)} bytes, a row of {len(self.logits_V)} logits {4 * num_words}")
+        bits = np.unpackbits(np.frombuffer(words, dtype=np.uint8), count=len(self.logits_V), bitorder="little")
+        if not bits.any():
+            raise ValueError("a bit mask allows no token")
+        self._replaced.append((slice(None), self.logits_V.copy()))
+        self.logits_V += _BY_BIT[bits]  # twice as fast as an assignment under a condition
+
+    def undo(self) -> None:
+        while self._replaced:
+            self._take_back()
+
+    def _keep_if_any_left(self) -> None:
+        if self.logits_V.max() == _NEVER:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        ids, values = self._replaced.pop()
+        self.logits_V[ids] = values
+
+
+class LogitProcessor:
+    """One sequence's rules, and what they have to know of its tokens."""
+
+    def __init__(self, rules: LogitRules, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
+        """`output_token_ids`: those drawn so far, by this admission and those before."""
+        self.rules = rules
+        self.outputs = list(output_token_ids)
+        """All that were drawn before the next one."""
+        self._allowed = _ids(rules.allowed_token_ids)
+        self._too_early = _ids(rules.held_back_token_ids)
+        self._bias = _ids(rules.bias)
+        self._bias_values = np.array([rules.bias[int(token_id)] for token_id in self._bias], dtype=np.float32)
+        self._always_bad = [word[0] for word in rules.bad_words if len(word) == 1]
+        self._bad_after: dict[int, list[tuple[int, ...]]] = {}
+        for word in rules.bad_words:
+            if len(word) > 1:
+                self._bad_after.setdefault(word[-2], []).append(word)
+        self._penalises = bool(rules.frequency_penalty or rules.presence_penalty or rules.repetition_penalty != 1)
+        # the prompt counts for repetition only
+        self.seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
+        if self._penalises:
+            for token_id in output_token_ids:
+                self.seen.count(token_id)
+
+    def note(self, token_id: int) -> None:
+        """The sequence has drawn a token."""
+        self.outputs.append(token_id)
+        if self._penalises:
+            self.seen.count(token_id)
+
+    def apply(self, edit: Edit) -> None:
+        """Edit the row from which the next token is drawn."""
+        if len(self._allowed):
+            edit.ban_all_but(self._allowed)
+        bad = self._bad_now()
+        if len(bad):
+            edit.ban(bad)
+        if len(self.outputs) < self.rules.min_tokens and len(self._too_early):
+            edit.ban(self._too_early)
+        if len(self._bias):
+            edit.put(self._bias, edit.logits_V[self._bias] + self._bias_values)
+        if len(self.seen.prompt_ids):
+            edit.put(self.seen.prompt_ids, self._repeated(edit.logits_V[self.seen.prompt_ids]))
+        if len(self.seen.output_ids):
+            edit.put(self.seen.output_ids, self._penalised(edit.logits_V[self.seen.output_ids]))
+
+    def _bad_now(self) -> Ids:
+        """Tokens that would complete a bad word."""
+        last = self.outputs[-1] if self.outputs else None
+        words = self._bad_after.get(last, ()) if last is not None else ()
+        completing = [word[-1] for word in words if tuple(self.outputs[1 - len(word) :]) == word[:-1]]
+        return _ids(self._always_bad + completing)
+
+    def _repeated(self, logits_T: Row) -> Row:
+        """Logits of tokens that were there before, as in CTRL (Keskar et al. 2019)."""
+        penalty, wide_T = self.rules.repetition_penalty, logits_T.astype(np.float64)
+        with np.errstate(over="ignore"):  # by a penalty of 1e-310, say
+            return _bounded(np.where(wide_T > 0, wide_T / penalty, wide_T * penalty), logits_T)
+
+    def _penalised(self, logits_O: Row) -> Row:
+        """Logits of outputs. Those that the prompt has too are divided by the penalty of repetition already."""
+        rules, counts_O = self.rules, self.seen.counts
+        if rules.repetition_penalty != 1:
+            logits_O = np.where(self.seen.are_new, self._repeated(logits_O), logits_O)
+        return _bounded(logits_O - (rules.frequency_penalty * counts_O + rules.presence_penalty), logits_O)
+
+
+class SeenTokens:
+    """Distinct tokens of a prompt; distinct outputs, and how often each was drawn. An output more is one entry changed.
+
+    P: tokens of the prompt, O: outputs.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        self._prompt = frozenset(prompt_token_ids)
+        self.prompt_ids = _ids(self._prompt)
+        """P, ascending."""
+        self._place: dict[int, int] = {}
+        self._ids: Ids = np.zeros(64, dtype=np.int64)
+        self._counts: npt.NDArray[np.float64] = np.zeros(64, dtype=np.float64)
+        self._are_new: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
+
+    @property
+    def output_ids(self) -> Ids:
+        """O."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float64]:
+        """O. At least 1."""
+        return self._counts[: len(self._place)]
+
+    @property
+    def are_new(self) -> npt.NDArray[np.bool_]:
+        """O. The prompt does not have them."""
+        return self._are_new[: len(self._place)]
+
+    def count(self, token_id: int) -> None:
+        place = self._place.get(token_id)
+        if place is None:
+            place = self._place[token_id] = len(self._place)
+            if place == len(self._ids):
+                self._ids = _doubled(self._ids)
+                self._counts = _doubled(self._counts)
+                self._are_new = _doubled(self._are_new)
+            self._ids[place] = token_id
+            self._are_new[place] = token_id not in self._prompt
+        self._counts[place] += 1
+
+
+def _bounded(new_T: npt.NDArray[np.floating], old_T: Row) -> Row:
+    """What was finite stays so: no penalty is a ban, and an infinity would fail the step."""
+    return np.where(np.isfinite(old_T), new_T.clip(-_LARGEST, _LARGEST), old_T).astype(np.float32)
+
+
+def _doubled(values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+    return np.concatenate((values, np.zeros_like(values)))
+
+
+def _ids(token_ids: Iterable[int]) -> Ids:
+    """Ascending, each once."""
+    return np.array(sorted(set(token_ids)), dtype=np.int64)

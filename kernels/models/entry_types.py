@@ -1,0 +1,123 @@
+"""Of what kind each entry of a `config.json` is: a list where an object belongs is refused before anybody reads it.
+
+`config.py` asks once, for everything that some family reads. What must always hold: an entry that passes can be read
+without a surprise by whoever expects its kind; null is what an absent entry is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+MOST = 2**31 - 1
+"""Of any size: a larger one is a slip, and would end somewhere as an error that names nothing."""
+LARGEST = 1e15
+"""Of any number that is no size; the largest bases of rotary embeddings are a millionth of it."""
+MAX_DEPTH = 100
+"""Of what is nested, where three is usual."""
+
+
+def is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -LARGEST <= value <= LARGEST  # a NaN is not
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -MOST <= value <= MOST
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool) or value in (0, 1)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_one, value))
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _named(
+    names: str, expected: str, is_one: Callable[[object], bool]
+) -> dict[str, tuple[str, Callable[[object], bool]]]:
+    return dict.fromkeys(names.split(), (expected, is_one))
+
+
+_TYPES = {
+    **_named("architectures layer_types", "a list of names", _is_list_of(_is_text)),
+    **_named("rope_scaling rope_parameters", "an object", _is_object),
+    **_named("dtype torch_dtype hidden_act hidden_activation", "a name", _is_text),
+    **_named("mlp_only_layers", "a list of integers", _is_list_of(is_whole)),
+    **_named("tie_word_embeddings attention_bias use_sliding_window norm_topk_prob", "true or false", _is_flag),
+    **_named(
+        "rms_norm_eps rope_theta rope_local_base_freq partial_rotary_factor attn_logit_softcapping "
+        "final_logit_softcapping",
+        "a number",
+        is_number,
+    ),
+    **_named(
+        "vocab_size hidden_size intermediate_size moe_intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings sliding_window "
+        "sliding_window_pattern max_window_layers query_pre_attn_scalar num_experts num_local_experts "
+        "num_experts_per_tok decoder_sparse_step",
+        "an integer",
+        is_whole,
+    ),
+}
+_ROPE_TYPES = {
+    **_named("rope_type type", "a name", _is_text),
+    **_named("truncate", "true or false", _is_flag),
+    **_named("short_factor long_factor", "a list of numbers", _is_list_of(is_number)),
+}
+"""Of rotary parameters; all others are numbers, or objects of the same for a type of layers."""
+
+
+def check_types(data: dict[str, Any]) -> None:
+    """Raises ValueError naming the first entry that is of another kind than it has to be."""
+    for name, (expected, is_one) in _TYPES.items():
+        _check(name, data.get(name), expected, is_one)
+    for name in ("rope_scaling", "rope_parameters"):
+        for part, value in (data.get(name) or {}).items():
+            if isinstance(value, dict):
+                for inner, number in value.items():
+                    _check_rope(f"{name}.{part}", inner, number)
+            else:
+                _check_rope(name, part, value)
+
+
+def _check_rope(path: str, name: str, value: object) -> None:
+    expected, is_one = _ROPE_TYPES.get(name, ("a number", is_number))
+    _check(f"{path}.{name}", value, expected, is_one)
+
+
+def _check(name: str, value: object, expected: str, is_one: Callable[[object], bool]) -> None:
+    if value is not None and not is_one(value):
+        raise ValueError(f"config.json: {name} is {shown(value)}, where {expected} is needed")
+
+
+def shown(value: object) -> str:
+    """For a message: what may be as long as a file is cut."""
+    text = "no number" if isinstance(value, float) and math.isnan(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def is_deep(value: object) -> bool:
+    """Whether more is nested in it than anything needs: what goes through it would run out of stack."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True

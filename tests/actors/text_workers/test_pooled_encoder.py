@@ -1,0 +1,481 @@
+"""What the tokenizer does with prompts of any size: refused early, served in turn, let go of as soon as they can be."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import trio
+import trio.testing
+from tokenizers import models
+
+from quipu.actors.messages.outcomes import ErrorKind
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.request_desk.desk import RequestTicket
+from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
+from quipu.actors.shared.block_keys import chain_keys
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import Library
+from quipu.actors.text_workers import pooled_encoder as encoding
+from quipu.actors.text_workers.fair_queue import Crowded
+from quipu.actors.text_workers.lanes import MOST_THREADS, SHORT_BYTES
+from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
+from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.actors.tokenizer.tokenizer_kinds import demo, save
+from tests.runtimes import Answer, Client, read_answer, small_runtime
+
+PATIENCE_S = 30.0
+LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
+CODE = "context_length_exceeded"
+
+
+def chat(content: str) -> ChatPrompt:
+    return ChatPrompt(({"role": "user", "content": content},))
+
+
+class Gate:
+    """Holds threads that encode long texts, until the test opens it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.num_inside = 0
+        self.encoded: list[str] = []
+        encode = Library.encode
+
+        def encode_behind(library: Library, text: str, **limits: Any) -> object:
+            self.encoded.append(text[:20])
+            if len(text) >= SHORT_BYTES // 2:
+                self.num_inside += 1
+                assert self.opened.wait(PATIENCE_S)
+            return encode(library, text, **limits)
+
+        monkeypatch.setattr(Library, "encode", encode_behind)
+
+    async def holds(self, count: int) -> None:
+        while self.num_inside < count:
+            await trio.sleep(0.001)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    it = Gate(monkeypatch)
+    yield it
+    it.opened.set()
+
+
+def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nothing may be tokenised."""
+
+    def encode(*_: object, **__: object) -> None:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(Library, "_encode", encode)
+
+
+# ---------------------------------------------------------------- what cannot fit
+
+
+@pytest.mark.parametrize("text", ["x" * 200_000, "é" * 200_000, "🦙 " * 100_000])
+async def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A 400 with a number that counting would not fall below: of a text, of a chat, of a count."""
+    num_tokens = len(demo().encode_batch_fast([text])[0])
+    async with small_runtime() as client:
+        forbid_encoding(monkeypatch)
+        longest = client.config.engine.max_model_len
+        for prompt, fields in ((TextPrompt(text), {}), (chat(text), {}), (TextPrompt(text), {"echo": True})):
+            answer = await client.ask(prompt, **fields)
+            assert answer.error is not None and answer.error.kind is ErrorKind.INVALID
+            assert answer.error.code == CODE and answer.error.param == "prompt"
+            told = int(answer.error.message.split("at least ")[1].split()[0])
+            assert longest < told <= num_tokens
+        for prompt in (TextPrompt(text), chat(text)):
+            with pytest.raises(PromptRefused) as raised:
+                await client.runtime.desk.count_tokens(prompt, "messages", "tenant")
+            assert raised.value.error.code == CODE and raised.value.error.param == "messages"
+        client.assert_at_rest()
+
+
+async def test_the_system_message_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it alone is too long, the error is in the name of its own field."""
+    async with small_runtime() as client:
+        forbid_encoding(monkeypatch)
+        prompt = ChatPrompt(({"role": "system", "content": "x" * 200_000}, {"role": "user", "content": "hello"}))
+        answer = await client.ask(prompt, system_param="system")
+        assert answer.error is not None and answer.error.param == "system" and "at least" in answer.error.message
+
+
+async def test_token_ids_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is done with them, or with the prompts beside them."""
+    read: list[object] = []
+    async with small_runtime() as client:
+        monkeypatch.setattr(
+            "quipu.actors.tokenizer.vocabulary.Vocabulary.read_back", lambda *args, **_: read.append(args)
+        )
+        monkeypatch.setattr(Library, "_encode", lambda *args: read.append(args))
+        longest = client.config.engine.max_model_len
+        for ids in ([5] * longest, [5] * 1_000_000):
+            answer = await client.ask(TextPrompt("short"), ids, echo=True)
+            assert answer.error is not None and answer.error.code == CODE
+            assert f"has {len(ids)} tokens" in answer.error.message
+        assert read == []
+        client.assert_at_rest()
+
+
+async def test_where_unknown_characters_are_fused(tmp_path: Path) -> None:
+    """A vocabulary that makes one token of any number of characters refuses nothing by its length."""
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, "[UNK]"))
+    save(tokenizer, tmp_path, "{{ messages[0].content }}")
+    for name in ("config.json", "generation_config.json"):
+        if (DEMO / name).exists():
+            (tmp_path / name).write_bytes((DEMO / name).read_bytes())
+    async with small_runtime(model_path=str(tmp_path)) as client:
+        answer = await client.ask(TextPrompt("x" * 500_000))
+        assert answer.error is None and answer.record.prompt_tokens == 1
+
+
+async def test_a_count_beyond_the_context_is_told() -> None:
+    """What could still fit by its bytes is counted, also where it turns out too long."""
+    async with small_runtime() as client:
+        longest = client.config.engine.max_model_len
+        text = "a cord " * longest
+        counted = await client.runtime.desk.count_tokens(TextPrompt(text), "messages")
+        assert counted == len(demo().encode(text).ids) > longest
+
+
+# ---------------------------------------------------------------- who waits for whom
+
+
+async def test_a_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
+    """Sixteen of the longest wait from one client: another's is served, of the same tenant, as text and as chat."""
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+        answers: list[Answer] = []
+
+        async def ask_long() -> None:
+            answers.append(await client.ask(TextPrompt(LONG), max_tokens=1))
+
+        for _ in range(16):
+            nursery.start_soon(ask_long)
+        await gate.holds(1)
+        with trio.fail_after(PATIENCE_S):
+            for prompt in (TextPrompt("a cord " * 100), chat("a cord " * 100), TextPrompt("a cord " * 1000)):
+                assert (await client.ask(prompt)).error is None
+            assert await client.runtime.desk.count_tokens(chat("a cord"), "messages", "tenant") > 0
+        assert answers == []
+        gate.opened.set()
+        with trio.fail_after(PATIENCE_S):
+            while len(answers) < 16:
+                await trio.sleep(0.01)
+        assert all(answer.error is None for answer in answers)
+
+
+async def test_no_tenant_has_all_the_threads(gate: Gate) -> None:
+    """One tenant's long texts leave threads for another's."""
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(client.ask, TextPrompt("a" + LONG))
+        await gate.holds(1)
+        nursery.start_soon(lambda: client.ask(TextPrompt("b" + LONG), domain="another"))
+        with trio.fail_after(PATIENCE_S):
+            while not any(text.startswith("b") for text in gate.encoded):
+                await trio.sleep(0.001)
+        gate.opened.set()
+
+
+async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
+    """Nobody overtakes an earlier one of his tenant, but for those whose threads begin at the same time."""
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
+        tickets = [client.open(TextPrompt(f"{at} {LONG}"), max_tokens=1) for at in range(12)]
+        gate.opened.set()
+        gate.encoded.clear()
+        for ticket in tickets:
+            await ticket.start()
+        for ticket in tickets:
+            nursery.start_soon(read_answer, ticket)
+        with trio.fail_after(PATIENCE_S):
+            while len(gate.encoded) < 12:
+                await trio.sleep(0.01)
+        order = [int(text.split()[0]) for text in gate.encoded]
+        assert all(abs(place - at) < MOST_THREADS // 2 for place, at in enumerate(order))
+    for ticket in tickets:
+        ticket.leave()
+
+
+async def test_what_waits_is_bounded(gate: Gate) -> None:
+    """Beyond it: come back later. Another tenant is still served."""
+    changes: dict[str, Any] = {"max_encode_waiting": 4, "num_blocks": 4000, "max_model_len": 50_000}
+    async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(client.ask, TextPrompt(LONG))
+        await gate.holds(1)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        answer = await client.ask(TextPrompt(LONG))
+        assert answer.error is not None and answer.error.kind is ErrorKind.OVERLOADED
+        with pytest.raises(PromptRefused) as raised:
+            await client.runtime.desk.count_tokens(TextPrompt(LONG), "messages", "tenant")
+        assert raised.value.error.kind is ErrorKind.OVERLOADED
+        gate.opened.set()
+
+
+async def test_a_crowded_renderer() -> None:
+    """Where too many chats wait the client is told to come back; what a template refuses is its own fault."""
+
+    def refuse(prompt: ChatPrompt) -> None:
+        raise {"crowd": Crowded, "odd": TemplateError}[prompt.messages[0]["content"]]("no")
+
+    def make_renderer(template: Any, timeout_s: float) -> InlineRenderer:
+        return InlineRenderer(template, before=refuse)
+
+    async with small_runtime(make_renderer=make_renderer) as client:
+        for content, kind in (("crowd", ErrorKind.OVERLOADED), ("odd", ErrorKind.INVALID)):
+            answer = await client.ask(chat(content))
+            assert answer.error is not None and answer.error.kind is kind
+
+
+async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 texts of one request are no single piece of work: another tenant's long text comes in between."""
+    served: list[str] = []
+    encode = Library.encode
+
+    def watched(library: Library, text: str, **limits: Any) -> object:
+        served.append(text[:5])
+        return encode(library, text, **limits)
+
+    monkeypatch.setattr(Library, "encode", watched)
+    texts = [TextPrompt("many " + "a cord " * 100) for _ in range(512)]
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client.ask(*texts, max_tokens=1))
+            while not served:
+                await trio.sleep(0.001)
+            answer = await client.ask(TextPrompt("short" + "a cord " * 500), domain="another")
+            assert answer.error is None and served.index("short") < 512
+        client.assert_at_rest()
+
+
+# ---------------------------------------------------------------- who leaves
+
+
+class Text(str):
+    """A text whose end can be seen."""
+
+
+def seen(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.ref[Text]]:
+    kept = Text(text)
+    return make(kept), weakref.ref(kept)
+
+
+async def test_a_client_that_leaves_while_it_waits(gate: Gate) -> None:
+    """Its texts are never encoded, and freed at once; of one that is being encoded, when its thread has ended."""
+    async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
+        tickets: list[RequestTicket] = []
+        refs: list[weakref.ref[Text]] = []
+        heard: list[int] = []
+        for at in range(8):
+            prompt, ref = seen(TextPrompt, f"{at}" + LONG)
+            ticket = client.open(prompt)
+            ticket.when_encoded(lambda at=at: heard.append(at))
+            del prompt
+            await ticket.start()
+            tickets.append(ticket)
+            refs.append(ref)
+        await gate.holds(1)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        running = [at for at in range(8) if any(text.startswith(f"{at}It") for text in gate.encoded)]
+        for ticket in tickets:
+            ticket.leave()
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        gc.collect()
+        assert [at for at, ref in enumerate(refs) if ref() is not None] == running
+        assert sorted(heard) == [at for at in range(8) if at not in running]
+        gate.opened.set()
+        with trio.fail_after(PATIENCE_S):
+            while any(ref() is not None for ref in refs) or len(heard) < 8:
+                await trio.sleep(0.01)
+        assert sorted(heard) == list(range(8)) and gate.num_inside == len(running)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        client.assert_at_rest()
+
+
+async def test_a_count_whose_client_leaves(gate: Gate) -> None:
+    """It stops, and leaves its place among the open requests."""
+    async with small_runtime(num_blocks=4000, max_model_len=50_000, max_open_requests=3) as client:
+        desk = client.runtime.desk
+        async with trio.open_nursery() as nursery:
+            prompt, ref = seen(chat, LONG)
+            for _ in range(3):
+                nursery.start_soon(desk.count_tokens, prompt, "messages", "tenant")
+            del prompt
+            await gate.holds(1)
+            with pytest.raises(DeskClosed):
+                await desk.count_tokens(chat("x"), "messages")
+            with pytest.raises(DeskClosed):
+                client.open([1, 2, 3])
+            num_begun = gate.num_inside
+            nursery.cancel_scope.cancel()
+        client.open([1, 2, 3]).leave()
+        assert await desk.count_tokens(chat("x"), "messages") > 0
+        gate.opened.set()
+        with trio.fail_after(PATIENCE_S):
+            while ref() is not None:
+                await trio.sleep(0.01)
+        assert gate.num_inside == num_begun
+        assert desk.num_open_requests == 0
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+@pytest.mark.parametrize("length", [100, 30_000, SHORT_BYTES * 2])
+@pytest.mark.parametrize("make", [TextPrompt, chat])
+async def test_nothing_keeps_the_text(make: Callable[[str], Any], length: int) -> None:
+    """Once it is encoded, also while its answer is still being made and its ticket is held."""
+    async with small_runtime(num_blocks=8000, max_model_len=100_000, token_cache_bytes=0) as client:
+        prompt, ref = seen(make, ("a cord " * length)[:length])
+        ticket = client.open(prompt, max_tokens=1000)
+        del prompt
+        encoded = trio.Event()
+        ticket.when_encoded(encoded.set)
+        try:
+            with trio.fail_after(PATIENCE_S):
+                await ticket.start()
+                await encoded.wait()
+                await ticket.mailbox.peek()
+            gc.collect()
+            assert ref() is None and ticket.mailbox.closed is None
+        finally:
+            ticket.leave()
+        await trio.testing.wait_all_tasks_blocked(0.02)
+
+
+async def test_when_encoded_is_heard_once() -> None:
+    """Of every end: submitted, refused, left before it was started, or a moment after; and by who asks late."""
+    async with small_runtime() as client:
+
+        async def heard_of(*prompts: Any, start: bool = True, leave: bool = False, **fields: Any) -> int:
+            heard: list[int] = []
+            ticket = client.open(*prompts, **fields)
+            ticket.when_encoded(lambda: heard.append(1))
+            if start:
+                await ticket.start()
+            if leave:
+                ticket.leave()
+            else:
+                assert not start or (await read_answer(ticket)) is not None
+            ticket.leave()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            late: list[int] = []
+            ticket.when_encoded(lambda: late.append(1))
+            assert late == [1]
+            return len(heard)
+
+        assert await heard_of([1, 2, 3]) == 1
+        assert await heard_of([1, 2, 3], [4], n=3) == 1
+        assert await heard_of(TextPrompt("a cord " * 1000), TextPrompt("b" * 3000)) == 1
+        assert await heard_of(chat("a cord")) == 1
+        assert await heard_of([]) == 1
+        assert await heard_of([1] * 5000) == 1
+        assert await heard_of(TextPrompt("x" * 500_000)) == 1
+        assert await heard_of([1, 2, 3], start=False) == 1
+        assert await heard_of([1, 2, 3], leave=True) == 1
+        assert await heard_of(TextPrompt("a cord " * 1000), leave=True) == 1
+        assert await heard_of(chat("a cord"), leave=True) == 1
+        client.assert_at_rest()
+
+
+async def test_a_start_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that never reached the tokenizer is let go of when its client leaves."""
+    async with small_runtime(encode_slots=1) as client:
+        heard: list[int] = []
+        ticket = client.open([1, 2, 3])
+        ticket.when_encoded(lambda: heard.append(1))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await ticket.start()
+        ticket.leave()
+        assert heard == [1]
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        client.assert_at_rest()
+
+
+# ---------------------------------------------------------------- the rest
+
+
+async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of a few pieces share their blocks with one another as ever."""
+    monkeypatch.setattr("quipu.actors.tokenizer.actor.HASHED_BLOCKS", 2)
+    submitted: list[Any] = []
+    async with small_runtime() as client:
+        put = client.runtime.desk.lane.put_reserved
+
+        def keep(item: Any) -> None:
+            submitted.append(item)
+            put(item)
+
+        monkeypatch.setattr(client.runtime.desk.lane, "put_reserved", keep)
+        for length in (1, 16, 31, 32, 33, 64, 65, 200):
+            ids = list(range(300, 300 + length))
+            assert (await client.ask(ids, max_tokens=1)).error is None
+            submit = submitted[-1]
+            assert submit.block_keys == chain_keys(submit.root_key, ids, client.config.engine.block_size)
+
+
+async def test_short_requests_are_served_in_order() -> None:
+    """Of what fits the loop nobody overtakes anybody."""
+    async with small_runtime() as client:
+        tickets = [client.open([5, at], max_tokens=1) for at in range(10)]
+        for ticket in tickets:
+            await ticket.start()
+        for ticket in tickets:
+            await read_answer(ticket)
+            ticket.leave()
+        assert all(isinstance(ticket, RequestTicket) for ticket in tickets)
+
+
+def test_what_is_short() -> None:
+    """Only what takes a few milliseconds at worst is encoded in the loop."""
+    encoder = encoding.PromptEncoder(Vocabulary(DEMO), None, None, None)
+
+    def is_short(*prompts: Any, n: int = 1, bad_words: tuple[str, ...] = (), echo: bool = False) -> bool:
+        request = Encode("r", prompts, n, 1, None, (), False, True, "", "", "", bad_words=bad_words, echo=echo)
+        return encoder.is_short(request)
+
+    assert is_short(TextPrompt("x" * encoding.INLINE_CHARACTERS)) and is_short(TokenPrompt((1,) * 16384))
+    assert not is_short(TextPrompt("x" * encoding.INLINE_CHARACTERS), TextPrompt("x"))
+    assert not is_short(TokenPrompt((1,) * 16385)) and not is_short(TokenPrompt((1,) * 513), echo=True)
+    assert not is_short(chat("x")) and not is_short(TextPrompt("x"), n=17)
+    assert not is_short(TextPrompt("x"), bad_words=("x" * encoding.INLINE_CHARACTERS,))
+    assert not is_short(TextPrompt("x"), bad_words=("x",) * 33)
+
+
+async def test_rendered_text_is_what_counts() -> None:
+    """A template that writes more than any prompt may have is refused as one that is too long."""
+
+    class Verbose:
+        def __init__(self, template: Any, timeout_s: float) -> None:
+            self._inline = InlineRenderer(template)
+
+        async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+
+        async def render(self, prompt: ChatPrompt, tenant: str, max_characters: int) -> RenderedChat:
+            long = attrs_evolve(prompt, "x" * (max_characters + 1))
+            return await self._inline.render(long, tenant, max_characters)
+
+    def attrs_evolve(prompt: ChatPrompt, content: str) -> ChatPrompt:
+        return ChatPrompt(({**prompt.messages[0], "content": content},))
+
+    async with small_runtime(make_renderer=Verbose) as client:
+        answer: Answer = await ask_chat(client)
+        assert answer.error is not None and answer.error.code == CODE and "at least" in answer.error.message
+
+
+async def ask_chat(client: Client) -> Answer:
+    return await client.ask(chat("x"))

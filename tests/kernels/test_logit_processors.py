@@ -1,0 +1,229 @@
+"""Bans, biases and penalties on one row: against the definitions written out plainly, and at their edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quipu.kernels.logit_processors import LogitProcessor, LogitRules, Processing, edited
+
+Row = npt.NDArray[np.float32]
+Ids = Sequence[int]
+VOCAB_SIZE = 40
+OFF = -math.inf
+
+
+def row_of(*logits: float) -> Row:
+    return np.array(logits, dtype=np.float32)
+
+
+def words_of(allowed: set[int], vocab_size: int) -> bytes:
+    """A bit mask as its definition says: bit i % 32 of word i // 32."""
+    words = [0] * -(-vocab_size // 32)
+    for token_id in allowed:
+        words[token_id // 32] |= 1 << token_id % 32
+    return b"".join(word.to_bytes(4, "little") for word in words)
+
+
+def seen(
+    logits: Row, rules: LogitRules, prompt: Ids = (), outputs: Ids = (), mask: set[int] | None = None
+) -> list[float]:
+    """What there is to draw from; the row is as it was afterwards."""
+    before = logits.copy()
+    processing = Processing(
+        rows=[3],
+        processors=[LogitProcessor(rules, prompt, outputs)],
+        masked_rows=[] if mask is None else [3],
+        masks=[] if mask is None else [words_of(mask, len(logits))],
+    )
+    with edited(processing, [3], logits[None, :]):
+        found = [float(logit) for logit in logits]
+    assert (logits == before).all()
+    return found
+
+
+def expected(
+    logits: Row, rules: LogitRules, prompt: list[int], outputs: list[int], mask: set[int] | None
+) -> list[float]:
+    """The same, token by token, from the definitions."""
+    left = [float(logit) for logit in logits]
+
+    def ban(banned: set[int]) -> None:
+        if any(left[i] > OFF for i in range(len(left)) if i not in banned):
+            for i in banned:
+                left[i] = OFF
+
+    everything = set(range(len(left)))
+    if mask is not None:
+        for i in everything - mask:
+            left[i] = OFF
+    if rules.allowed_token_ids:
+        ban(everything - set(rules.allowed_token_ids))
+    ban({word[-1] for word in rules.bad_words if [*outputs, word[-1]][-len(word) :] == list(word)})
+    if len(outputs) < rules.min_tokens:
+        ban(set(rules.held_back_token_ids))
+    for i in everything:
+        left[i] += rules.bias.get(i, 0.0)
+        if i in prompt or i in outputs:
+            left[i] = left[i] / rules.repetition_penalty if left[i] > 0 else left[i] * rules.repetition_penalty
+        left[i] -= rules.frequency_penalty * outputs.count(i)
+        left[i] -= rules.presence_penalty * (i in outputs)
+    return left
+
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+few_ids = st.integers(0, 3)
+
+
+@given(
+    logits=st.lists(st.integers(-8, 8), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE),
+    rules=st.builds(
+        LogitRules,
+        presence_penalty=st.sampled_from([0.0, 0.5, -2.0]),
+        frequency_penalty=st.sampled_from([0.0, 0.25, -2.0]),
+        repetition_penalty=st.sampled_from([1.0, 1.5, 0.5]),
+        bias=st.dictionaries(token_ids, st.sampled_from([-100.0, -1.0, 2.5, 100.0]), max_size=3),
+        allowed_token_ids=st.one_of(st.just(()), st.lists(few_ids, min_size=1, max_size=5).map(tuple)),
+        bad_words=st.lists(st.lists(few_ids, min_size=1, max_size=4).map(tuple), max_size=6).map(tuple),
+        min_tokens=st.integers(0, 6),
+        held_back_token_ids=st.lists(few_ids, max_size=3).map(tuple),
+    ),
+    prompt=st.lists(token_ids, max_size=12),
+    outputs=st.lists(few_ids, max_size=9),
+    num_noted=st.integers(0, 9),
+    mask=st.one_of(st.none(), st.sets(token_ids, min_size=1)),
+)
+def test_rules_are_what_their_definitions_say(
+    logits: list[int],
+    rules: LogitRules,
+    prompt: list[int],
+    outputs: list[int],
+    num_noted: int,
+    mask: set[int] | None,
+) -> None:
+    """All of them together, in vLLM's order; it does not matter which outputs were drawn before an admission."""
+    row = row_of(*logits)
+    split = max(0, len(outputs) - num_noted)
+    processor = LogitProcessor(rules, prompt, outputs[:split])
+    for token_id in outputs[split:]:
+        processor.note(token_id)
+    masks = [] if mask is None else [words_of(mask, VOCAB_SIZE)]
+    with edited(Processing([0], [processor], [0] * len(masks), masks), [0], row[None, :]):
+        found = row.tolist()
+    assert found == pytest.approx(expected(row, rules, prompt, outputs, mask), rel=1e-5)
+    assert row.tolist() == logits
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ({"presence_penalty": 0.5}, [4.0, 0.5, -1.5, -3.0]),
+        ({"frequency_penalty": 0.5}, [4.0, 0.0, -1.5, -3.0]),
+        ({"frequency_penalty": -0.5, "presence_penalty": 1.0}, [4.0, 1.0, -1.5, -3.0]),
+        ({"repetition_penalty": 2.0}, [2.0, 0.5, -2.0, -3.0]),
+        ({"repetition_penalty": 2.0, "frequency_penalty": 1.0}, [2.0, -1.5, -3.0, -3.0]),
+        ({"bias": {1: 1.0}, "repetition_penalty": 2.0}, [2.0, 1.0, -2.0, -3.0]),  # the bias comes first
+        ({"bias": {3: -100.0, 2: 100.0}}, [4.0, 1.0, 99.0, -103.0]),
+    ],
+)
+def test_penalties_by_hand(rules: dict[str, Any], left: list[float]) -> None:
+    """Token 0 is in the prompt only, 1 was drawn twice, 2 once, 3 never was there."""
+    assert seen(row_of(4, 1, -1, -3), LogitRules(**rules), [0, 0, 1], [1, 2, 1]) == left
+
+
+@pytest.mark.parametrize(
+    ("words", "outputs", "banned"),
+    [
+        ([(1,)], [], {1}),
+        ([(1, 2)], [], set()),
+        ([(1, 2)], [1], {2}),
+        ([(1, 2)], [1, 2], set()),
+        ([(1, 1)], [1], {1}),
+        ([(1, 2, 3)], [2], set()),  # it does not begin in front of the outputs
+        ([(1, 2, 3)], [0, 1, 2], {3}),
+        ([(1, 2, 3), (0, 2, 1), (2, 0), (3,)], [1, 2], {0, 3}),
+    ],
+)
+def test_bad_words(words: list[tuple[int, ...]], outputs: list[int], banned: set[int]) -> None:
+    """A word's last token is banned where the outputs end with what goes before; the prompt is no part of a word."""
+    left = seen(row_of(0, 0, 0, 0), LogitRules(bad_words=tuple(words)), [1, 2], outputs)
+    assert {i for i, logit in enumerate(left) if logit == OFF} == banned
+
+
+def test_minimum_of_tokens() -> None:
+    """What ends a sequence is banned until so many outputs are there, those of earlier admissions included."""
+    rules = LogitRules(min_tokens=2, held_back_token_ids=(1, 2))
+    assert seen(row_of(0, 5, 5), rules, [0], [0]) == [0, OFF, OFF]
+    assert seen(row_of(0, 5, 5), rules, [0], [0, 0]) == [0, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ({"allowed_token_ids": (1,), "bad_words": ((1,),)}, [OFF, 2, OFF]),
+        ({"allowed_token_ids": (1,), "min_tokens": 1, "held_back_token_ids": (1,)}, [OFF, 2, OFF]),
+        # a bad word is worse than an early end
+        (
+            {"allowed_token_ids": (1, 2), "bad_words": ((2,),), "min_tokens": 1, "held_back_token_ids": (1,)},
+            [OFF, 2, OFF],
+        ),
+        ({"bad_words": ((0,), (1,), (2,))}, [1, 2, 3]),
+    ],
+)
+def test_a_ban_that_leaves_nothing_is_passed_over(rules: dict[str, Any], left: list[float]) -> None:
+    """Contradictory wishes end in a token all the same: a step is shared with others."""
+    assert seen(row_of(1, 2, 3), LogitRules(**rules)) == left
+
+
+def test_allowed_tokens_yield_to_a_mask() -> None:
+    """Where both together leave nothing, the mask holds."""
+    assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0,)), mask={1, 2}) == [OFF, 2, 3]
+    assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0, 1)), mask={1, 2}) == [OFF, 2, OFF]
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 70])
+def test_masks_at_the_borders_of_words(vocab_size: int) -> None:
+    """Any size of vocabulary; bits behind its end say nothing."""
+    allowed = {0, 30, vocab_size - 1}
+    left = seen(np.zeros(vocab_size, dtype=np.float32), LogitRules(), mask=allowed)
+    assert {i for i, logit in enumerate(left) if logit == 0} == allowed
+
+
+@pytest.mark.parametrize(("words", "message"), [(bytes(4), "allows no token"), (b"\xff" * 8, "8 bytes")])
+def test_a_mask_that_cannot_be(words: bytes, message: str) -> None:
+    """It is its producer's fault: the step raises, and leaves the logits alone."""
+    logits = row_of(1, 2)
+    with pytest.raises(ValueError, match=message), edited(Processing([], [], [0], [words]), [0], logits[None, :]):
+        pass
+    assert logits.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1e300])
+def test_no_penalty_is_a_ban_or_an_infinity(penalty: float) -> None:
+    """However large: the rest of the step must go on."""
+    left = seen(row_of(3, -3, 0), LogitRules(repetition_penalty=penalty), [0, 1, 2])
+    assert np.isfinite(left).all()
+
+
+def test_rows_without_rules_are_not_touched() -> None:
+    """Each row gets its own rules; the others keep their bits."""
+    logits = np.zeros((3, 4), dtype=np.float32)
+    processors = [LogitProcessor(LogitRules(bias={i: 1.0}), [], []) for i in (1, 2)]
+    with edited(Processing([4, 9], processors, [], []), [4, 7, 9], logits):
+        assert logits.tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]]
+    assert not logits.any()
+
+
+def test_many_distinct_tokens() -> None:
+    """Counts hold beyond the room that they begin with."""
+    row = np.zeros(5000, dtype=np.float32)
+    outputs = [*range(3000), *range(1000)]
+    left = seen(row, LogitRules(frequency_penalty=1.0, repetition_penalty=1.2), [4999, 1], outputs)
+    assert left == [-2.0] * 1000 + [-1.0] * 2000 + [0.0] * 2000

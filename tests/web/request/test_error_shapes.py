@@ -1,0 +1,92 @@
+"""In whose words an error is told, and what of the request it repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quipu.web.app import make_app
+from quipu.web.options import AppOptions
+from quipu.web.request.errors import MAX_QUOTED, quoted
+from tests.web.fakes import Client, FakeDesk
+
+VERSION = {"anthropic-version": "2023-06-01"}
+MESSAGES = [{"role": "user", "content": "x"}]
+ENDPOINTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/responses", {"input": "x"}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+]
+
+
+def is_anthropics(answer: dict[str, Any]) -> bool:
+    assert set(answer) in ({"error"}, {"type", "error", "request_id"})
+    assert set(answer["error"]) == ({"message", "type", "param", "code"} if len(answer) == 1 else {"message", "type"})
+    return len(answer) == 3
+
+
+@pytest.mark.parametrize("headers", [{}, VERSION], ids=["no-header", "header"])
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/completions", b"{", 400),
+        ("POST", "/v1/chat/completions", {}, 400),
+        ("POST", "/v1/responses", {"model": "huge"}, 404),
+        ("GET", "/v1/chat/completions", b"", 405),
+        ("POST", "/v1/completions", bytes(2000), 413),
+        ("GET", "/v1/responses/resp_1", b"", 404),
+        ("GET", "/nothing", b"", 404),
+        ("GET", "/v1/messagesx", b"", 404),
+        ("POST", "/health", b"", 405),
+        ("POST", "/v1/messages", b"{", 400),
+        ("POST", "/v1/messages/count_tokens", {"model": "huge"}, 404),
+        ("GET", "/v1/messages", b"", 405),
+        ("POST", "/v1/messages", bytes(2000), 413),
+        ("GET", "/v1/messages/batches", b"", 404),
+    ],
+)
+async def test_shape_follows_the_path(
+    method: str, path: str, body: object, status: int, headers: dict[str, str]
+) -> None:
+    """Anthropic's below `/v1/messages`, OpenAI's elsewhere, whatever the headers say."""
+    app = make_app(FakeDesk(), AppOptions(max_body_bytes=1000))
+    async with Client(app).open(method, path, body, headers) as exchange:
+        answer = await exchange.json()
+    expected = path == "/v1/messages" or path.startswith("/v1/messages/")
+    assert exchange.status == status
+    assert is_anthropics(answer) == expected
+    assert ("request-id" in exchange.headers) == expected
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/models/huge", 404), ("POST", "/v1/models", 405)])
+async def test_header_decides_on_a_shared_path(method: str, path: str, status: int) -> None:
+    """Both APIs list models there."""
+    for headers in ({}, VERSION):
+        async with Client(make_app(FakeDesk())).open(method, path, headers=headers) as exchange:
+            assert is_anthropics(await exchange.json()) == bool(headers)
+        assert exchange.status == status
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+async def test_unknown_model_is_named(path: str, body: dict[str, Any]) -> None:
+    """On every endpoint."""
+    exchange, answer = await Client(make_app(FakeDesk())).post(path, body | {"model": 'gpt-5\n"\u202e'})
+    assert exchange.status == 404
+    assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist.'
+
+
+async def test_unknown_model_of_a_path_is_named() -> None:
+    """As it is called, not as it was encoded; in both shapes."""
+    for headers in ({}, VERSION):
+        _, answer = await Client(make_app(FakeDesk())).get("/v1/models/org/gr%C3%B6%C3%9Fer", headers)
+        assert answer["error"]["message"] == 'The model "org/größer" does not exist.'
+
+
+def test_what_is_quoted_is_bounded() -> None:
+    """What is longer is cut, and one can see that it is."""
+    assert quoted("x" * MAX_QUOTED) == '"' + "x" * 200 + '"'
+    assert quoted("x" * 100_000) == '"' + "x" * 200 + '…"'
+    assert quoted("\\\x00\x7f é") == r'"\\\u0000\u007f é"'

@@ -1,0 +1,84 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: their routes. Registered by `install_anthropic`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+import structlog
+from quart import Response
+from quart_trio import QuartTrio
+
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
+
+from ...http.sse import Sink
+from ...options import AppOptions
+from ...request.errors import from_request_error, speaks_anthropic, unavailable
+from ...request.request_context import current_request_context
+from ...request.tally import Tally
+from ..answer import ParsedRequest, Reply, answer
+from ..bodies import take_body
+from ..fields import parse_object
+from ..ignored_fields import ignored_fields
+from ..stream import Transcript
+from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
+from .message import PING, MessageWriter, whole_message
+from .shapes import MESSAGES_SHAPE
+
+COUNT_ENDPOINT = "/v1/messages/count_tokens"
+REQUEST_ID_HEADER = "request-id"
+
+
+class MessageReply(Reply):
+    """One message of the assistant."""
+
+    heartbeat = PING
+
+    def __init__(self, asked_for: MessagesRequest, request_id: str) -> None:
+        super().__init__(asked_for.wanted, stream=asked_for.stream)
+        self._request_id = request_id
+        self._message_id = f"msg_{request_id}"
+
+    @property
+    def answer_id(self) -> str:
+        return self._message_id
+
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        yield orjson.dumps(whole_message(self._message_id, self.wanted.model, transcript, record))
+
+    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> MessageWriter:
+        return MessageWriter(sink, self._message_id, self.wanted.model, self._request_id, tally, log)
+
+
+def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
+    """Register both endpoints."""
+
+    @app.post(ENDPOINT)
+    async def create_message() -> Response:
+        return await answer(ENDPOINT, read_message, MESSAGES_SHAPE, desk, options)
+
+    @app.post(COUNT_ENDPOINT)
+    async def count_tokens() -> dict[str, int]:
+        data, share = await take_body()
+        context, parsed = current_request_context(), await parse_object(data, share.grow)
+        prompt = await read_count(parsed, desk.info, options)
+        context.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE)
+        del data, parsed
+        try:
+            num_tokens = await desk.count_tokens(prompt, "messages", context.principal.tenant)
+        except PromptRefused as refused:
+            raise from_request_error(refused.error) from None
+        except DeskClosed as closed:
+            raise unavailable(str(closed)) from None
+        return {"input_tokens": num_tokens}
+
+    @app.after_request
+    async def name_response(response: Response) -> Response:
+        if speaks_anthropic():
+            response.headers[REQUEST_ID_HEADER] = current_request_context().request_id
+        return response
+
+
+async def read_message(parsed: ParsedRequest) -> Reply:
+    return MessageReply(await read_messages_request(parsed.body, parsed.info, parsed.options), parsed.request_id)

@@ -1,0 +1,71 @@
+"""The routes of `/v1/responses`. Registered by `install_responses`.
+
+Responses are answered and forgotten: the routes that ask for an earlier one say so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import orjson
+import structlog
+from quart import Response
+from quart_trio import QuartTrio
+
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.interface import Desk
+
+from ...http.sse import Sink
+from ...options import AppOptions
+from ...request.errors import not_found
+from ...request.tally import Tally
+from ..answer import ParsedRequest, Reply, answer
+from ..stream import Transcript
+from .responses import ENDPOINT, ResponseRequest, read_response
+from .responses_body import Draft
+from .responses_stream import ResponseWriter
+from .shapes import RESPONSES_SHAPE
+
+
+class ResponseReply(Reply):
+    """One response object, whole or as events."""
+
+    def __init__(self, asked_for: ResponseRequest, request_id: str) -> None:
+        super().__init__(asked_for.wanted, stream=asked_for.stream)
+        self._draft = Draft(
+            response_id=f"resp_{request_id}",
+            item_id=f"msg_{request_id}",
+            created_at=int(time.time()),
+            echo=asked_for.echo,
+            with_tiers=asked_for.with_tiers,
+        )
+
+    @property
+    def answer_id(self) -> str:
+        return self._draft.response_id
+
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        yield orjson.dumps(self._draft.served(transcript.text(0), transcript.finish_reasons.get(0), record))
+
+    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ResponseWriter:
+        return ResponseWriter(sink, self._draft, tally, log)
+
+
+def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
+    """Register the routes."""
+
+    @app.post(ENDPOINT)
+    async def create_response() -> Response:
+        return await answer(ENDPOINT, read, RESPONSES_SHAPE, desk, options)
+
+    @app.route(f"{ENDPOINT}/<response_id>", methods=["GET", "DELETE"])
+    @app.get(f"{ENDPOINT}/<response_id>/input_items")
+    @app.post(f"{ENDPOINT}/<response_id>/cancel")
+    async def find_response(response_id: str) -> Response:
+        message = "This server does not store responses, so none can be retrieved, listed, cancelled or deleted."
+        raise not_found(message, "response_id", "response_not_stored")
+
+
+async def read(parsed: ParsedRequest) -> Reply:
+    return ResponseReply(await read_response(parsed.body, parsed.info, parsed.options.max_sequences), parsed.request_id)

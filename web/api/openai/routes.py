@@ -1,0 +1,113 @@
+"""Completions and chat: where the two endpoints differ, and their routes. Registered by `install_openai`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import attrs
+import orjson
+import structlog
+from quart import Response
+from quart_trio import QuartTrio
+
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.interface import Desk, ServingInfo
+
+from ...http.sse import Sink
+from ...options import AppOptions
+from ...request.tally import Tally
+from ..answer import ParsedRequest, Reply, answer
+from ..fields import Fields
+from ..generation import GenerationRequest, WantedScores
+from ..json_structure import MAX_VALUES
+from ..stream import Transcript
+from ..usage import openai_usage
+from . import chat, completions
+from .chunks import ChunkWriter, Envelope
+from .common_fields import Delivery, read_delivery
+from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
+
+
+@attrs.frozen
+class Dialect:
+    """Where the two endpoints differ."""
+
+    endpoint: str
+    id_prefix: str
+    object_name: str
+    read: Callable[[dict[str, Any], ServingInfo, int], Awaitable[GenerationRequest]]
+    choice: Callable[[Transcript, int, WantedScores], Iterator[bytes]]
+    writer: type[ChunkWriter]
+
+
+COMPLETIONS = Dialect(
+    endpoint=completions.ENDPOINT,
+    id_prefix=completions.ID_PREFIX,
+    object_name=completions.OBJECT_NAME,
+    read=completions.read_completion,
+    choice=completions.completion_choice,
+    writer=completions.CompletionWriter,
+)
+CHAT = Dialect(
+    endpoint=chat.ENDPOINT,
+    id_prefix=chat.ID_PREFIX,
+    object_name=chat.OBJECT_NAME,
+    read=chat.read_chat,
+    choice=chat.chat_choice,
+    writer=chat.ChatWriter,
+)
+
+
+class ChoicesReply(Reply):
+    """A list of choices, whole or in chunks."""
+
+    def __init__(self, dialect: Dialect, wanted: GenerationRequest, delivery: Delivery, request_id: str) -> None:
+        super().__init__(wanted, stream=delivery.stream)
+        self._dialect = dialect
+        self._delivery = delivery
+        self._envelope = Envelope(dialect.id_prefix + request_id, int(time.time()), wanted.model)
+
+    @property
+    def answer_id(self) -> str:
+        return self._envelope.id
+
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        yield orjson.dumps(self._envelope.fields(self._dialect.object_name))[:-1] + b',"choices":['
+        for index in range(self.wanted.num_sequences):
+            if index:
+                yield b","
+            yield from self._dialect.choice(transcript, index, self.wanted.scores)
+        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self._delivery.with_tiers)) + b"}"
+
+    def writer(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> ChunkWriter:
+        return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted.scores, tally, log)
+
+
+def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
+    """Register both endpoints."""
+
+    @app.post(COMPLETIONS.endpoint)
+    async def create_completion() -> Response:
+        return await answer(COMPLETIONS.endpoint, read_completion, COMPLETIONS_SHAPE, desk, options, MAX_VALUES)
+
+    @app.post(CHAT.endpoint)
+    async def create_chat_completion() -> Response:
+        return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options)
+
+
+async def read_completion(parsed: ParsedRequest) -> Reply:
+    return await _read(COMPLETIONS, parsed)
+
+
+async def read_chat(parsed: ParsedRequest) -> Reply:
+    return await _read(CHAT, parsed)
+
+
+async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
+    wanted = await dialect.read(parsed.body, parsed.info, parsed.options.max_sequences)
+    delivery = read_delivery(Fields(parsed.body))
+    if parsed.options.always_include_usage:
+        delivery = attrs.evolve(delivery, include_usage=True)
+    return ChoicesReply(dialect, wanted, delivery, parsed.request_id)

@@ -1,0 +1,222 @@
+"""One HTTP request as the web layer knows it: its id, its logger, how it ended.
+
+A `RequestContext` is created before anything else happens to a request. It registers its closing log line
+(`request.done`) on the request's scope, so that the line is written exactly once, however the request ends: at once, or
+when the request's account closes if that is still open, since the numbers are the record's. Handlers store what they
+learn on it.
+
+What must always hold: the server's own id names the request; a client's id is echoed and logged, but is never a key. No
+prompt, token id or generated text is ever passed to a logger.
+"""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Any, cast
+
+import attrs
+import structlog
+import trio
+from quart import Response, g, request
+from quart_trio import QuartTrio
+
+from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.interface import Desk
+from quipu.actors.request_desk.mailbox import Mailbox
+
+from ..http.connection import Connection
+from ..http.scope import RequestScope, request_scope
+from ..http.sse import Sink
+from ..telemetry.tracing import Refusal, TracedRequest, Tracer
+from .principal import Principal
+from .tally import Tally
+
+MAX_CLIENT_REQUEST_ID_CHARS = 256
+IGNORED_FIELDS_HEADER = "X-Quipu-Ignored-Fields"
+"""Names the fields of the body that were ignored (`api/ignored_fields.py`)."""
+
+_log = structlog.get_logger("quipu.web")
+
+
+@attrs.define(eq=False)
+class RequestContext:
+    """What is known of one HTTP request while it is open."""
+
+    request_id: str
+    client_request_id: str | None
+    endpoint: str
+    scope: RequestScope
+    connection: Connection | None
+    """None under another ASGI server, and in tests."""
+    log: Any
+    """A logger with both ids bound."""
+    opened_at: float
+    traced: TracedRequest
+    """What its span shows."""
+    tracer: Tracer
+    is_generation: bool = False
+    """It asks for generated tokens, so its closing line is logged at info level."""
+    status: int | None = None
+    """Status of the response, once known."""
+    error_code: str | None = None
+    error_param: str | None = None
+    ignored_fields: str | None = None
+    """Value of the response header `IGNORED_FIELDS_HEADER`."""
+    tally: Tally = attrs.field(factory=Tally)
+    mailbox: Mailbox | None = None
+    sink: Sink | None = None
+    _principal: Principal | None = None
+    _ended_at: float | None = None
+
+    @property
+    def principal(self) -> Principal:
+        """On whose behalf the request is served. Raises LookupError before authentication, so no default is ever
+        assumed."""
+        if self._principal is None:
+            raise LookupError("the request has not been authenticated")
+        return self._principal
+
+    @principal.setter
+    def principal(self, principal: Principal) -> None:
+        self._principal = principal
+
+    def cut(self) -> None:
+        """End the request of a client that does not read. Synchronous; may be called from any task."""
+        if self.connection is not None:
+            # A write that waits for this client is shielded: before its deadline only closing the socket wakes it.
+            self.connection.abort()
+        self.scope.cancel()
+
+    def account_closed(self, traced: TracedRequest, closed: Closed) -> None:
+        """Trace the request, and log it if it has ended: its account may close long after its client has left."""
+        self.tracer.record(traced, closed)
+        if self._ended_at is not None:
+            self._write_line(self._ended_at, closed.record)
+
+    def close(self) -> None:
+        """Write the closing line, or leave that to `account_closed`. Called by the scope, after all else was
+        released."""
+        now = self._ended_at = trio.current_time()
+        if self.mailbox is None:
+            self._write_line(now, self.tally)
+            if self.is_generation:
+                unix_s = time.time()
+                began = unix_s - (now - self.opened_at)
+                self.tracer.refuse(self.traced, Refusal(self.status, self.error_code, began, unix_s))
+        elif self.mailbox.closed is not None:
+            self._write_line(now, self.mailbox.closed.record)
+
+    def _write_line(self, ended_at: float, usage: UsageRecord | Tally) -> None:
+        write = self.log.info if self.is_generation else self.log.debug
+        misses = usage.cache_misses if isinstance(usage, UsageRecord) else ()
+        # The first prompt's, as in the record that `GET /v1/usage/{request_id}` shows.
+        reason, token = (misses[0].reason.value, misses[0].token) if misses else (None, None)
+        write(
+            "request.done",
+            endpoint=self.endpoint,
+            status=self.status,
+            outcome=str(self._outcome()),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            miss_reason=reason,
+            miss_token=token,
+            duration_s=round(ended_at - self.opened_at, 6),
+            **self._reasons(),
+        )
+
+    def _outcome(self) -> Outcome:
+        if self.mailbox is not None and self.mailbox.closed is not None:
+            outcome = self.mailbox.closed.record.outcome
+            # A crashed handler leaves its account just as a client that disconnects does; the account cannot tell them
+            # apart.
+            crashed = outcome is Outcome.CANCELLED and self.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            return Outcome.FAILED if crashed else outcome
+        if self.status is None:
+            return Outcome.CANCELLED
+        if self.status < HTTPStatus.BAD_REQUEST:
+            return Outcome.FINISHED
+        if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return Outcome.FAILED
+        return Outcome.REJECTED
+
+    def _reasons(self) -> dict[str, object]:
+        reasons: dict[str, object] = {}
+        if self.error_code is not None:
+            reasons["error_code"] = self.error_code
+        if self.error_param is not None:
+            reasons["error_param"] = self.error_param
+        if self.sink is not None and self.sink.overflowed:
+            reasons["sink_overflowed"] = True
+        return reasons
+
+
+def current_request_context() -> RequestContext:
+    """Return the context of the request that is being handled."""
+    return cast(RequestContext, g.request_context)
+
+
+def note_error(code: str | None, param: str | None) -> None:
+    """Note why the current request was refused or failed, for its closing line."""
+    if "request_context" in g:
+        context = current_request_context()
+        context.error_code, context.error_param = code, param
+
+
+def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None:
+    """Create a context for every request of `app`, and send its ids with every response."""
+
+    @app.before_request
+    async def open_context() -> None:
+        client_id = _usable_client_id(request.headers.get("X-Request-Id"))
+        request_id = desk.new_request_id()
+        ids = {"request_id": request_id} | ({} if client_id is None else {"client_request_id": client_id})
+        scope = request_scope()
+        # The route, not the path: what a client writes there does not belong in a log.
+        endpoint = request.url_rule.rule if request.url_rule is not None else "unknown"
+        connection = cast(dict[str, Any], request.scope).get("state", {}).get("connection")
+        context = RequestContext(
+            request_id=request_id,
+            client_request_id=client_id,
+            endpoint=endpoint,
+            scope=scope,
+            connection=connection if isinstance(connection, Connection) else None,
+            log=_log.bind(**ids),
+            opened_at=trio.current_time(),
+            traced=TracedRequest(endpoint, _parent_headers(), _server(), request_id),
+            tracer=tracer,
+        )
+        scope.on_close(context.close)
+        g.request_context = context
+
+    @app.after_request
+    async def name_response(response: Response) -> Response:
+        context = current_request_context()
+        context.status = response.status_code
+        response.headers["X-Request-Id"] = context.client_request_id or context.request_id
+        response.headers["X-Quipu-Request-Id"] = context.request_id
+        if context.ignored_fields is not None:
+            response.headers[IGNORED_FIELDS_HEADER] = context.ignored_fields
+        return response
+
+
+def _parent_headers() -> dict[str, str]:
+    headers = request.headers
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+def _server() -> tuple[str, int] | None:
+    """Return the address and port at which the request came in."""
+    server = cast(dict[str, Any], request.scope).get("server")
+    return None if server is None or server[1] is None else (server[0], server[1])
+
+
+def _usable_client_id(header: str | None) -> str | None:
+    """Return a client's own id if it can be echoed and logged as it is. A bad one is no reason to refuse the
+    request."""
+    if header is None or not 0 < len(header) <= MAX_CLIENT_REQUEST_ID_CHARS:
+        return None
+    return header if header.isascii() and header.isprintable() else None

@@ -1,0 +1,31 @@
+"""The usage of a request that is still running, added up from its outlet's events."""
+
+from __future__ import annotations
+
+import attrs
+
+from quipu.actors.messages.handler import Delta, Started
+
+
+@attrs.define
+class Tally:
+    """Running usage of one request, from its outlet's events."""
+
+    prompt_tokens: int | None = None
+    """Summed over the prompts admitted so far. None: none was admitted yet."""
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    created_5m_tokens: int = 0
+    created_1h_tokens: int = 0
+    completion_tokens: int = 0
+
+    def start(self, event: Started) -> None:
+        """Take over the sums; they replace those before."""
+        self.prompt_tokens = event.prompt_tokens
+        self.cached_tokens = event.cached_tokens
+        self.cache_write_tokens = event.cache_write_tokens
+        self.created_5m_tokens = event.created_5m_tokens
+        self.created_1h_tokens = event.created_1h_tokens
+
+    def add(self, delta: Delta) -> None:
+        self.completion_tokens += delta.num_tokens

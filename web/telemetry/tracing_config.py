@@ -1,0 +1,97 @@
+"""Whether requests are traced and where their spans go, from the flag and from the environment of OpenTelemetry.
+
+The command line reads the `TracingConfig` and opens the tracer. `otel.py` is imported only if traces are wanted, so its
+packages are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import attrs
+import structlog
+import trio
+
+from .tracing import NoTracer, Tracer
+
+log = structlog.get_logger("quipu.tracing")
+
+TRACES_PATH = "/v1/traces"
+PROTOCOL = "http/protobuf"
+_ENDPOINT_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOL_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+class TracingError(Exception):
+    """Traces were asked for and cannot be sent. Tell the operator and do not start."""
+
+
+@attrs.frozen
+class TracingConfig:
+    endpoint: str | None
+    """Full URL, from the flag; None: the exporter reads the environment."""
+
+
+def tracing_config(flag: str | None, environ: Mapping[str, str]) -> TracingConfig | None:
+    """Whether and where to: the flag first, then the environment that all of OpenTelemetry reads. None: nowhere.
+
+    Raises TracingError for a flag that cannot be meant.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    protocol = next((value for name in _PROTOCOL_NAMES if (value := environ.get(name))), PROTOCOL)
+    if flag is not None:
+        if protocol != PROTOCOL:
+            raise TracingError(f"--otlp-traces-endpoint: traces are sent as {PROTOCOL}, not as {protocol}")
+        return TracingConfig(_whole_url(flag))
+    if not any(environ.get(name) for name in _ENDPOINT_NAMES):
+        return None
+    if environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
+        return None
+    if protocol != PROTOCOL:
+        # Set for everything that runs here, perhaps; no reason not to serve.
+        log.warning("tracing.off", why=f"the environment asks for {protocol}; traces are sent as {PROTOCOL} only")
+        return None
+    return TracingConfig(None)
+
+
+def _whole_url(flag: str) -> str:
+    url = urlsplit(flag)
+    try:
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of a port that is none
+        usable = False
+    if not usable:
+        raise TracingError(f"--otlp-traces-endpoint: not an http or https URL: {flag}")
+    return flag if url.path not in ("", "/") else flag.rstrip("/") + TRACES_PATH
+
+
+@asynccontextmanager
+async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
+    """Send traces until the block is left, and then for a bounded time what still waits.
+
+    Raises TracingError where the packages are missing and the flag was given.
+    """
+    if config is None:
+        yield NoTracer()
+        return
+    try:
+        from .otel import OtelTracer
+    except ImportError as error:
+        if config.endpoint is not None:
+            raise TracingError(_missing(error)) from None
+        log.warning("tracing.off", why=_missing(error))
+        yield NoTracer()
+        return
+    tracer = OtelTracer(config.endpoint)
+    try:
+        yield tracer
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(tracer.close)
+
+
+def _missing(error: ImportError) -> str:
+    return f"traces need packages that are not installed ({error.name}): pip install 'quipu-llm[otel]'"
