@@ -31,7 +31,7 @@ from .prompt import read_prompt
 ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
 """Refused where they ask for something."""
-ELSEWHERE: Mapping[str, tuple[object, ...]] = {
+OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "include_stop_str_in_output": (False,),
     "logprobs": (False,),
@@ -60,7 +60,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
-    _refuse_elsewhere(fields)
+    _refuse_unknown(fields)
     _check_metadata(fields)
     wanted = GenerationRequest(
         model=model,
@@ -98,8 +98,8 @@ async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
     return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
 
 
-def _refuse_elsewhere(fields: Fields) -> None:
-    for name, neutral in ELSEWHERE.items():
+def _refuse_unknown(fields: Fields) -> None:
+    for name, neutral in OTHER_ENDPOINTS_FIELDS.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise unknown_parameter(name)

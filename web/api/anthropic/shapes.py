@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..ignored_fields import Shape
 from ..sampling import SAMPLING_NAMES
-from .body import ELSEWHERE, UNSUPPORTED
+from .body import OTHER_ENDPOINTS_FIELDS, UNSUPPORTED
 from .cache_control import NAME
 
 _INDEX = ".{}"
@@ -54,7 +54,7 @@ MESSAGES_SHAPE = Shape(
             "tool_choice",
             "tools",
             *UNSUPPORTED,
-            *ELSEWHERE,
+            *OTHER_ENDPOINTS_FIELDS,
             *SAMPLING_NAMES,
         }
     ),

@@ -92,7 +92,7 @@ async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
 
 async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
     """Arguments as the object that templates expect; what a model wrote badly stays as it wrote it."""
-    pace.check_written(arguments, param)
+    pace.check_json_text(arguments, param)
     pace.rest()
     try:
         value = await parse_json(arguments.encode())
