@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds, and named to the client
-(`web/api/ignored_fields.py`); those that would change the answer and cannot be honoured yet are refused by name.
+Other fields are ignored, as Anthropic's API ignores those of betas, and reported to the client
+(`web/api/ignored_fields.py`). Fields that would change the response and are not implemented are refused by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .prompt import read_prompt
 
 ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
-"""Refused where they ask for something."""
+"""Refused unless empty."""
 OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "include_stop_str_in_output": (False,),
@@ -42,8 +42,8 @@ OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "stop": ([],),
     "use_beam_search": (False,),
 }
-"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing. Sampling
-fields do not stand here: their declarations say which endpoints take them."""
+"""Fields of other endpoints that would change the response, and their neutral values. Sampling fields are not listed:
+their declarations name the endpoints that accept them."""
 
 
 @attrs.frozen
@@ -82,7 +82,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
 
 
 async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
-    """Check a body of which only the tokens are to be counted. Raises APIError."""
+    """Check a body whose tokens are only to be counted. Raises APIError."""
     fields = Fields(body)
     read_model(fields, info)
     return await _read_counted(fields, options)
