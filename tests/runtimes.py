@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest import mock
 

@@ -25,7 +25,7 @@ from .values import (
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 DATASETS = ("random", "shared-prefix", "multi-turn", "custom", "trace")
-NAMES_ELSEWHERE = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
+DATASET_ALIASES = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
 """What vLLM and SGLang call a dataset of ours."""
 FROM_FILES = ("custom", "trace")
 OFFLINE = {
@@ -224,4 +224,4 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _dataset(text: str) -> str:
-    return NAMES_ELSEWHERE.get(text, text)
+    return DATASET_ALIASES.get(text, text)
