@@ -84,7 +84,7 @@ class LyingExecutor(Executor):
     def __init__(self, backend: Backend, max_num_seqs: int, lies: Lies) -> None:
         super().__init__(backend, max_num_seqs=max_num_seqs)
         self.lies = lies
-        self._tags = LyingTags(backend.pool.num_blocks, lies)
+        self._tags = LyingTags(backend.memory_plan.num_blocks, lies)
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.lies.overwritten and plan.admitted_ids and plan.admitted_keys[0]:
