@@ -27,7 +27,7 @@ def k(name: str) -> bytes:
 
 
 def pool_with_cached(make: Make, num_blocks: int, *keys: bytes) -> Pool:
-    """A pool in which one sequence has written `keys`, in order, and let go."""
+    """Make a pool in which one sequence has written `keys`, in order, and released its blocks."""
     pool = make(num_blocks)
     table = pool.take(len(keys))
     for block, key in zip(table, keys, strict=True):

@@ -236,7 +236,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class TwiceBench(EngineBench):
-    """Every result and every Abort is handled twice; the second time it is no news."""
+    """Handles every result and every Abort twice; the second time must change nothing."""
 
     def handle_one(self) -> StepResult:
         result = super().handle_one()
