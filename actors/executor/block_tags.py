@@ -1,6 +1,6 @@
 """The executor's own record of what each physical block contains.
 
-Used by `executor.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
+Used by `step_runner.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
 grant is noticed.
 
 What must always hold: a block that a pass is about to write, or whose pass failed, has no tag.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
 from quipu.actors.block_manager.reservation import BlockManager
-from quipu.actors.executor.executor import Executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.counts import shown
