@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.checkpoints.files import find_tensors
 from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
 from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.vocabularies import Vocabulary
 
 JUNK = st.one_of(
     st.none(),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from quipu.actors.messages.sampling import LogitRules, SamplingParams
-from quipu.actors.shared.seeds import complete_rules, contradiction, sequence_seed
+from quipu.actors.shared.seeds import sequence_seed
+from quipu.actors.tokenizer.sampling_rules import complete_rules, contradiction
 
 
 def test_each_sequence_has_its_own_seed() -> None:

@@ -15,11 +15,11 @@ import tokenizers
 import trio
 from tokenizers import Regex, pre_tokenizers
 
+from quipu.actors.detokenizer.decoder import Decoder, WindowDecoder
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics
-from quipu.actors.tokenizer.vocabulary import Vocabulary, WindowDecoder
+from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics, load_library
 from tests.actors.tokenizer.tokenizer_kinds import demo, qwen_like, save
 from tests.runtimes import Client, small_runtime
 
@@ -57,10 +57,10 @@ def test_rust_panic_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) ->
     """The panic is real, and the tokenizer works afterwards."""
     library = Library(backtracking())
     encode = getattr(library, name)
-    before = encode("another text", most=100)
+    before = encode("another text", max_tokens=100)
     with pytest.raises(LibraryPanic, match="retry-limit"):
-        encode(PANICKING, most=100)
-    assert encode("another text", most=100) == before
+        encode(PANICKING, max_tokens=100)
+    assert encode("another text", max_tokens=100) == before
     assert "panicked" in capfd.readouterr().err  # printed by the library itself, which cannot be prevented
 
 
@@ -68,7 +68,7 @@ def test_rust_panic_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) ->
 def test_millions_of_blanks() -> None:
     """The patterns of Qwen and Llama 3 give up on eleven million blanks and a letter."""
     with pytest.raises(LibraryPanic):
-        Library(qwen_like()).encode(" " * 11_000_000 + "a", most=1)
+        Library(qwen_like()).encode(" " * 11_000_000 + "a", max_tokens=1)
 
 
 def test_other_exceptions_pass() -> None:
@@ -100,7 +100,7 @@ class PanickingTokenizer:
         raise PanicException("no such token")
 
 
-def test_decoding_panics_are_errors(tmp_path: Path) -> None:
+def test_decoding_panics_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for a window of tokens and for a single token."""
     library = Library(PanickingTokenizer())
     with pytest.raises(LibraryPanic):
@@ -108,10 +108,11 @@ def test_decoding_panics_are_errors(tmp_path: Path) -> None:
     tokenizer = demo()
     tokenizer.decoder = tokenizers.decoders.Fuse()
     save(tokenizer, tmp_path, "")
-    vocabulary = Vocabulary(tmp_path)
-    vocabulary.library = library
+    library = load_library(tmp_path)
+    decoder = Decoder(library)
+    monkeypatch.setattr(library, "tokenizer", PanickingTokenizer())
     with pytest.raises(LibraryPanic):
-        vocabulary.spell(5)
+        decoder.token_text(5)
 
 
 async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
@@ -136,21 +137,21 @@ async def test_a_panic_in_decoding_fails_its_request_alone(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other stream continues to its end."""
-    make_decoder = Vocabulary.decoder
+    make_decoder = Decoder.make_decoder
 
-    class Decoder:
+    class Panicking:
         def push(self, token_id: int) -> str:
             raise LibraryPanic("no such token")
 
         def flush(self) -> str:
             return ""
 
-    def decoder(self: Vocabulary, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> Any:
+    def make(self: Decoder, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> Any:
         if 7 in prompt_tail:
-            return Decoder()
+            return Panicking()
         return make_decoder(self, skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
 
-    monkeypatch.setattr(Vocabulary, "decoder", decoder)
+    monkeypatch.setattr(Decoder, "make_decoder", make)
     async with small_runtime() as client:
         answers = {}
 
@@ -177,7 +178,7 @@ def test_gil_is_released(name: str) -> None:
 
     def work() -> None:
         began.set()
-        encode(text, most=1)
+        encode(text, max_tokens=1)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -193,7 +194,7 @@ def test_parallelism_is_off() -> None:
     """Batches run in the calling thread: in a thread pool, a short text would wait for long ones."""
     library = Library(demo())
     before = _num_tasks()
-    library.encode("a text " * 1000, most=10_000)
+    library.encode("a text " * 1000, max_tokens=10_000)
     assert _num_tasks() <= before and os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
@@ -216,7 +217,7 @@ def test_decode_windows_stay_short() -> None:
     for silent.text in ("", "�"):
         decoder = WindowDecoder(Library(silent), list(range(8)), skip_special_tokens=True)
         pieces = [decoder.push(token_id) for token_id in range(1000)]
-        assert max(num_decoded) <= 8 + WindowDecoder.MAX_OPEN
+        assert max(num_decoded) <= 8 + WindowDecoder.MAX_PENDING
         assert bool("".join(pieces)) == bool(silent.text)
 
 
@@ -224,4 +225,4 @@ def test_tokenizer_that_cannot_be_loaded(tmp_path: Path) -> None:
     """A tokenizer that panics or raises while loading makes the checkpoint unreadable."""
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(Exception, match="cannot be read"):
-        Vocabulary(tmp_path)
+        load_library(tmp_path)
