@@ -21,8 +21,8 @@ from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.executor import Executor
 from quipu.actors.executor.loading import load_executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
