@@ -215,7 +215,7 @@ class TokenizerActor:
         outlet = self._desk.outlet(request.request_id)
         self._accountant.post(submission.prompted(sequence_ids))
         for submit, track in submission.messages(sequence_ids, outlet):
-            if not await self._desk.lane.submit(submit, track):
+            if not await self._desk.submit(submit, track):
                 return
 
     async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:
