@@ -106,6 +106,15 @@ def test_documents_are_up_to_date() -> None:
     assert outdated(write=False) == []
 
 
+def test_defaults_are_within_bounds() -> None:
+    """What is declared as a default is a value that would be accepted."""
+    for setting in SETTINGS:
+        assert not setting.choices or setting.default in setting.choices
+    for declared in (*SETTINGS, *SAMPLING_FIELDS):
+        if isinstance(declared.default, int | float):
+            assert declared.bounds.allow(declared.default), declared
+
+
 NAMED_ELSEWHERE = {
     # responses and traces repeat them
     *("temperature", "top_p"),
