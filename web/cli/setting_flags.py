@@ -38,9 +38,9 @@ def _add(command: argparse.ArgumentParser, setting: Setting) -> None:
 def _help(setting: Setting) -> str:
     if not setting.help:
         return argparse.SUPPRESS
-    if setting.default is None and not setting.resolved:
-        return setting.help
-    return f"{setting.help} (default: {setting.default_words()})"
+    has_default = setting.default is not None or setting.resolved
+    words = f"{setting.help} (default: {setting.default_words()})" if has_default else setting.help
+    return words.replace("%", "%%")  # argparse formats it
 
 
 def integer(bounds: Bounds) -> Callable[[str], int]:
