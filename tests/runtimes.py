@@ -7,15 +7,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import trio
 
+from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
+from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.engine import Engine, LoopHost
 from quipu.actors.executor.executor import Executor
 from quipu.actors.executor.loading import load_executor
@@ -28,7 +33,9 @@ from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
+from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
 
@@ -173,6 +180,23 @@ async def read_answer(ticket: RequestTicket) -> Answer:
                     return Answer(texts, reasons, started, event.record, event.error)
 
 
+kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)
+"""Those of the demo model take as long to load as all else of a small runtime; nothing in them changes."""
+
+
+@asynccontextmanager
+async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
+    """Open a runtime; the vocabulary of the demo model is loaded once for all of them."""
+    if arguments[0].engine.model_path == str(DEMO):
+        kept = {"load_library": kept_library, "load_encoder": kept_encoder, "Decoder": kept_decoder}
+    else:
+        kept = {}
+    async with AsyncExitStack() as stack:
+        with mock.patch.multiple(wiring, **kept) if kept else nullcontext():
+            runtime = await stack.enter_async_context(open_runtime(*arguments, **options))
+        yield runtime
+
+
 @asynccontextmanager
 async def small_runtime(
     dials: Dials | None = None,
@@ -199,7 +223,7 @@ async def small_runtime(
         return executor
 
     host = make_host(config.engine, load)
-    async with open_runtime(
+    async with open_with_kept_vocabulary(
         config,
         serving_info(config),
         host,
@@ -215,9 +239,5 @@ async def small_runtime(
 
 def text_of(token_ids: list[int]) -> str:
     """What a client sees of ids, whole."""
-    from pathlib import Path
-
-    from tests.vocabularies import Vocabulary
-
-    decoder = Vocabulary(Path(DEMO)).decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = kept_decoder(kept_library(DEMO)).make_decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()

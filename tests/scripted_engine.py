@@ -22,9 +22,8 @@ from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.wiring import open_runtime
 from quipu.kernels.fake import Dials
-from tests.runtimes import BLOCK, Client, runtime_config, serving_info
+from tests.runtimes import BLOCK, Client, open_with_kept_vocabulary, runtime_config, serving_info
 
 TOKEN = 40
 
@@ -178,7 +177,7 @@ async def scripted_runtime(
     """The whole web side in front of an engine that says what `script` says."""
     config = runtime_config(**changes)
     host = make_host(script)
-    async with open_runtime(
+    async with open_with_kept_vocabulary(
         config, serving_info(config), host, journal=journal, make_renderer=InlineRenderer
     ) as runtime:
         while not runtime.desk.health().is_ready:

@@ -1,12 +1,13 @@
 """Scored tokens in columns, without an object for each.
 
-A prompt of 8,000 tokens with twenty top tokens each has 168,000 entries: twelve bytes per entry here, and over a
-hundred as objects. So they are packed in the executor, sent and kept packed, and become `ScoredToken`s a few at a time
-when the response is written.
+A prompt of 8,000 tokens with the twenty most likely tokens for each has 168,000 entries: twelve bytes each here, over
+a hundred as objects. So the executor packs them, they are sent and kept packed, and they become `ScoredToken`s a few
+at a time when they are written to the client.
 
-    executor ─ pack ─▶ StepScores.prompts ─▶ detokenizer: one `ScoredColumns` per prompt ─▶ web: `tokens(start, end)`
+    batch_builder.py ─ pack ─▶ StepScores.prompts ─▶ logprob_assembler.py: one `ScoredColumns` per prompt
+                                                                           ─▶ web: `tokens(start, end)`
 
-What must always hold: tokens come out in the order they went in, with bit-identical numbers.
+What must always hold: tokens come out as they were put in, in order, each number exact to the bit.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _ID_BYTES = array("I").itemsize
 
 
 def pack(scores: Scores) -> PackedScores:
-    """Pack scores into bytes. Raises ValueError unless all tokens have the same number of top tokens."""
+    """Pack columns into bytes. Raises ValueError if tokens have different numbers of most likely tokens."""
     num_top = len(scores.top_ids[0]) if scores.top_ids else 0
     if any(len(ids) != num_top for ids in scores.top_ids):
-        raise ValueError("prompt tokens of one sequence have different numbers of top tokens")
+        raise ValueError("prompt tokens of one sequence have different numbers of most likely tokens")
     return PackedScores(
         token_ids=array("I", scores.token_ids).tobytes(),
         logprobs=array("d", scores.logprobs).tobytes(),
@@ -38,12 +39,12 @@ def pack(scores: Scores) -> PackedScores:
 
 
 def num_packed(scores: PackedScores) -> int:
-    """Return the number of tokens."""
+    """Return the number of packed tokens."""
     return len(scores.token_ids) // _ID_BYTES
 
 
 class ScoredColumns:
-    """A growing list of scored tokens (a `messages.TokenScores`)."""
+    """A growing list of scored tokens; implements `messages.scores.TokenScores`."""
 
     __slots__ = (
         "_logprobs",
@@ -57,7 +58,7 @@ class ScoredColumns:
     )
 
     def __init__(self, token_text: TokenTextLookup) -> None:
-        """`token_text` returns the text of every token that is added."""
+        """`token_text` returns the text of any token that is added."""
         self._token_text = token_text
         self._token_ids = array("I")
         self._offsets = array("I")
@@ -67,14 +68,14 @@ class ScoredColumns:
         self._top_ids = array("I")
         self._top_logprobs = array("d")
         self._top_ends = array("I")
-        """By token: the end of its top tokens."""
+        """Index after each token's last entry in the columns of most likely tokens."""
 
     def __len__(self) -> int:
         return len(self._token_ids)
 
     @property
     def num_bytes(self) -> int:
-        """The size of the columns."""
+        """Memory that the columns use."""
         columns = (self._token_ids, self._offsets, self._logprobs, self._ranks, self._top_ids, self._top_logprobs)
         return sum(len(column) * column.itemsize for column in (*columns, self._top_ends))
 
@@ -97,32 +98,32 @@ class ScoredColumns:
         self._top_ends.append(len(self._top_ids))
 
     def extend(self, scores: PackedScores, offsets: array[int]) -> None:
-        """Append scores. `offsets` has one per token, or is empty if nobody wants them."""
-        count, num_top = num_packed(scores), len(self._top_ids)
+        """Append packed tokens. `offsets` has one entry per token, or none if offsets are not needed."""
+        count, num_likely = num_packed(scores), len(self._top_ids)
         self._token_ids.frombytes(scores.token_ids)
         self._offsets.extend(offsets or array("I", bytes(_ID_BYTES * count)))
         self._logprobs.frombytes(scores.logprobs)
         self._ranks.frombytes(scores.ranks)
         self._top_ids.frombytes(scores.top_ids)
         self._top_logprobs.frombytes(scores.top_logprobs)
-        self._top_ends.extend(num_top + scores.num_top * at for at in range(1, count + 1))
+        self._top_ends.extend(num_likely + scores.num_top * at for at in range(1, count + 1))
 
     # ------------------------------------------------------------ reading
 
     def offset(self, at: int) -> int:
-        """Return how many characters of the choice's text precede a token."""
+        """Return the number of characters before one token in its choice's text."""
         return self._offsets[at]
 
     def tokens(self, start: int, end: int, num_top: int) -> Iterator[ScoredToken]:
-        """Yield the tokens from `start` to `end`, each with at most `num_top` top tokens."""
+        """Yield the tokens from `start` to `end`, each with at most `num_top` of the most likely ones."""
         token_text, top_ids, top_logprobs = self._token_text, self._top_ids, self._top_logprobs
         for at in range(start, min(end, len(self._token_ids))):
             first = self._top_ends[at - 1] if at else 0
-            top = []
+            likeliest = []
             for rank, place in enumerate(range(first, min(self._top_ends[at], first + num_top)), start=1):
                 top_id = top_ids[place]
                 decoded = token_text(top_id)
-                top.append(LikelyToken(top_id, decoded.text, decoded.utf8, top_logprobs[place], rank))
+                likeliest.append(LikelyToken(top_id, decoded.text, decoded.utf8, top_logprobs[place], rank))
             token_id, rank = self._token_ids[at], self._ranks[at]
             decoded = token_text(token_id)
             yield ScoredToken(
@@ -132,5 +133,5 @@ class ScoredColumns:
                 offset=self._offsets[at],
                 logprob=self._logprobs[at] if rank else None,
                 rank=rank or None,
-                top=tuple(top),
+                top=tuple(likeliest),
             )

@@ -1,6 +1,6 @@
 """Seeds of sequences, derived from the seed of their request.
 
-The tokenizer seeds sequences; the registry records the request's seed.
+The tokenizer seeds sequences; the request desk records the request's seed.
 
 What must always hold: each sequence of a request has a seed of its own, which depends only on the request's seed and
 the sequence's place in the request: repeating a request with its seed repeats its samples.

@@ -1,8 +1,8 @@
 """The tokenizer: from prompts to sequences with block keys.
 
 Receives `Encode` from request handlers. For each request it tells the accountant the lengths of the prompts
-(`Prompted`), then submits one sequence per (prompt, choice) through the request
-desk; or it tells the accountant why the request cannot be served (`Refused`). It answers `CountTokens` by itself.
+(`Prompted`), then submits one sequence per (prompt, choice) through the request desk; or it tells the accountant why
+the request cannot be served (`Refused`). It answers `CountTokens` by itself.
 
 A short request is served at once, in order of arrival. Any other is served in a task of its own, which waits for its
 turn in a queue (`text_workers/`) and is cancelled when its client leaves. A prompt that makes the tokenizer raise fails
@@ -215,7 +215,7 @@ class TokenizerActor:
         outlet = self._desk.outlet(request.request_id)
         self._accountant.post(submission.prompted(sequence_ids))
         for submit, track in submission.messages(sequence_ids, outlet):
-            if not await self._desk.lane.submit(submit, track):
+            if not await self._desk.submit(submit, track):
                 return
 
     async def _keys(self, root: bytes, prompt: EncodedPrompt) -> list[bytes]:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import quipu
+from quipu.actors.declarations import Bounds
 from quipu.actors.ledger.database import redacted
 from quipu.actors.ledger.service import LedgerConfig
+
+from .setting_flags import integer, number
 
 URL_VARIABLE = "QUIPU_LEDGER_URL"
 
 
 def add_ledger_flags(add: Callable[..., Any]) -> None:
-    """Add them with `add`."""
+    """Add them to a parser by its `add_argument`."""
     add(
         "--ledger-url",
         metavar="URL",
@@ -26,7 +29,7 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     add("--ledger-fsync", action="store_true", help="answer only when the record would survive a power loss")
     add(
         "--ledger-retention-days",
-        type=_not_negative,
+        type=number(Bounds(minimum=0)),
         default=0.0,
         metavar="DAYS",
         help="delete older records from the database; 0 keeps them for ever (default)",
@@ -40,14 +43,14 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     )
     add(
         "--idempotency-window",
-        type=_not_negative,
+        type=number(Bounds(minimum=0)),
         default=86_400.0,
         metavar="SECONDS",
         help="how long a request is known by its Idempotency-Key (default: a day)",
     )
     add(
         "--max-idempotency-keys",
-        type=_whole,
+        type=integer(Bounds(minimum=0)),
         default=10_000,
         metavar="N",
         help="how many Idempotency-Keys of a tenant are known at a time; the oldest are forgotten first "
@@ -55,7 +58,7 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     )
     add(
         "--max-refusal-records",
-        type=_whole,
+        type=integer(Bounds(minimum=0)),
         default=500,
         metavar="N",
         help="records of refused requests that are written for a tenant an hour, the rest being counted only "
@@ -64,7 +67,7 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
 
 
 def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
-    """Takes the URL out of the environment: children inherit it, and it may hold a password."""
+    """Return the config. Takes the URL out of the environment: children inherit it, and it may hold a password."""
     url = environment.pop(URL_VARIABLE, None)
     return LedgerConfig(
         data_dir=Path(arguments.data_dir),
@@ -80,7 +83,7 @@ def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str
 
 
 def ledger_settings(config: LedgerConfig) -> dict[str, object]:
-    """What a server may say of it."""
+    """Return what `/server_info` shows of it."""
     return {
         "ledger_url": None if config.url is None else redacted(config.url),
         "ledger_fsync": config.fsync,
@@ -89,23 +92,3 @@ def ledger_settings(config: LedgerConfig) -> dict[str, object]:
         "max_idempotency_keys": config.max_idempotency_keys,
         "max_refusal_records": config.max_refusal_records,
     }
-
-
-def _whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value

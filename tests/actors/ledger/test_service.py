@@ -312,7 +312,7 @@ async def test_newer_schema_is_refused(tmp_path: Path) -> None:
         await write(ledger, "a")
     with sa_engine(tmp_path) as engine, engine.begin() as connection:
         connection.execute(sa.text("update alembic_version set version_num = '9999'"))
-    with pytest.raises(LedgerError, match=f"schema 9999, newer than this quipu's {HEAD}"):
+    with pytest.raises(LedgerError, match=f"schema 9999, newer than this version's {HEAD}"):
         async with open_ledger(config_of(tmp_path)):
             pass
     with pytest.raises(LedgerError, match="schema 9999"), open_reader(url=sqlite_url(tmp_path)):
@@ -380,7 +380,7 @@ async def test_cut_end_is_seen(tmp_path: Path) -> None:
         connection.execute(sa.text("delete from usage_records where request_id = 'request-9'"))
         connection.execute(sa.text("delete from ledger_marks where kind = 'stop' and number = 11"))
     (bad,) = verify(data_dir=tmp_path).bad
-    assert "entry 9, request request-8: 2 entries behind it are missing" in bad
+    assert "entry 9, request request-8: 2 entries after it are missing" in bad
 
 
 async def test_a_changed_last_entry_is_bad(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ async def test_a_changed_last_entry_is_bad(tmp_path: Path) -> None:
         segment.write_bytes(data[:at] + spoil + data[at + 1 :])
     assert verify(data_dir=tmp_path / "hole").torn and not verify(data_dir=tmp_path / "hole").bad
     verdict = verify(data_dir=tmp_path / "changed")
-    assert not verdict.torn and "are no entry" in verdict.bad[0]
+    assert not verdict.torn and "are not an entry" in verdict.bad[0]
 
 
 async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
     for leftover in (tmp_path / "b").glob("ledger.sqlite3*"):
         leftover.unlink()
     verdict = verify(data_dir=tmp_path / "b")
-    assert verdict.bad and not verdict.torn and "are no entry" in verdict.bad[0]
+    assert verdict.bad and not verdict.torn and "are not an entry" in verdict.bad[0]
     async with opened(tmp_path / "b"):
         pass
     assert sorted(ids_in(tmp_path / "b")) == ["a", "b", "c"]
