@@ -25,14 +25,14 @@ SLICE_MARGIN_BYTES = 256
 """By how much a slice by itself may come out longer than in its text: a character that its neighbours complete."""
 MAX_UTF8_BYTES = 4
 
-_SHRINK = {"NFC": 4, "NFD": 3, "NFKC": 4, "NFKD": 4}
+SHRINK = {"NFC": 4, "NFD": 3, "NFKC": 4, "NFKD": 4}
 """To what part of its bytes each may shrink a text: seven bytes become the two of U+0390, a mathematical digit one.
 Those of plain ASCII stay as they are."""
 _GROWING = frozenset({"Prepend", "ByteLevel"})
 """Normalizers that take nothing away."""
-_BY_CHARACTER = frozenset({*_SHRINK, "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Precompiled"})
+_BY_CHARACTER = frozenset({*SHRINK, "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Precompiled"})
 """Normalizers that look at a character and its closest neighbours."""
-_KEEPS_ASCII = frozenset({*_SHRINK, *_GROWING, "Lowercase", "Strip"})
+_KEEPS_ASCII = frozenset({*SHRINK, *_GROWING, "Lowercase", "Strip"})
 """Those that leave plain ASCII as it is, blanks aside."""
 _DROPS_BLANKS = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer"})
 _DROPS_NOTHING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"})
@@ -140,8 +140,8 @@ def _leaves(component: Parts | None, inner: str) -> Iterator[Parts]:
 def _shrink_of(part: Parts) -> int | None:
     """Of how many bytes a normalizer leaves one at least, blanks aside; 0: of any number; None: that is not known."""
     kind = part["type"]
-    if kind in _SHRINK:
-        return _SHRINK[kind]
+    if kind in SHRINK:
+        return SHRINK[kind]
     if kind in _GROWING or kind == "Strip":
         return 1
     if kind in _BY_CHARACTER:

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,9 @@ from quipu.actors.tokenizer.chat_template import RenderedChat
 from quipu.actors.tokenizer.encoder import EncodedChat, EncodedText, TextEncoder, TooMany
 from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
+from tests.processes import PATIENCE_S, eventually, has_ended
 from tests.runtimes import Client, small_runtime
 
-PATIENCE_S = 30.0
 VOCABULARY = Vocabulary(DEMO)
 WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
 LONG = WORDS * (2 * SHORT_BYTES // len(WORDS))
@@ -51,20 +50,6 @@ def processes() -> Iterator[EncodeProcesses]:
     yield them
     them.close()
     assert them.process_ids == []
-
-
-def eventually(done: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.005)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
 
 
 # ---------------------------------------------------------------- what comes out
