@@ -1,4 +1,4 @@
-"""Chats in tests: a vocabulary's template rendered on the spot, and what comes of it encoded."""
+"""Rendering and encoding chats in tests, in the test's own process."""
 
 from __future__ import annotations
 
