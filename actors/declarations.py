@@ -178,6 +178,7 @@ class SamplingField:
     """Of a list or object."""
     values: str
     """In words for the documents, where the bounds do not say it all."""
+    default: Any
     off: tuple[Any, ...]
     """Values that ask for nothing."""
     same_as_off: float | None
@@ -186,8 +187,9 @@ class SamplingField:
     """A number beyond the vocabulary's size means all of it."""
     at_most_max_tokens: bool
 
-    def bounds_for(self, api: str) -> Bounds:
-        return self.messages_bounds if api == MESSAGES else self.bounds
+    def on(self, endpoint: str) -> SamplingField:
+        """Return the field as an endpoint takes it."""
+        return attrs.evolve(self, bounds=self.messages_bounds) if endpoint == MESSAGES else self
 
 
 def sampling_field(
@@ -219,6 +221,7 @@ def sampling_field(
         messages_bounds=messages_bounds or bounds,
         max_length=max_length,
         values=values,
+        default=default,
         off=(default,) if off is None else off,
         same_as_off=same_as_off,
         is_clamped=is_clamped,

@@ -51,7 +51,7 @@ class KVMemory:
 
 
 @attrs.frozen
-class Pool:
+class MemoryPlan:
     """What became of a device's memory; `kv_cache_size.py` decides it. Bytes."""
 
     num_blocks: int
@@ -98,7 +98,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def pool(self) -> Pool: ...
+    def memory_plan(self) -> MemoryPlan: ...
 
     def step(self, batch: StepBatch) -> Drawn:
         """Run one pass: write KV for every token, draw a token for every row with `samples`, score what is asked."""

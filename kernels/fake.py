@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from .backend import BackendConfig, Capabilities, KVMemory, Pool
+from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan
 from .batch import Drawn, Scores, Scoring, StepBatch
 
 _MASK = (1 << 61) - 1
@@ -59,7 +59,7 @@ class FakeBackend:
         if config.num_blocks is None and config.kv_memory != KVMemory():
             raise ValueError("the fake executor has no memory to size: say --num-blocks")
         num_blocks = config.num_blocks or 1 + _DEFAULT_CONTEXTS * -(-config.max_model_len // config.block_size)
-        self._pool = Pool(
+        self._memory_plan = MemoryPlan(
             num_blocks=num_blocks,
             block_size=config.block_size,
             block_bytes=0,
@@ -79,8 +79,8 @@ class FakeBackend:
         return Capabilities(name="fake", dtype="none", invariant=True)
 
     @property
-    def pool(self) -> Pool:
-        return self._pool
+    def memory_plan(self) -> MemoryPlan:
+        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         dials, size = self.dials, self._block_size

@@ -1,7 +1,7 @@
 """How many blocks the KV cache gets: from what the operator said, from a profile run, or from a careful default.
 
-A backend calls `choose_pool` once, when its weights are loaded and before it makes its cache, and offers the result as
-`Backend.pool`; block manager, scheduler, metrics and `/server_info` have their number of blocks from there.
+A backend calls `plan_memory` once, when its weights are loaded and before it makes its cache, and offers the result as
+`Backend.memory_plan`; block manager, scheduler, metrics and `/server_info` have their number of blocks from there.
 
 What must always hold: a pool that one sequence of the longest length does not fit into is refused, or that length is
 shortened where nobody asked for it; and no more memory is promised than there is.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import attrs
 
-from .backend import BackendConfig, KVMemory, Pool
+from .backend import BackendConfig, KVMemory, MemoryPlan
 from .machine import Memory
 
 DEFAULT_BYTES = 4 << 30
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @attrs.frozen
-class Device:
+class DeviceMemory:
     """What a backend knows once its weights are loaded. Bytes."""
 
     block_bytes: int
@@ -51,7 +51,7 @@ class _Choice:
     workspace_bytes: int | None
 
 
-def choose_pool(config: BackendConfig, device: Device) -> Pool:
+def plan_memory(config: BackendConfig, device: DeviceMemory) -> MemoryPlan:
     """Raises ValueError, saying how much is needed and which flag to change, where the pool cannot be had."""
     choice = _choose(config, device)
     longest = max(0, choice.num_blocks - 1) * config.block_size
@@ -62,7 +62,7 @@ def choose_pool(config: BackendConfig, device: Device) -> Pool:
             "--max-model-len, for more memory with --kv-cache-memory)",
             *(longest, config.max_model_len, choice.said, choice.num_blocks),
         )
-    return Pool(
+    return MemoryPlan(
         num_blocks=choice.num_blocks,
         block_size=config.block_size,
         block_bytes=device.block_bytes,
@@ -81,7 +81,7 @@ def check_weights_fit(num_bytes: int, memory: Memory) -> None:
         )
 
 
-def _choose(config: BackendConfig, device: Device) -> _Choice:
+def _choose(config: BackendConfig, device: DeviceMemory) -> _Choice:
     if config.num_blocks is not None:
         return _Choice(config.num_blocks, f"--num-blocks {config.num_blocks}", None)
     asked = config.kv_memory if config.kv_memory != KVMemory() else device.default
@@ -101,7 +101,7 @@ def _choose(config: BackendConfig, device: Device) -> _Choice:
     return _Choice(min(enough, num_bytes // device.block_bytes), f"the default of {show(num_bytes)}", workspace)
 
 
-def _check(config: BackendConfig, device: Device, choice: _Choice, longest: int) -> None:
+def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest: int) -> None:
     needed = (1 + _num_blocks(config)) * device.block_bytes
     if longest < config.block_size or (longest < config.max_model_len and not config.may_shorten):
         shorter = f", or lower --max-model-len to {longest}" if longest >= config.block_size else ""

@@ -36,25 +36,25 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     if name == "reference":
         return _load_reference(config)
     if name in ("auto", "triton"):
-        from .triton.availability import NotForTriton, why_not
+        from .triton.availability import TritonUnavailable, why_unavailable
 
-        missing = why_not()
+        missing = why_unavailable()
         if missing is None:
             from .triton.triton_backend import TritonBackend
 
             try:
                 return TritonBackend(config)
-            except NotForTriton as error:
+            except TritonUnavailable as error:
                 missing = str(error)
         if name == "triton":
             raise ValueError(f"the triton executor cannot run here: {missing}")
-    from .cpu.cpu_backend import CpuBackend, NotForTheseKernels
+    from .cpu.cpu_backend import CpuBackend, CpuKernelsUnavailable
 
     try:
         backend = CpuBackend(config)
         _log.info("the cpu executor runs on %s", backend.capabilities.instruction_set)
         return backend
-    except NotForTheseKernels as error:
+    except CpuKernelsUnavailable as error:
         if name == "cpu":
             raise ValueError(f"the cpu executor cannot run here: {error}") from None
         _log.warning("the reference executor runs, many times slower than the cpu executor would: %s", error)

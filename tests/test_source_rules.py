@@ -15,16 +15,9 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 
 MAX_NUM_LINES = 300
 LONGER = {
-    "actors/accountant/account.py": "to be divided",
-    "actors/accountant/actor.py": "to be divided",
     "actors/block_manager/block_pool.py": "to be divided",
     "actors/block_manager/reservation.py": "to be divided",
-    "actors/ledger/durable_journal.py": "to be divided",
-    "actors/request_desk/registry.py": "to be divided",
     "actors/scheduler/planning.py": "to be divided",
-    "actors/text_workers/chat_pool.py": "to be divided",
-    "actors/text_workers/encode_processes.py": "to be divided",
-    "actors/tokenizer/actor.py": "to be divided",
 }
 """Files that may be longer than `MAX_NUM_LINES`, and why."""
 

@@ -51,8 +51,9 @@ class SourceNames:
                     yield node.value.decode("latin-1")
 
     def words(self) -> list[str]:
-        """Every literal that could be the name of a JSON field."""
-        return sorted(text for text in self._literals if _WORD.fullmatch(text))
+        """Every literal, and every declared field, that could be the name of a JSON field."""
+        declared = {node.target.id for node in self._declarations() if isinstance(node.target, ast.Name)}
+        return sorted(text for text in self._literals | declared if _WORD.fullmatch(text))
 
     def log_events(self) -> dict[str, list[str]]:
         """The keywords of every call whose first argument is an event's name; `**` for those made elsewhere."""
@@ -73,7 +74,10 @@ class SourceNames:
     def error_words(self) -> list[str]:
         """Codes and types of errors: what a call names beside a sentence, or as its code."""
         found = {text for text in self._literals if re.fullmatch(r"[a-z_]+_error", text)}
+        declarations = {id(node.value) for node in self._declarations()}
         for call in self._nodes(ast.Call):
+            if id(call) in declarations:
+                continue
             values = [*call.args, *(keyword.value for keyword in call.keywords)]
             if any(map(_is_sentence, values)):
                 for value in values:
@@ -121,6 +125,12 @@ class SourceNames:
                 if values:
                     found.add(" ".join(sorted(values)))
         return sorted(found)
+
+    def _declarations(self) -> Iterator[ast.AnnAssign]:
+        """Fields of classes that are declared by a call, such as `sampling_field`."""
+        for node in self._nodes(ast.AnnAssign):
+            if isinstance(node.value, ast.Call):
+                yield node
 
     def _nodes(self, kind: type[T]) -> Iterator[T]:
         for type_, nodes in self._by_type.items():

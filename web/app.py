@@ -13,7 +13,7 @@ import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 
 from .api.admin.routes import install_admin
 from .api.admin.usage_anthropic import install_anthropic_usage
@@ -60,7 +60,7 @@ class QuipuApp(QuartTrio):
 
 
 def make_app(
-    desk: FrontDesk,
+    desk: Desk,
     options: AppOptions | None = None,
     keys: KeyStore | None = None,
     tracer: Tracer | None = None,

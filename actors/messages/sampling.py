@@ -32,7 +32,7 @@ class LogitRules:
         attrs.Factory(dict),
         "added to the logits of these tokens; an empty object is none",
         name="logit_bias",
-        reader="logit_bias",
+        reader="biases",
         minimum=-100,
         maximum=100,
         max_length=1024,
@@ -54,8 +54,9 @@ class LogitRules:
     min_tokens: int = sampling_field(
         0,
         "number of tokens that come before one that ends the choice (EOS, `stop_token_ids`), and before a stop string "
-        "may be complete; at most `max_tokens`",
+        "may be complete",
         minimum=0,
+        values="integer, between 0 and `max_tokens`",
         at_most_max_tokens=True,
     )
     held_back_token_ids: tuple[int, ...] = ()
@@ -93,7 +94,7 @@ class SamplingParams:
         reader="seed",
         minimum=-(2**63),
         maximum=2**64 - 1,
-        values="64 bits, signed or not; random by default",
+        values="64 bits, signed or not",
     )
     """64 bits; with the output's position it keys Philox."""
     stop_token_ids: tuple[int, ...] = sampling_field(

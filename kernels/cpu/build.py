@@ -29,7 +29,7 @@ from .instruction_sets import (
     choose_instruction_set,
     processor_flags,
     usable_instruction_sets,
-    why_not,
+    why_unusable,
 )
 
 __all__ = ["CannotBuild", "Kernels", "choose_instruction_set", "load", "load_kernels", "processor_flags"]
@@ -111,7 +111,7 @@ def main() -> int:
         print(f"no CPU kernels: {error}; the reference executor will run, which is many times slower", file=sys.stderr)
         return 0
     for instruction_set in INSTRUCTION_SETS:
-        reason = why_not(instruction_set, flags)
+        reason = why_unusable(instruction_set, flags)
         what = "chosen here" if instruction_set is chosen else reason or "runs here"
         if instruction_set is not chosen and not arguments.all:
             print(f"{instruction_set.name:12} not built: {what}")

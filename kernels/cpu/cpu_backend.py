@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
-from ..kv_cache_size import Device, check_weights_fit, choose_pool
+from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
@@ -39,7 +39,7 @@ _SCORED_AT_ONCE = 32
 _HEAD_STEP = 16
 
 
-class NotForTheseKernels(Exception):
+class CpuKernelsUnavailable(Exception):
     """The machine or the model is one that the reference has to run; the message says why."""
 
 
@@ -49,7 +49,7 @@ class CpuBackend:
     def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:
         """Load the model, pack it, and write its program down; over these kernels, or the best that run here.
 
-        Raises NotForTheseKernels where the reference could run instead, and ValueError, saying which, for an
+        Raises CpuKernelsUnavailable where the reference could run instead, and ValueError, saying which, for an
         architecture, a setting or a tensor that is not supported anywhere, and for a cache that there is no room for.
         """
         wants_strict(config.determinism, strict_is_free=True)  # these kernels have one way, whichever is asked for
@@ -60,7 +60,7 @@ class CpuBackend:
         try:
             kernels = kernels or load_kernels()
         except CannotBuild as error:
-            raise NotForTheseKernels(str(error)) from None
+            raise CpuKernelsUnavailable(str(error)) from None
         self._library = kernels.library
         check_layout(self._library)
         with torch.inference_mode():
@@ -117,9 +117,9 @@ class CpuBackend:
             self._last_drawn = [None] * config.max_num_seqs
             return peak
 
-        self._pool = choose_pool(
+        self._memory_plan = plan_memory(
             config,
-            Device(
+            DeviceMemory(
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
                 held=resident(),
@@ -127,7 +127,7 @@ class CpuBackend:
                 memory=memory,
             ),
         )
-        set_up(self._pool.num_blocks)
+        set_up(self._memory_plan.num_blocks)
         self._capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
@@ -141,8 +141,8 @@ class CpuBackend:
         return self._capabilities
 
     @property
-    def pool(self) -> Pool:
-        return self._pool
+    def memory_plan(self) -> MemoryPlan:
+        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
@@ -214,6 +214,6 @@ class CpuBackend:
 
 def _check_supported(config: DecoderConfig, dtype: torch.dtype) -> None:
     if dtype not in STORED:
-        raise NotForTheseKernels(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
+        raise CpuKernelsUnavailable(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
     if config.head_dim % _HEAD_STEP:
-        raise NotForTheseKernels(f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}")
+        raise CpuKernelsUnavailable(f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}")

@@ -79,7 +79,7 @@ def _attention(
         return None
     if write.fields["keys"] != attend.fields["keys"]:
         return None
-    q, k = (_turned(place, readers, makers) for place in (attend.x, write.x))
+    q, k = (_rotated(place, readers, makers) for place in (attend.x, write.x))
     if q is None or k is None:
         return None
     inside = [*q, *k]
@@ -105,7 +105,7 @@ def _attention(
     return RecordedOp(fields, q_from, k_from, attend.y, v=write.z, room=attend.x), 1 + len(inside)
 
 
-def _turned(place: Place, readers: Counter[int], makers: dict[int, RecordedOp]) -> list[RecordedOp] | None:
+def _rotated(place: Place, readers: Counter[int], makers: dict[int, RecordedOp]) -> list[RecordedOp] | None:
     """The rope that made this, after the norm of its heads that made what it turns; None where it is anything else.
 
     A norm over all heads together stays outside: attention norms each by itself.

@@ -76,7 +76,7 @@ def ask_for_tiles() -> str:
     return f"the system does not give this process AMX's tiles: {os.strerror(ctypes.get_errno())}"
 
 
-def why_not(
+def why_unusable(
     candidate: InstructionSet, flags: frozenset[str], *, ask_for_tiles: Callable[[], str] = ask_for_tiles
 ) -> str:
     """Why a set does not run here; nothing where it does."""
@@ -100,11 +100,13 @@ def usable_instruction_sets(
         named = [candidate for candidate in INSTRUCTION_SETS if candidate.name == forced]
         if not named:
             raise ValueError(f"{FORCED} is {forced!r}, which is none of {known}")
-        reason = why_not(named[0], flags, ask_for_tiles=ask_for_tiles)
+        reason = why_unusable(named[0], flags, ask_for_tiles=ask_for_tiles)
         if reason:
             raise ValueError(f"{FORCED} asks for {forced!r}, which cannot run here: {reason}")
         return named
-    usable = [candidate for candidate in INSTRUCTION_SETS if not why_not(candidate, flags, ask_for_tiles=ask_for_tiles)]
+    usable = [
+        candidate for candidate in INSTRUCTION_SETS if not why_unusable(candidate, flags, ask_for_tiles=ask_for_tiles)
+    ]
     if not usable:
         raise CannotBuild(f"the processor has none of the instruction sets that kernels exist for ({known})")
     return usable

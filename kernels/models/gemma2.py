@@ -1,12 +1,12 @@
 """Gemma 2 (Gemma Team, arXiv:2408.00118), from config to logits.
 
-Norms before and after attention and MLP, all by 1 + w; a scaled embedding; GELU; a window in every second layer; soft
-caps on scores and logits.
+Norms before and after attention and MLP, with weights 1 + w; scaled embeddings; GELU; a window in every second layer;
+soft caps on attention scores and logits.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
-from .parts import Attention, Mlp, read_attention, read_ends, read_gemma_norm, read_mlp, split_heads
+from .parts import Attention, Mlp, read_attention, read_embeddings, read_gemma_norm, read_mlp, split_heads
 from .refusals import check_entries
 from .rope import make_rope_table
 from .rope_config import parse_rope
@@ -28,7 +28,10 @@ READ = "attention_bias query_pre_attn_scalar sliding_window attn_logit_softcappi
 
 
 def parse_gemma2(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed. Absent soft caps and windows are those of Gemma 2 9B."""
+    """Parse `config.json`. Soft caps and windows default to those of Gemma 2 9B.
+
+    Raises ValueError for an entry that is missing or not supported.
+    """
     check_entries(data, read=READ, activation="gelu_pytorch_tanh")
     sizes = read_sizes(data, default_head_dim=256, tied=True)
     alternating = ["full_attention" if index % 2 else "sliding_attention" for index in range(sizes["num_layers"])]
@@ -50,45 +53,45 @@ def parse_gemma2(data: dict[str, Any]) -> DecoderConfig:
 
 @attrs.frozen
 class Layer:
-    """One block's weights; those of norms with their 1 added."""
+    """Weights of one layer; 1 has been added to those of norms."""
 
-    attention_norm_D: torch.Tensor
+    input_layernorm_D: torch.Tensor
     attention: Attention
-    attention_end_norm_D: torch.Tensor
-    mlp_norm_D: torch.Tensor
+    post_attention_layernorm_D: torch.Tensor
+    pre_feedforward_layernorm_D: torch.Tensor
     mlp: Mlp
-    mlp_end_norm_D: torch.Tensor
+    post_feedforward_layernorm_D: torch.Tensor
 
 
 class Gemma2:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
         self.rope = make_rope_table(c.rope, num_positions)
-        self.ends = read_ends(weights, c)
+        self.embeddings = read_embeddings(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = read_gemma_norm(weights, "model.norm.weight", c.hidden_size)
 
     def _read_layer(self, weights: Weights, prefix: str) -> Layer:
         D, F = self.config.hidden_size, self.config.intermediate_size
         return Layer(
-            attention_norm_D=read_gemma_norm(weights, prefix + "input_layernorm.weight", D),
+            input_layernorm_D=read_gemma_norm(weights, prefix + "input_layernorm.weight", D),
             attention=read_attention(weights, prefix + "self_attn.", self.config),
-            attention_end_norm_D=read_gemma_norm(weights, prefix + "post_attention_layernorm.weight", D),
-            mlp_norm_D=read_gemma_norm(weights, prefix + "pre_feedforward_layernorm.weight", D),
+            post_attention_layernorm_D=read_gemma_norm(weights, prefix + "post_attention_layernorm.weight", D),
+            pre_feedforward_layernorm_D=read_gemma_norm(weights, prefix + "pre_feedforward_layernorm.weight", D),
             mlp=read_mlp(weights, prefix + "mlp.", D, F),
-            mlp_end_norm_D=read_gemma_norm(weights, prefix + "post_feedforward_layernorm.weight", D),
+            post_feedforward_layernorm_D=read_gemma_norm(weights, prefix + "post_feedforward_layernorm.weight", D),
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
-        x_ND = ops.embed(token_ids_N, self.ends.embed_VD, scale=c.hidden_size**0.5)
+        x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.hidden_size**0.5)
         for index, layer in enumerate(self.layers):
-            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
             qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
             q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
             q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
@@ -97,14 +100,14 @@ class Gemma2:
                 index, q_NHE, scale=c.attention_scale, window=c.windows[index], soft_cap=c.attention_soft_cap
             )
             y_ND = ops.linear(o_NHE.flatten(1), layer.attention.o_DI, layer.attention.o_bias_D)
-            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.attention_end_norm_D, c.rms_norm_eps))
-            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.post_attention_layernorm_D, c.rms_norm_eps))
+            h_ND = ops.rms_norm(x_ND, layer.pre_feedforward_layernorm_D, c.rms_norm_eps)
             y_ND = ops.linear(ops.gelu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF)
-            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.mlp_end_norm_D, c.rms_norm_eps))
+            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.post_feedforward_layernorm_D, c.rms_norm_eps))
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm, head and soft cap: logits_NV."""
-        logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)
+        """Apply the final norm, the output head and the soft cap; return logits_NV."""
+        logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

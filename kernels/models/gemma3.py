@@ -1,12 +1,12 @@
 """Gemma 3, text (Gemma Team, arXiv:2503.19786), from config to logits.
 
-A Gemma 2 without soft caps on scores whose query and key heads are normed; five layers of six have a window, and a
+Gemma 2 without soft caps on attention scores, with normed query and key heads; five layers of six have a window, and a
 rotary embedding of their own.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
-from .parts import Attention, Mlp, read_attention, read_ends, read_gemma_norm, read_mlp, split_heads
+from .parts import Attention, Mlp, read_attention, read_embeddings, read_gemma_norm, read_mlp, split_heads
 from .refusals import check_entries
 from .rope import make_rope_table
 from .rope_config import Rope, parse_rope, rope_entries
@@ -31,7 +31,10 @@ READ = (
 
 
 def parse_gemma3(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed. An absent pattern of windows is one layer of six."""
+    """Parse `config.json`. By default every sixth layer has no window.
+
+    Raises ValueError for an entry that is missing or not supported.
+    """
     check_entries(data, read=READ, activation="gelu_pytorch_tanh")
     sizes = read_sizes(data, default_head_dim=256, tied=True)
     every = positive(data, "sliding_window_pattern", default=6)
@@ -52,7 +55,7 @@ def parse_gemma3(data: dict[str, Any]) -> DecoderConfig:
 
 
 def parse_ropes(data: dict[str, Any], head_dim: int) -> tuple[Rope, Rope]:
-    """Of full and of windowed layers. In the older spelling `rope_scaling` is that of full layers alone."""
+    """Parse the rotary embeddings of full and of windowed layers. The older `rope_scaling` is for full layers only."""
     entries = rope_entries(data)
     if entries.keys() & {"full_attention", "sliding_attention"}:
         full, local = entries.get("full_attention") or {}, entries.get("sliding_attention") or {}
@@ -68,20 +71,20 @@ def parse_ropes(data: dict[str, Any], head_dim: int) -> tuple[Rope, Rope]:
 
 @attrs.frozen
 class Layer:
-    """One block's weights; those of norms with their 1 added."""
+    """Weights of one layer; 1 has been added to those of norms."""
 
-    attention_norm_D: torch.Tensor
+    input_layernorm_D: torch.Tensor
     attention: Attention
     q_norm_E: torch.Tensor
     k_norm_E: torch.Tensor
-    attention_end_norm_D: torch.Tensor
-    mlp_norm_D: torch.Tensor
+    post_attention_layernorm_D: torch.Tensor
+    pre_feedforward_layernorm_D: torch.Tensor
     mlp: Mlp
-    mlp_end_norm_D: torch.Tensor
+    post_feedforward_layernorm_D: torch.Tensor
 
 
 class Gemma3:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -89,29 +92,29 @@ class Gemma3:
         self.config = c
         self.rope = make_rope_table(c.rope, num_positions)
         self.local_rope = make_rope_table(c.local_rope, num_positions)
-        self.ends = read_ends(weights, c)
+        self.embeddings = read_embeddings(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = read_gemma_norm(weights, "model.norm.weight", c.hidden_size)
 
     def _read_layer(self, weights: Weights, prefix: str) -> Layer:
         D, F = self.config.hidden_size, self.config.intermediate_size
         return Layer(
-            attention_norm_D=read_gemma_norm(weights, prefix + "input_layernorm.weight", D),
+            input_layernorm_D=read_gemma_norm(weights, prefix + "input_layernorm.weight", D),
             attention=read_attention(weights, prefix + "self_attn.", self.config),
             q_norm_E=read_gemma_norm(weights, prefix + "self_attn.q_norm.weight", self.config.head_dim),
             k_norm_E=read_gemma_norm(weights, prefix + "self_attn.k_norm.weight", self.config.head_dim),
-            attention_end_norm_D=read_gemma_norm(weights, prefix + "post_attention_layernorm.weight", D),
-            mlp_norm_D=read_gemma_norm(weights, prefix + "pre_feedforward_layernorm.weight", D),
+            post_attention_layernorm_D=read_gemma_norm(weights, prefix + "post_attention_layernorm.weight", D),
+            pre_feedforward_layernorm_D=read_gemma_norm(weights, prefix + "pre_feedforward_layernorm.weight", D),
             mlp=read_mlp(weights, prefix + "mlp.", D, F),
-            mlp_end_norm_D=read_gemma_norm(weights, prefix + "post_feedforward_layernorm.weight", D),
+            post_feedforward_layernorm_D=read_gemma_norm(weights, prefix + "post_feedforward_layernorm.weight", D),
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
-        x_ND = ops.embed(token_ids_N, self.ends.embed_VD, scale=c.hidden_size**0.5)
+        x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.hidden_size**0.5)
         for index, layer in enumerate(self.layers):
-            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
             qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD, layer.attention.qkv_bias_O)
             q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
             rope = self.rope if c.windows[index] is None else self.local_rope
@@ -120,14 +123,14 @@ class Gemma3:
             ops.write_kv(index, k_NKE, v_NKE)
             o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
             y_ND = ops.linear(o_NHE.flatten(1), layer.attention.o_DI, layer.attention.o_bias_D)
-            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.attention_end_norm_D, c.rms_norm_eps))
-            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.post_attention_layernorm_D, c.rms_norm_eps))
+            h_ND = ops.rms_norm(x_ND, layer.pre_feedforward_layernorm_D, c.rms_norm_eps)
             y_ND = ops.linear(ops.gelu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF)
-            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.mlp_end_norm_D, c.rms_norm_eps))
+            x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.post_feedforward_layernorm_D, c.rms_norm_eps))
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm, head and soft cap: logits_NV."""
-        logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)
+        """Apply the final norm, the output head and the soft cap; return logits_NV."""
+        logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

@@ -1,9 +1,9 @@
 """Mistral (Jiang et al., arXiv:2310.06825), from config to logits: a Llama that may have a window in all layers.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig, positive, read_sizes, same_window
-from .parts import Attention, Mlp, read_attention, read_ends, read_mlp, split_heads
+from .parts import Attention, Mlp, read_attention, read_embeddings, read_mlp, split_heads
 from .refusals import check_entries
 from .rope import make_rope_table
 from .rope_config import parse_rope
@@ -25,9 +25,9 @@ READ = "sliding_window"
 
 
 def parse_mistral(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed.
+    """Parse `config.json`. Raises ValueError for an entry that is missing or not supported.
 
-    An absent `sliding_window` is 4,096, as in the first Mistral; later ones have a null.
+    `sliding_window` defaults to 4,096, as in the first Mistral; later ones set it to null.
     """
     check_entries(data, read=READ)
     sizes = read_sizes(data)
@@ -47,51 +47,51 @@ def parse_mistral(data: dict[str, Any]) -> DecoderConfig:
 
 @attrs.frozen
 class Layer:
-    """One block's weights."""
+    """Weights of one layer."""
 
-    attention_norm_D: torch.Tensor
+    input_layernorm_D: torch.Tensor
     attention: Attention
-    mlp_norm_D: torch.Tensor
+    post_attention_layernorm_D: torch.Tensor
     mlp: Mlp
 
 
 class Mistral:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
         c = config
         self.config = c
         self.rope = make_rope_table(c.rope, num_positions)
-        self.ends = read_ends(weights, c)
+        self.embeddings = read_embeddings(weights, c)
         self.layers = [self._read_layer(weights, f"model.layers.{i}.") for i in range(c.num_layers)]
         self.norm_D = weights.tensor("model.norm.weight", (c.hidden_size,))
 
     def _read_layer(self, weights: Weights, prefix: str) -> Layer:
         D, F = self.config.hidden_size, self.config.intermediate_size
         return Layer(
-            attention_norm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
+            input_layernorm_D=weights.tensor(prefix + "input_layernorm.weight", (D,)),
             attention=read_attention(weights, prefix + "self_attn.", self.config),
-            mlp_norm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
+            post_attention_layernorm_D=weights.tensor(prefix + "post_attention_layernorm.weight", (D,)),
             mlp=read_mlp(weights, prefix + "mlp.", D, F),
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
-        x_ND = ops.embed(token_ids_N, self.ends.embed_VD)
+        x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
-            h_ND = ops.rms_norm(x_ND, layer.attention_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.input_layernorm_D, c.rms_norm_eps)
             qkv_NO = ops.linear(h_ND, layer.attention.qkv_OD)
             q_NHE, k_NKE, v_NKE = split_heads(qkv_NO, c)
             q_NHE, k_NKE = ops.rope(q_NHE, self.rope), ops.rope(k_NKE, self.rope)
             ops.write_kv(index, k_NKE, v_NKE)
             o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=c.windows[index])
             x_ND = ops.add(x_ND, ops.linear(o_NHE.flatten(1), layer.attention.o_DI))
-            h_ND = ops.rms_norm(x_ND, layer.mlp_norm_D, c.rms_norm_eps)
+            h_ND = ops.rms_norm(x_ND, layer.post_attention_layernorm_D, c.rms_norm_eps)
             x_ND = ops.add(x_ND, ops.linear(ops.silu_mul(ops.linear(h_ND, layer.mlp.gate_up_OD)), layer.mlp.down_DF))
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm and head: logits_NV."""
-        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.ends.head_VD)
+        """Apply the final norm and the output head; return logits_NV."""
+        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

@@ -30,7 +30,7 @@ class ReferenceOps:
     def __init__(self, plan: StepPlan, cache: KVCache) -> None:
         self._plan = plan
         self._cache = cache
-        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the table's identity
+        self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the table's identity
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         # the table is float32 here whatever the model's dtype is; the cache is not
@@ -44,14 +44,14 @@ class ReferenceOps:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
-        if id(table) not in self._turns:
-            self._turns[id(table)] = table.at(self._plan.positions_N)
-        cos_NR, sin_NR = self._turns[id(table)]
+        if id(table) not in self._cos_sin:
+            self._cos_sin[id(table)] = table.at(self._plan.positions_N)
+        cos_NR, sin_NR = self._cos_sin[id(table)]
         half = cos_NR.shape[1]
         first_NHR, second_NHR, rest = torch.split(x_NHE, [half, half, x_NHE.shape[2] - 2 * half], dim=-1)
         cos_N1R, sin_N1R = cos_NR.unsqueeze(1), sin_NR.unsqueeze(1)
-        turned = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
-        return torch.cat([*turned, rest], dim=-1)
+        rotated = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
+        return torch.cat([*rotated, rest], dim=-1)
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
         plan, num_tokens = self._plan, self._plan.blocks_n.shape[0]

@@ -16,11 +16,11 @@ from functools import partial
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
-from ..kv_cache_size import Device, check_weights_fit, choose_pool
+from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import check_length, read_config
 from ..models.families import Model, find_family
@@ -75,9 +75,9 @@ class ReferenceBackend:
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
         self._ops: type[ReferenceOps] = ReferenceOps
         self.cache = KVCache(NUM_BLOCKS, block)
-        self._pool = choose_pool(
+        self._memory_plan = plan_memory(
             config,
-            Device(
+            DeviceMemory(
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
                 held=resident(),
@@ -85,7 +85,7 @@ class ReferenceBackend:
                 memory=memory,
             ),
         )
-        self.cache = KVCache(self._pool.num_blocks, block)
+        self.cache = KVCache(self._memory_plan.num_blocks, block)
         self._capabilities = Capabilities(
             name="reference",
             dtype=str(dtype).removeprefix("torch."),
@@ -98,8 +98,8 @@ class ReferenceBackend:
         return self._capabilities
 
     @property
-    def pool(self) -> Pool:
-        return self._pool
+    def memory_plan(self) -> MemoryPlan:
+        return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
         """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""

@@ -53,7 +53,7 @@ def likeliest(logits_V: torch.Tensor, count: int) -> list[int]:
         return []
     count = min(count, len(logits_V))
     # topk chooses among equals as it likes: everything from its last value on is sorted again, ids ascending
-    border = torch.topk(logits_V, count).values[-1]
-    ids = (logits_V >= border).nonzero()[:, 0]
+    threshold = torch.topk(logits_V, count).values[-1]
+    ids = (logits_V >= threshold).nonzero()[:, 0]
     order = torch.sort(logits_V[ids], descending=True, stable=True).indices[:count]
     return [int(token_id) for token_id in ids[order]]

@@ -1,6 +1,6 @@
-"""The gated activations between a layer's two MLP matrices, and plain sums. `ops.py` launches them.
+"""Element-wise kernels: gated activations, sums, soft caps; and the embedding. `ops.py` launches them.
 
-What must always hold: each number of a result follows from the numbers at its own place.
+What must always hold: an element of the result depends on the elements at the same index only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x: tl.tensor) -> tl.tensor:
-    """In float32, by way of exp2, whose overflow gives the right limit."""
+    """Compute tanh in float32 by exp2, whose overflow gives the right limit."""
     return 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0)
 
 
@@ -20,14 +20,14 @@ def gated_kernel(
     gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, WIDTH: tl.constexpr, GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`act(gate) * up`: SiLU, or GELU in its tanh form. Program (n, b) has block b of row n."""
+    """Compute `act(gate) * up`: SiLU, or GELU in its tanh form. Program (n, b) has block b of row n."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
     gate = tl.load(gate_up_ptr + n * row_stride + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + n * row_stride + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     if GELU:
-        # (1 + tanh(x)) / 2 is the logistic function of 2x, which cancels nothing where tanh nears -1
+        # (1 + tanh(x)) / 2 is the logistic function of 2x, which avoids cancellation where tanh is near -1
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         gate = gate / (1.0 + tl.exp2(inner * -2.8853900817779268))
     else:
@@ -39,7 +39,7 @@ def gated_kernel(
 def add_kernel(
     x_ptr: tl.tensor, y_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """`x + y`, all dense. Program (n, b) has block b of row n."""
+    """Compute `x + y`, all dense. Program (n, b) has block b of row n."""
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * WIDTH + i
     inside = i < WIDTH
@@ -52,7 +52,7 @@ def add_kernel(
 def soft_cap_kernel(
     x_ptr: tl.tensor, out_ptr: tl.tensor, cap: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """`cap * tanh(x / cap)`, dense. Program (n, b) has block b of row n."""
+    """Compute `cap * tanh(x / cap)`, dense. Program (n, b) has block b of row n."""
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * WIDTH + i
     inside = i < WIDTH
@@ -65,7 +65,7 @@ def embed_kernel(
     ids_ptr: tl.tensor, table_ptr: tl.tensor, out_ptr: tl.tensor, scale: tl.tensor, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Rows of the table times `scale`. Program (n, b) has block b of token n."""
+    """Look up rows of the table, times `scale`. Program (n, b) has block b of token n."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH

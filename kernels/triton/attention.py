@@ -1,4 +1,4 @@
-"""Launches of the attention kernels over one pass's columns, and the memory that decode's parts take."""
+"""Launch the attention kernels over one pass's columns; allocate the memory for decode's partial results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .prefill import prefill_kernel
 
 
 class Parts:
-    """What decode's programs leave for the sum: weighted values, maximum and sum of every item."""
+    """Partial results of decode: weighted values, maximum and sum of every item, which the second kernel combines."""
 
     def __init__(self, num_items: int, num_heads: int, head_dim: int, device: Device) -> None:
         self.num_items = num_items
@@ -36,15 +36,15 @@ def attend(
     window: int | None,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    """Attention of every token of the pass to its own sequence: o_NHE, zero for padding.
+    """Compute attention of every token of the pass to its own sequence: o_NHE, zero for padding.
 
-    `tables` has a block table a slot.
+    `tables` has one block table per slot.
     """
     num_heads, head_dim = q_NHE.shape[1:]
     num_kv_heads, slots = k_BKSE.shape[1:3]
     group = num_heads // num_kv_heads
     c = columns.device
-    # where every row has one token, padding has rows of its own
+    # where every row has one token, decode_sum_kernel writes the zeros of padding rows
     o_NHE = torch.zeros_like(q_NHE) if columns.num_tiles else torch.empty_like(q_NHE)
     launch = decode_launch(tiles, group)
     strides = (tables.stride(0), k_BKSE.stride(0), k_BKSE.stride(1), k_BKSE.stride(2))
@@ -58,7 +58,7 @@ def attend(
             c["num_items"], parts.weighted, parts.highest, parts.total, *strides, *numbers, *meaning,
             launch.rows, *width, tiles.keys, tiles.chunk, programs, **_options(launch, tiles),
         )  # fmt: skip
-        decode_sum_kernel[(columns.room.num_rows, num_kv_heads)](
+        decode_sum_kernel[(columns.capacity.num_rows, num_kv_heads)](
             parts.weighted, parts.highest, parts.total, c["row_tokens"], c["row_ends"], c["item_start"], o_NHE,
             num_kv_heads, group, launch.rows, *width, num_warps=launch.num_warps, enable_fp_fusion=tiles.fusion,
         )  # fmt: skip
@@ -73,19 +73,19 @@ def attend(
 
 
 def decode_launch(tiles: Tiles, group: int) -> Launch:
-    """One token's heads of a group fill the first rows of a tile."""
+    """Return decode's launch; the query heads of one token and one group fill the first rows of a tile."""
     launch = tiles.decode
     return Launch(max(launch.rows, triton.next_power_of_2(group)), launch.num_warps, launch.num_stages)
 
 
 def prefill_launch(tiles: Tiles, group: int, head_dim: int) -> Launch:
-    """A tile holds at least one token's group."""
+    """Return prefill's launch; a tile has room for at least one token's group."""
     launch = tiles.prefill if head_dim <= 128 else tiles.prefill_wide
     return Launch(max(launch.rows, triton.next_power_of_2(group)), launch.num_warps, launch.num_stages)
 
 
 def tile_tokens(tiles: Tiles, group: int, head_dim: int) -> int:
-    """Tokens of a prompt that one program attends for."""
+    """Return how many tokens of a prompt one prefill program handles."""
     return prefill_launch(tiles, group, head_dim).rows // group
 
 

@@ -1,5 +1,7 @@
-"""Whether this machine can run Triton's kernels, asked before anything of Triton or CUDA is loaded; and what has to
-stand in the environment by then."""
+"""Whether this machine can run the Triton kernels, and the environment that strict mode needs.
+
+Must not import Triton or start CUDA before it is known that both are there and the environment is set.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,18 @@ from typing import Any
 _LEAST_CAPABILITY = (8, 0)  # asynchronous copies and bfloat16 products
 
 _STRICT = {
-    # cuBLAS otherwise splits K where memory allows, by the number of rows (NVIDIA: "cuBLAS API", results
-    # reproducibility)
+    # otherwise cuBLAS may split K, depending on the number of rows (NVIDIA: "cuBLAS API", results reproducibility)
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "CUBLASLT_WORKSPACE_SIZE": "1",
 }
 
 
-class NotForTriton(Exception):
-    """The GPU is one that the triton executor does not run on; the message says why."""
+class TritonUnavailable(Exception):
+    """The triton executor does not run on this GPU; the message says why."""
 
 
-def why_not() -> str | None:
-    """What is missing, or None. Does not start CUDA."""
+def why_unavailable() -> str | None:
+    """Return what is missing, or None. Does not start CUDA."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install 'quipu-llm[triton]')"
     import torch
@@ -33,19 +34,19 @@ def why_not() -> str | None:
 
 
 def check_capability() -> None:
-    """Starts CUDA. Raises NotForTriton for a GPU that is too old."""
+    """Start CUDA and raise TritonUnavailable if the GPU is too old."""
     import torch
 
     capability = torch.cuda.get_device_capability()
     if capability < _LEAST_CAPABILITY:
-        raise NotForTriton(f"the GPU's compute capability {capability[0]}.{capability[1]} is below 8.0")
+        raise TritonUnavailable(f"the GPU's compute capability {capability[0]}.{capability[1]} is below 8.0")
 
 
-def ask_for_strict() -> bool:
-    """Set what cuBLAS reads when CUDA starts. False where it has started without."""
+def request_strict_cublas() -> bool:
+    """Set the environment that cuBLAS reads when CUDA starts. Return False if CUDA has started without it."""
     import torch
 
-    cuda: Any = torch.cuda  # torch gives no types to part of it
+    cuda: Any = torch.cuda  # torch does not type all of it
     asked = all(os.environ.get(name) == value for name, value in _STRICT.items())
     if not asked and cuda.is_initialized():
         return False

@@ -1,10 +1,10 @@
 """A pass's columns on the device: one buffer of 32-bit integers for each padded number of tokens, filled by the host.
 
-`triton_backend.py` fills one a pass and copies it over in one go; `ops.py` hands its parts to the kernels. A CUDA graph
-keeps reading the same buffer.
+`runner.py` fills one in each pass, which is copied to the device at once; `ops.py` passes its parts to kernels. A CUDA
+graph always reads the same buffer.
 
-What must always hold: padding tokens stand at position 0 and write into slot 0 of the null block, which no row reads;
-padding rows are empty and have no items. Items of a row are ascending chunks, side by side.
+What must always hold: padding tokens have position 0 and write into slot 0 of the null block, which no row reads;
+padding rows are empty and have no items. Items of a row are adjacent, chunks ascending.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PER_ROW = ("row_slots", "row_tokens", "row_ends")
 
 
 @attrs.frozen
-class Room:
-    """How much a set of columns holds."""
+class Capacity:
+    """The sizes for which a set of columns was allocated."""
 
     num_tokens: int
     num_rows: int
@@ -34,15 +34,15 @@ class Room:
 
 
 class Columns:
-    """`host[name]` and `device[name]` are one column on either side."""
+    """A pass's columns by name, on both sides: `host[name]` and `device[name]`."""
 
-    def __init__(self, room: Room, device: Device) -> None:
-        self.room = room
-        sizes = dict.fromkeys(_PER_TOKEN, room.num_tokens) | dict.fromkeys(_PER_ROW, room.num_rows)
-        sizes |= {"item_start": room.num_rows + 1, "num_items": 1}
-        # pairs: row and first token; row and chunk. The longest comes last, since only what is used is copied.
-        sizes |= {"tiles": 2 * room.num_tiles, "items": 2 * room.num_items}
-        # each column on 16 numbers of its own: kernels are compiled for aligned pointers
+    def __init__(self, capacity: Capacity, device: Device) -> None:
+        self.capacity = capacity
+        sizes = dict.fromkeys(_PER_TOKEN, capacity.num_tokens) | dict.fromkeys(_PER_ROW, capacity.num_rows)
+        sizes |= {"item_start": capacity.num_rows + 1, "num_items": 1}
+        # pairs: (row, first token) and (row, chunk). The longest column is last, since only the used part is copied.
+        sizes |= {"tiles": 2 * capacity.num_tiles, "items": 2 * capacity.num_items}
+        # each column begins at a multiple of 16 numbers: kernels are compiled for aligned pointers
         total = sum(_aligned(size) for size in sizes.values())
         self._host = device.pinned(total)
         self._device = device.empty((total,), torch.int32)
@@ -51,7 +51,7 @@ class Columns:
         self.host: dict[str, Int32s] = {}
         self.device: dict[str, torch.Tensor] = {}
         start = 0
-        self._items_at = total - _aligned(2 * room.num_items)
+        self._items_at = total - _aligned(2 * capacity.num_items)
         for name, size in sizes.items():
             self.host[name] = host[start : start + size]
             self.device[name] = self._device[start : start + size]
@@ -62,8 +62,10 @@ class Columns:
     def fill(
         self, batch: StepBatch, lengths: Int32s, tables: Int32s, *, block_size: int, chunk: int, tile: int
     ) -> None:
-        """Lay a batch out and send it. `tables` is the host's copy of every slot's block table; a prompt's tile has
-        `tile` tokens."""
+        """Lay out a batch and copy it to the device.
+
+        `tables` is the host's copy of every slot's block table; a tile of prefill has `tile` tokens.
+        """
         self._copied.wait()
         host = self.host
         num_tokens, num_rows = len(batch.token_ids), len(batch.slots)
@@ -91,14 +93,14 @@ class Columns:
         self._copied.record()
 
     def _fill_empty_rows(self, num_rows: int, num_tokens: int) -> None:
-        """A row without tokens at each token of padding, as far as there are rows; the rest are nobody's."""
-        count = min(self.room.num_rows - num_rows, self.room.num_tokens - num_tokens)
+        """Make each padding token an empty row, as far as there are rows; any further rows are marked as unused."""
+        count = min(self.capacity.num_rows - num_rows, self.capacity.num_tokens - num_tokens)
         host, end = self.host, num_rows + count
         host["row_tokens"][num_rows:end] = host["row_ends"][num_rows:end] = np.arange(num_tokens, num_tokens + count)
         host["row_ends"][end:] = 1
 
     def _fill_items(self, lengths: Int32s, first: Int32s, chunk: int) -> None:
-        """Rows of one token: every chunk up to the token's own."""
+        """List the items of rows with one token: every chunk up to the token's own."""
         counts = np.where(lengths == 1, first // chunk + 1, 0)
         start = np.concatenate(([0], counts.cumsum()))
         self.num_items = int(start[-1])
@@ -111,14 +113,14 @@ class Columns:
         items[:, 1] = np.arange(self.num_items) - np.repeat(start[:-1], counts)
 
     def _fill_tiles(self, lengths: Int32s, tile: int) -> None:
-        """Rows of several tokens; a prompt's last tiles see the most keys and go first."""
+        """List the tiles of rows with several tokens. A prompt's last tiles see the most keys and are started first."""
         pairs = [(row, start) for row, length in enumerate(lengths) if length > 1 for start in range(0, length, tile)]
         self.num_tiles = len(pairs)
         self.host["tiles"][: 2 * len(pairs)] = np.array(pairs[::-1], dtype=np.int32).ravel()
 
 
 def lengths_of(batch: StepBatch) -> Int32s:
-    """Tokens of each row."""
+    """Return the number of tokens of each row."""
     start = np.array(batch.query_start, dtype=np.int32)
     return start[1:] - start[:-1]
 

@@ -1,6 +1,6 @@
-"""Tile shapes and launch options, fixed for each architecture: no autotuning, which would let a timing choose the bits.
+"""Tile shapes and launch options, fixed for each architecture. No autotuning: a timing must not decide a result's bits.
 
-The tests take small ones, so that a few tokens already fill several tiles.
+Tests use small tiles, so that a few tokens fill several of them.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ class Launch:
     """How one kernel is compiled."""
 
     rows: int
-    """Of a tile: queries, or rows of a matrix product. From 64 on the tensor cores take wgmma, below mma.sync."""
+    """Of a tile: queries, or rows of a matrix product. From 64 on tensor cores use wgmma, below that mma.sync."""
     num_warps: int
     num_stages: int
 
 
 @attrs.frozen
 class Tiles:
-    """Everything that decides in which order numbers are summed, and how kernels are launched."""
+    """Everything that determines the order of summation, and how kernels are launched."""
 
     chunk: int
-    """Keys that are attended to as one, on a grid over absolute positions. A multiple of `keys`."""
+    """Keys of a chunk, on a grid over absolute positions. A multiple of `keys`."""
     keys: int
     """Keys of one step within a chunk."""
     decode: Launch
-    """`rows` is the least: a group of more query heads takes the next power of two."""
+    """`rows` is the minimum: a group of more query heads uses the next power of two."""
     prefill: Launch
     prefill_wide: Launch
-    """For heads of more than 128 elements, whose sums would not fit into registers."""
+    """For heads of more than 128 elements, whose accumulators would not fit into registers otherwise."""
     programs: int
-    """Of the decode kernel, over all key/value heads."""
+    """Programs of the decode kernel, over all key/value heads."""
     linear: Launch
     columns: int
-    """Of a tile of a matrix product of our own..."""
+    """Columns of a tile of our own matrix product..."""
     depth: int
     """...its step along K..."""
     slice: int
-    """...and how much of K is summed before it meets the rest."""
+    """...and the part of K that is summed before it is added to the total."""
     few_rows: int
-    """Up to here, slices are spread over programs."""
+    """Up to this many rows, slices are spread over programs."""
     fusion: bool
-    """Whether the compiler may contract a product and a sum. Where two kernels must round alike it may not."""
+    """Whether the compiler may contract a product and a sum. It may not where two kernels must round alike."""
 
 
 HOPPER = Tiles(
@@ -60,7 +60,7 @@ HOPPER = Tiles(
     few_rows=64,
     fusion=False,
 )
-"""sm_90. Shared memory of each kernel stays below the 227 KB that a program can have (`make test-triton` checks)."""
+"""For sm_90. Each kernel needs less than the 227 KB of shared memory that a program can have (`make test-triton`)."""
 
 SMALL = Tiles(
     chunk=16,
@@ -80,7 +80,7 @@ SMALL = Tiles(
 
 
 def tiles_for(capability: tuple[int, int]) -> Tiles:
-    """What suits a GPU of this compute capability. Only Hopper's have been compiled and looked at."""
+    """Return the tiles for a GPU of this compute capability. Only those of Hopper have been compiled and inspected."""
     if capability[0] == 9:
         return HOPPER
     # others have as little as 99 KB of shared memory, and no wgmma
@@ -93,14 +93,14 @@ def tiles_for(capability: tuple[int, int]) -> Tiles:
 
 
 def shared_tile(tiles: Tiles) -> Tiles:
-    """The same with decode's tile for prompts, so that both are one arithmetic."""
+    """Return the same tiles, but with decode's tile for prefill, so that both compile the same arithmetic."""
     return attrs.evolve(tiles, prefill=tiles.decode, prefill_wide=tiles.decode)
 
 
 def token_ladder(most: int) -> list[int]:
-    """How many tokens a pass may have after padding, ascending, up to `most`.
+    """Return the padded sizes of a pass in tokens, ascending, up to `most`.
 
-    So few sizes that all of them can be tried at start, and so close that padding adds at most 8 tokens or a seventh.
+    They are few enough to try all of them at start, and close enough that padding adds at most 8 tokens or a seventh.
     """
     sizes = [1, 2, 4, 8]
     while sizes[-1] < most:

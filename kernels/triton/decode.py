@@ -1,10 +1,10 @@
-"""Attention of one token a row: the chunks of all rows spread over a fixed number of programs, then added up in order.
+"""Attention of rows with one token: the chunks of all rows are spread over a fixed number of programs, then combined.
 
-Which program has which chunk stands in a list that the host writes (`columns.py`), so the launch is the same for every
-batch (a CUDA graph may hold it) and the work is even whatever the contexts.
+The host assigns chunks to programs in a list (`columns.py`), so the launch is the same for every batch, which a CUDA
+graph requires, and the work is balanced whatever the context lengths.
 
-What must always hold: a chunk's result does not depend on the program that computes it, and a row's chunks are added
-in ascending order (fixed-size splits, not a fixed number of them).
+What must always hold: a chunk's result does not depend on the program that computes it, and a row's chunks are combined
+in ascending order (splits of a fixed size, not a fixed number of splits).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def decode_chunks_kernel(
     CHUNK: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ) -> None:
-    """Program (p, kv head) has items p, p + PROGRAMS, ...: the GROUP query heads of one row against one chunk."""
+    """Compute items p, p + PROGRAMS, ... in program (p, kv head). An item: a row's GROUP query heads over one chunk."""
     kv_head = tl.program_id(1).to(tl.int64)
     g = tl.arange(0, ROWS)
     e = tl.arange(0, E_BLOCK)
@@ -90,7 +90,7 @@ def decode_sum_kernel(
     E: tl.constexpr,
     E_BLOCK: tl.constexpr,
 ) -> None:
-    """Program (row, kv head) adds the row's items up. An empty row, padding, gets zeros; a prompt's is left alone."""
+    """Combine the items of one row in program (row, kv head). Write zeros for padding rows; skip rows of prefill."""
     row = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     g = tl.arange(0, ROWS)
@@ -111,5 +111,5 @@ def decode_sum_kernel(
             new_weighted = tl.load(weighted_ptr + at[:, None] * E + e[None, :], mask=inside, other=0.0)
             highest, total, weighted = add_chunk(highest, total, weighted, new_highest, new_total, new_weighted)
         out_at = (token * KV_HEADS + kv_head) * GROUP * E + g[:, None] * E + e[None, :]
-        divisor = tl.where(total == 0.0, 1.0, total)  # padding: of a group, or all of the row
+        divisor = tl.where(total == 0.0, 1.0, total)  # padding of a group, or a padding row
         tl.store(out_ptr + out_at, (weighted / divisor[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""Results whose memory is there and whose numbers are not yet: put off by `ops.py`, to be joined with what follows."""
+"""Operations that `ops.py` has deferred: the memory of the result is allocated, its values are not computed yet."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..ops import RopeTable
 
 
 @attrs.frozen
-class Turned:
-    """Heads that are to be normed (where there is a weight) and turned (where there is a table)."""
+class DeferredHeads:
+    """Heads to be normed (where there is a weight) and rotated (where there is a table)."""
 
     x_NHE: torch.Tensor
     out_NHE: torch.Tensor
@@ -18,8 +18,8 @@ class Turned:
     eps: float
     table: RopeTable | None
 
-    def goes_with(self, other: Turned) -> bool:
-        """Whether one launch can do both."""
+    def can_share_launch(self, other: DeferredHeads) -> bool:
+        """Return whether one launch can compute both."""
         return (
             self.table is other.table
             and (self.weight_E is None) == (other.weight_E is None)
@@ -29,8 +29,8 @@ class Turned:
 
 
 @attrs.frozen
-class Added:
-    """A sum."""
+class DeferredSum:
+    """`x + y`, to be joined with the norm that follows."""
 
     x_ND: torch.Tensor
     y_ND: torch.Tensor

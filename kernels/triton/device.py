@@ -1,7 +1,7 @@
-"""What the backend asks of a device besides kernels: memory, copies, graphs. CUDA's, and the CPU's for the interpreter.
+"""What the backend needs of a device besides kernels: memory, copies, graphs. For CUDA, and for Triton's interpreter.
 
-What must always hold: `capture` gives a function that runs the same work again on the same memory, and reads nothing
-else: whatever changes from pass to pass stands in tensors made before.
+What must always hold: `capture` returns a function that repeats the same work on the same memory and reads nothing
+else: whatever changes from pass to pass is in tensors that were allocated before.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .. import machine
 from ..backend import KVMemory
 from ..machine import Memory
 
-_cuda: Any = torch.cuda  # torch gives no types to part of it
+_cuda: Any = torch.cuda  # torch does not type all of it
 
 
 class Event(Protocol):
-    """A point in the device's work."""
+    """A point in the device's queue of work."""
 
     def record(self) -> None: ...
 
     def wait(self) -> None:
-        """Block the host until the device is past it; at once where it was never recorded."""
+        """Block the host until the device has passed the event. Returns at once if it was never recorded."""
         ...
 
 
@@ -40,28 +40,28 @@ class Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor: ...
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Zeros on the host, int32, that can be copied while the host goes on."""
+        """Allocate int32 zeros on the host that can be copied asynchronously."""
         ...
 
     def event(self) -> Event: ...
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Run once to warm up, record, and give back what runs it again. The result is always the same tensor."""
+        """Run `work` to warm up, record it, and return a function that repeats it; its result is always one tensor."""
         ...
 
     def memory(self) -> Memory: ...
 
     def held(self) -> int:
-        """Bytes of its memory that this process has."""
+        """Return how many bytes of the device's memory this process holds."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """Bytes that `run` takes on top, at its highest."""
+        """Return the peak of additional bytes that `run` allocates."""
         ...
 
     @property
     def default_kv_memory(self) -> KVMemory:
-        """How much the cache gets where nobody says."""
+        """The memory of the KV cache where the operator has not set it."""
         ...
 
 
@@ -71,7 +71,7 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
-        self._pool: Any = None  # a handle that torch makes
+        self._pool: Any = None  # an opaque handle of torch's
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
@@ -83,7 +83,7 @@ class CudaDevice:
         return _CudaEvent()
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        # Beside the default stream, as capturing demands; by then every kernel is compiled and cuBLAS has its memory.
+        # Warm up on a side stream, as capture requires: then every kernel is compiled and cuBLAS has its workspace.
         side = _cuda.Stream(self.torch_device)
         side.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(side):
@@ -92,8 +92,8 @@ class CudaDevice:
         torch.cuda.current_stream(self.torch_device).wait_stream(side)
         torch.cuda.synchronize(self.torch_device)
         graph = torch.cuda.CUDAGraph()
-        # Graphs of one pool share memory: fit for graphs of which one runs at a time and whose results are read before
-        # another is replayed, as a pass's are.
+        # Graphs of one pool share memory. That is safe because only one graph runs at a time, and a pass's results are
+        # read before the next graph is replayed.
         with _cuda.graph(graph, pool=self._pool):
             result = work()
         self._pool = graph.pool()
@@ -112,7 +112,7 @@ class CudaDevice:
     def held(self) -> int:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         unused = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
-        return total - free - unused  # others' memory counts as ours: it is no more to be had
+        return total - free - unused  # memory of other processes counts as ours: it is not available either
 
     def peak_of(self, run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -137,7 +137,7 @@ class _CudaEvent:
 
 
 class CpuDevice:
-    """The host, where Triton's interpreter runs the kernels: for tests, float32 only, thousands of times slower."""
+    """The host, on which Triton's interpreter runs kernels: for tests, float32 only, thousands of times slower."""
 
     torch_device = torch.device("cpu")
     name = "the Triton interpreter"

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on the device: each is read on the host and moved before the next."""
+"""A checkpoint's tensors on the device. Each is read on the host and moved before the next is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..checkpoints.weights import Shape, Weights
 
 
 class DeviceWeights:
-    """Implements `quipu.kernels.checkpoints.weights.Weights`; remembers one matrix of each shape, for `probe.py`."""
+    """Implements `quipu.kernels.checkpoints.weights.Weights`; keeps one matrix of each shape for `probe.py`."""
 
     def __init__(self, source: Weights, device: torch.device) -> None:
         self._source = source

@@ -1,10 +1,10 @@
-"""A mixture of experts: route each token, gather the pairs of token and expert by expert, multiply tile by tile.
+"""Kernels of a mixture of experts: route each token, group the (token, expert) pairs by expert, multiply tile by tile.
 
 `mixture.py` launches these. Everything that depends on the routing is computed on the device, so the launches are the
 same for every batch.
 
-What must always hold: a pair's row of a product does not show which pairs its tile holds (`linear.py`'s arithmetic); a
-token's experts are summed from the highest weight down, of two equal ones the lower number first.
+What must always hold: a pair's result does not depend on the other pairs of its tile (the arithmetic of `linear.py`); a
+token's experts are summed by descending weight, ties by ascending index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def route_kernel(
     NORMALISE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program n: the CHOSEN best experts of token n and their softmax weights, float32."""
+    """Choose the CHOSEN best experts of token n and their softmax weights (float32) in program n."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     score = tl.load(scores_ptr + n * row_stride + i, mask=i < EXPERTS, other=float("-inf")).to(tl.float32)
@@ -37,11 +37,11 @@ def route_kernel(
     chosen_share = tl.zeros([CHOSEN_BLOCK], tl.float32)
     place = tl.arange(0, CHOSEN_BLOCK)
     chosen = tl.zeros([CHOSEN_BLOCK], tl.int32)
-    for turn in tl.static_range(CHOSEN):
+    for index in tl.static_range(CHOSEN):
         best = tl.max(left, 0)
         expert = tl.min(tl.where(left == best, i, BLOCK), 0)
-        chosen = tl.where(place == turn, expert, chosen)
-        chosen_share = tl.where(place == turn, best, chosen_share)
+        chosen = tl.where(place == index, expert, chosen)
+        chosen_share = tl.where(place == index, best, chosen_share)
         left = tl.where(i == expert, -1.0, left)
     if NORMALISE:
         chosen_share = chosen_share / tl.sum(chosen_share, 0)
@@ -69,10 +69,11 @@ def pairs_linear_kernel(
     DEPTH: tl.constexpr,
     SLICE: tl.constexpr,
 ) -> None:
-    """Program (t, column tile): tile t of all experts' tiles, one expert's after another's.
+    """Multiply tile t in program (t, column tile); tiles are numbered through all experts.
 
-    `order` has the pairs by expert; `pair_ends` and `tile_ends` say where each expert's end; `matrices` holds their
-    addresses. PAIRS_A_ROW pairs share a row of x (those of a token), each has its own row of `out`.
+    `order` has the pairs sorted by expert; `pair_ends` and `tile_ends` have each expert's end (exclusive) in pairs and
+    tiles; `matrices` has the experts' addresses. PAIRS_A_ROW pairs (those of a token) share a row of x; each has its
+    own row of `out`.
     """
     tile = tl.program_id(0)
     i = tl.arange(0, EXPERTS_BLOCK)
@@ -85,7 +86,7 @@ def pairs_linear_kernel(
         end = tl.load(pair_ends_ptr + expert)
         place = first_pair + (tile - first_tile) * ROWS + tl.arange(0, ROWS)
         pair = tl.load(order_ptr + place, mask=place < end, other=0)
-        m = tl.where(place < end, pair // PAIRS_A_ROW, num_rows)  # rows that are not there read as zeros
+        m = tl.where(place < end, pair // PAIRS_A_ROW, num_rows)  # rows outside of the expert's pairs read as zeros
         n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         matrix_ptr = tl.load(matrices_ptr + expert).to(tl.pointer_type(x_ptr.dtype.element_ty))
         matrix_ptr = tl.multiple_of(matrix_ptr, 16)
@@ -107,7 +108,7 @@ def weigh_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program (n, b): block b of the weighted sum of token n's pairs."""
+    """Compute block b of the weighted sum of token n's pairs in program (n, b)."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH

@@ -1,8 +1,8 @@
-"""A matrix product whose rows do not show how many there are: the strict mode's, where cuBLAS does not promise it.
+"""A matrix product in which a row's result does not depend on the number of rows, for strict mode.
 
-K is cut into slices of fixed size. A slice is one chain of tensor-core products from zero, k ascending, and slices are
-added up from the first on. Few rows spread the slices over programs (there would be too few programs to keep memory
-busy), many rows take them one after another in one; the tile is the same in both.
+cuBLAS does not guarantee that. Here K is cut into slices of fixed size. A slice is one chain of tensor-core products
+from zero, k ascending, and slices are summed in ascending order. With few rows the slices are spread over programs
+(otherwise there would be too few to saturate memory); with many rows one program computes all slices of its tile.
 
 What must always hold: both kernels compute a slice by `slice_product`, in one tile shape, compiled alike.
 """
@@ -19,7 +19,7 @@ def slice_product(
     x_stride: tl.tensor, NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SLICE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """`x[m] @ weight[n].T` over one slice of K, float32."""
+    """Compute `x[m] @ weight[n].T` over one slice of K, in float32."""
     part = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(k_slice * SLICE, tl.minimum(k_slice * SLICE + SLICE, NUM_IN), DEPTH):
         k = start + tl.arange(0, DEPTH)
@@ -43,7 +43,7 @@ def slices_kernel(
     NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     SLICE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (column tile, row tile, slice) writes one slice of one tile to `parts[slice, row, column]`."""
+    """Write one slice of one tile to `parts[slice, row, column]`: program (column tile, row tile, slice)."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     k_slice = tl.program_id(2)
@@ -59,7 +59,7 @@ def add_slices_kernel(
     parts_ptr: tl.tensor, bias_ptr: tl.tensor, out_ptr: tl.tensor, num_rows: tl.tensor, NUM_OUT: tl.constexpr,
     SLICES: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (row, b) adds up block b of one row."""
+    """Sum the slices of block b of one row in program (row, b)."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < NUM_OUT
@@ -77,7 +77,7 @@ def linear_kernel(
     x_stride: tl.tensor, NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (row tile, column tile) has one tile of the result, all slices."""
+    """Compute all slices of one tile of the result in program (row tile, column tile)."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)

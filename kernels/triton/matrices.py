@@ -1,4 +1,4 @@
-"""Matrix products: cuBLAS, or our own where rows must not show how many there are and cuBLAS's do (`probe.py` asks)."""
+"""Matrix products: by cuBLAS, or by our own kernel where results must not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Linear(Protocol):
 
 
 class LibraryLinear:
-    """torch's, which is cuBLAS on a GPU."""
+    """torch's product, which is cuBLAS on a GPU."""
 
     name = "cublas"
 
@@ -33,13 +33,13 @@ class LibraryLinear:
     ) -> torch.Tensor:
         if dtype == x_NI.dtype:
             return torch.nn.functional.linear(x_NI, weight_OI, bias_O)
-        # The head's logits in float32: half-precision ones would tie.
+        # The head's logits are float32: many half-precision ones would be tied.
         y_NO = torch.mm(x_NI, weight_OI.t(), out_dtype=dtype)
         return y_NO if bias_O is None else y_NO + bias_O
 
 
 class OwnLinear:
-    """`linear.py`'s kernels in one tile shape."""
+    """The kernels of `linear.py`, all in one tile shape."""
 
     name = "own"
 

@@ -1,4 +1,4 @@
-"""What all passes of a model share on the device, and what its launches depend on."""
+"""Device memory that all passes of a model share, and the head counts that launches depend on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .mixture import Addresses
 
 
 class RopeTables:
-    """Rotary tables on the device, copied over once."""
+    """Rotary tables on the device, each copied once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._copies: dict[int, tuple[RopeTable, torch.Tensor, torch.Tensor]] = {}
 
     def of(self, table: RopeTable) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(cos_PR, sin_PR)`."""
+        """Return `(cos_PR, sin_PR)` of a table."""
         if id(table) not in self._copies:
             cos_PR, sin_PR = table.cos_PR.to(self._device).contiguous(), table.sin_PR.to(self._device).contiguous()
             self._copies[id(table)] = (table, cos_PR, sin_PR)
@@ -28,7 +28,7 @@ class RopeTables:
 
 @attrs.frozen
 class Heads:
-    """The model's attention, as far as launches depend on it."""
+    """The model's attention heads."""
 
     num_heads: int
     num_kv_heads: int
@@ -37,7 +37,7 @@ class Heads:
 
 @attrs.frozen
 class Memory:
-    """What all passes share."""
+    """Memory that all passes share."""
 
     cache: KVCache
     tables: torch.Tensor

@@ -1,4 +1,4 @@
-"""Launches of a mixture of experts over one pass's tokens."""
+"""Launch the kernels of a mixture of experts over one pass's tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BLOCK = 1024
 
 
 class Addresses:
-    """Where each expert's matrix lies, on the device; made once for each list of matrices."""
+    """Addresses of experts' matrices, on the device; made once for each list of matrices."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[int, tuple[Sequence[torch.Tensor], torch.Tensor]] = {}
 
     def of(self, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-        """int64, one an expert."""
+        """Return the addresses, int64, one per expert."""
         if id(matrices) not in self._made:
             places = torch.tensor([matrix.data_ptr() for matrix in matrices], dtype=torch.int64, device=self._device)
             self._made[id(matrices)] = (matrices, places)
@@ -68,7 +68,7 @@ def mix(
 
 
 def _by_expert(chosen_P: torch.Tensor, num_experts: int, rows: int) -> _Pairs:
-    """Pairs by expert, ascending within each; and each expert's last pair and last tile, exclusive."""
+    """Sort pairs by expert (stable), and find where each expert's pairs and tiles end (exclusive)."""
     sorted_P = torch.sort(chosen_P, stable=True)
     every = torch.arange(num_experts, dtype=torch.int32, device=chosen_P.device)
     pair_ends = torch.searchsorted(sorted_P.values, every, right=True)
@@ -81,7 +81,7 @@ def _multiply(
     x_MI: torch.Tensor, matrices: Sequence[torch.Tensor], pairs: _Pairs, pairs_a_row: int,
     addresses: Addresses, tiles: Tiles,
 ) -> torch.Tensor:  # fmt: skip
-    """Each pair's row times its expert's matrix: y_PO."""
+    """Multiply each pair's row with its expert's matrix: y_PO."""
     num_out, num_in = matrices[0].shape
     num_experts, num_pairs = len(matrices), pairs.order.shape[0]
     y_PO = x_MI.new_empty((num_pairs, num_out))

@@ -1,4 +1,4 @@
-"""RMSNorm, alone or of a sum that is kept as well. `ops.py` launches it.
+"""RMSNorm, alone or fused with the sum that precedes it. `ops.py` launches it.
 
 What must always hold: one program has one whole row, so a row's bits depend on the row alone.
 """
@@ -22,9 +22,9 @@ def rms_norm_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """`out = rms_norm(x)`; with ADD `sum = x + y` (rounded as it is stored) and `out = rms_norm(sum)`.
+    """Compute `out = rms_norm(x)`; with ADD `sum = x + y` (rounded as it is stored) and `out = rms_norm(sum)`.
 
-    Program n has row n of x, whose rows may lie apart; y, sum and out are dense.
+    Program n has row n of x, whose rows may be strided; y, sum and out are dense.
     """
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)

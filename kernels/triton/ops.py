@@ -1,12 +1,12 @@
-"""The operations that a model is written in, as launches of kernels: each at once, or later and joined with others.
+"""`Ops` as kernel launches, some of which are deferred so that one launch can do several operations.
 
-`triton_backend.py` makes one a pass (or one a CUDA graph: then the launches are recorded). A model asks for small
-steps, and each launch costs; so a sum waits for the norm that follows it, and what is done to queries and keys waits
-until they are written. The result's memory exists meanwhile, so a model can look at it in other shapes; whoever needs
-the numbers has them computed then (`_numbers`).
+`runner.py` makes one for each pass (or for each CUDA graph, which records the launches). A model asks for small steps,
+and each launch costs; so a sum is deferred until the norm that follows it, and the norm and rotation of queries and
+keys until the keys are written. The memory of a deferred result is there at once, so a model can view it in other
+shapes; its values are computed when an operation needs them (`_computed`).
 
-What must always hold: no kernel reads a tensor that is still owed. What is owed for longer than the next layer's
-`write_kv` is forgotten: no model comes back to a layer's queries or keys by then.
+What must always hold: no kernel reads a tensor that is still deferred. Queries and keys that are deferred beyond the
+next layer's `write_kv` are dropped: by then no model reads them again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from . import attention
 from .activation import add_kernel, embed_kernel, gated_kernel, soft_cap_kernel
 from .columns import Columns
 from .configs import Tiles
-from .deferred import Added, Turned
+from .deferred import DeferredHeads, DeferredSum
 from .matrices import Linear
 from .memory import Memory
 from .mixture import mix
 from .norm import rms_norm_kernel
-from .rope_kv import turn_and_write_kernel, turn_kernel
+from .rope_kv import rope_and_write_kernel, rope_kernel
 
 _BLOCK = 1024
 
@@ -37,14 +37,14 @@ class TritonOps:
     def __init__(
         self, columns: Columns, memory: Memory, tiles: Tiles, linear: Linear, *, results_in: torch.dtype | None = None
     ) -> None:
-        """`results_in` is the dtype of matrix products, where it is not that of their arguments (the head's)."""
+        """`results_in`: dtype of matrix products where it differs from that of their arguments (the output head)."""
         self._columns = columns
         self._memory = memory
         self._tiles = tiles
         self._linear = linear
         self._results_in = results_in
-        self._owed: dict[int, Turned | Added] = {}  # by the place of the result
-        self._owed_before: list[Turned] = []
+        self._deferred: dict[int, DeferredHeads | DeferredSum] = {}  # by the address of the result
+        self._deferred_before: list[DeferredHeads] = []
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
@@ -54,36 +54,39 @@ class TritonOps:
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        return self._linear(self._numbers(x_NI), weight_OI, bias_O, self._results_in or x_NI.dtype)
+        return self._linear(self._computed(x_NI), weight_OI, bias_O, self._results_in or x_NI.dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dim() == 3:
-            return self._owe_turn(Turned(self._numbers(x), _dense_like(x), weight, eps, None))
-        owed = self._owed.get(_place(x))
+            return self._defer(DeferredHeads(self._computed(x), _dense_like(x), weight, eps, None))
+        deferred = self._deferred.get(_place(x))
         out_ND = _dense_like(x)
-        if isinstance(owed, Added):
-            del self._owed[_place(x)]
-            self._launch_norm(owed.x_ND, owed.y_ND, owed.out_ND, weight, eps, out_ND)
+        if isinstance(deferred, DeferredSum):
+            del self._deferred[_place(x)]
+            self._launch_norm(deferred.x_ND, deferred.y_ND, deferred.out_ND, weight, eps, out_ND)
         else:
-            self._launch_norm(self._numbers(x), None, x, weight, eps, out_ND)
+            self._launch_norm(self._computed(x), None, x, weight, eps, out_ND)
         return out_ND
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
-        owed = self._owed.get(_place(x_NHE))
+        deferred = self._deferred.get(_place(x_NHE))
         out_NHE = _dense_like(x_NHE)
-        if isinstance(owed, Turned) and owed.table is None and owed.out_NHE.shape == x_NHE.shape:
-            return self._owe_turn(attrs.evolve(owed, out_NHE=out_NHE, table=table))
-        return self._owe_turn(Turned(self._numbers(x_NHE), out_NHE, None, 0.0, table))
+        if isinstance(deferred, DeferredHeads) and deferred.table is None and deferred.out_NHE.shape == x_NHE.shape:
+            return self._defer(attrs.evolve(deferred, out_NHE=out_NHE, table=table))
+        return self._defer(DeferredHeads(self._computed(x_NHE), out_NHE, None, 0.0, table))
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
-        v_NKE = self._numbers(v_NKE)
-        owed = self._owed.get(_place(k_NKE))
-        keys = owed if isinstance(owed, Turned) else Turned(self._numbers(k_NKE), k_NKE, None, 0.0, None)
-        queries = self._queries_beside(keys) if keys is owed else None
+        v_NKE = self._computed(v_NKE)
+        deferred = self._deferred.get(_place(k_NKE))
+        if isinstance(deferred, DeferredHeads):
+            keys = deferred
+        else:
+            keys = DeferredHeads(self._computed(k_NKE), k_NKE, None, 0.0, None)
+        queries = self._queries_for(keys) if keys is deferred else None
         self._launch_write(layer, queries, keys, v_NKE)
         if queries is not None:
-            del self._owed[_place(queries.out_NHE)]
-        self._forget()
+            del self._deferred[_place(queries.out_NHE)]
+        self._drop_stale()
 
     def attend(
         self,
@@ -95,7 +98,7 @@ class TritonOps:
         soft_cap: float | None = None,
     ) -> torch.Tensor:
         return attention.attend(
-            self._numbers(q_NHE).contiguous(), *self._memory.cache[layer], self._columns, self._memory.tables,
+            self._computed(q_NHE).contiguous(), *self._memory.cache[layer], self._columns, self._memory.tables,
             self._memory.parts, self._tiles, scale=scale, window=window, soft_cap=soft_cap,
         )  # fmt: skip
 
@@ -107,11 +110,11 @@ class TritonOps:
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         out_ND = _dense_like(x_ND)
-        self._owed[_place(out_ND)] = Added(self._numbers(x_ND), self._numbers(y_ND), out_ND)
+        self._deferred[_place(out_ND)] = DeferredSum(self._computed(x_ND), self._computed(y_ND), out_ND)
         return out_ND
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
-        x_NV = self._numbers(x_NV)
+        x_NV = self._computed(x_NV)
         num_rows, width = x_NV.shape
         out_NV = _dense_like(x_NV)
         soft_cap_kernel[_rows_of(num_rows, width)](x_NV, out_NV, cap, width, _block(width))
@@ -119,41 +122,43 @@ class TritonOps:
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
         return mix(
-            self._numbers(x_ND), self._numbers(router_NX), experts, self._memory.addresses, self._tiles, self.silu_mul
+            self._computed(x_ND), self._computed(router_NX), experts, self._memory.addresses, self._tiles, self.silu_mul
         )
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
-        """A result of the pass, with its numbers in it."""
-        return self._numbers(x)
+        """Return a result of the pass, computed if it was deferred."""
+        return self._computed(x)
 
-    def _numbers(self, x: torch.Tensor) -> torch.Tensor:
-        """The same tensor, computed."""
-        owed = self._owed.pop(_place(x), None)
-        if isinstance(owed, Added):
-            num_rows, width = owed.out_ND.shape
-            add_kernel[_rows_of(num_rows, width)](owed.x_ND, owed.y_ND, owed.out_ND, width, _block(width))
-        elif isinstance(owed, Turned):
-            self._launch_turn(owed)
+    def _computed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the same tensor, computed if it was deferred."""
+        deferred = self._deferred.pop(_place(x), None)
+        if isinstance(deferred, DeferredSum):
+            num_rows, width = deferred.out_ND.shape
+            add_kernel[_rows_of(num_rows, width)](deferred.x_ND, deferred.y_ND, deferred.out_ND, width, _block(width))
+        elif isinstance(deferred, DeferredHeads):
+            self._launch_heads(deferred)
         return x
 
-    def _queries_beside(self, keys: Turned) -> Turned | None:
-        """The latest heads that wait for what these wait for."""
-        for owed in reversed(self._owed.values()):
-            if isinstance(owed, Turned) and owed is not keys and owed.goes_with(keys):
-                return owed
+    def _queries_for(self, keys: DeferredHeads) -> DeferredHeads | None:
+        """Return the latest deferred heads that can share a launch with these keys."""
+        for deferred in reversed(self._deferred.values()):
+            if isinstance(deferred, DeferredHeads) and deferred is not keys and deferred.can_share_launch(keys):
+                return deferred
         return None
 
-    def _owe_turn(self, turned: Turned) -> torch.Tensor:
-        self._owed[_place(turned.out_NHE)] = turned
-        return turned.out_NHE
+    def _defer(self, heads: DeferredHeads) -> torch.Tensor:
+        self._deferred[_place(heads.out_NHE)] = heads
+        return heads.out_NHE
 
-    def _forget(self) -> None:
-        """Drop what was owed before the last layer's keys were written; a sum may wait."""
-        for turned in self._owed_before:
-            place = _place(turned.out_NHE)
-            if self._owed.get(place) is turned:
-                del self._owed[place]
-        self._owed_before = [owed for owed in self._owed.values() if isinstance(owed, Turned)]
+    def _drop_stale(self) -> None:
+        """Drop heads that were deferred before the last layer's keys were written; sums stay."""
+        for heads in self._deferred_before:
+            place = _place(heads.out_NHE)
+            if self._deferred.get(place) is heads:
+                del self._deferred[place]
+        self._deferred_before = [
+            deferred for deferred in self._deferred.values() if isinstance(deferred, DeferredHeads)
+        ]
 
     def _launch_norm(
         self, x_ND: torch.Tensor, y_ND: torch.Tensor | None, sum_ND: torch.Tensor, weight_D: torch.Tensor, eps: float,
@@ -167,30 +172,32 @@ class TritonOps:
         )  # fmt: skip
 
     def _gated(self, gate_up_N2F: torch.Tensor, *, gelu: bool) -> torch.Tensor:
-        gate_up_N2F = self._numbers(gate_up_N2F)
+        gate_up_N2F = self._computed(gate_up_N2F)
         num_rows, width = gate_up_N2F.shape[0], gate_up_N2F.shape[1] // 2
         h_NF = gate_up_N2F.new_empty((num_rows, width))
         gated_kernel[_rows_of(num_rows, width)](gate_up_N2F, h_NF, gate_up_N2F.stride(0), width, gelu, _block(width))
         return h_NF
 
-    def _launch_turn(self, t: Turned) -> None:
-        cos_PR, sin_PR, *shape = self._turn_arguments(t)
+    def _launch_heads(self, t: DeferredHeads) -> None:
+        cos_PR, sin_PR, *shape = self._rope_arguments(t)
         num_tokens, num_heads, _ = t.x_NHE.shape
-        turn_kernel[(num_tokens,)](
+        rope_kernel[(num_tokens,)](
             t.x_NHE, t.x_NHE.stride(0), t.x_NHE.stride(1), t.x_NHE if t.weight_E is None else t.weight_E, t.eps,
             cos_PR, sin_PR, self._columns.device["positions"], t.out_NHE, t.weight_E is not None, t.table is not None,
             num_heads, triton.next_power_of_2(num_heads), *shape, enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
 
-    def _launch_write(self, layer: int, queries: Turned | None, keys: Turned, v_NKE: torch.Tensor) -> None:
+    def _launch_write(
+        self, layer: int, queries: DeferredHeads | None, keys: DeferredHeads, v_NKE: torch.Tensor
+    ) -> None:
         k_BKSE, v_BKSE = self._memory.cache[layer]
-        cos_PR, sin_PR, *shape = self._turn_arguments(keys)
+        cos_PR, sin_PR, *shape = self._rope_arguments(keys)
         q = queries or keys
         q_weight = q.x_NHE if q.weight_E is None else q.weight_E
         k_weight = keys.x_NHE if keys.weight_E is None else keys.weight_E
         c = self._columns.device
         num_tokens, num_heads, num_kv_heads = q.x_NHE.shape[0], q.x_NHE.shape[1], keys.x_NHE.shape[1]
-        turn_and_write_kernel[(num_tokens, 2 if queries is None else 3)](
+        rope_and_write_kernel[(num_tokens, 2 if queries is None else 3)](
             q.x_NHE, q.x_NHE.stride(0), q.x_NHE.stride(1), keys.x_NHE, keys.x_NHE.stride(0), keys.x_NHE.stride(1),
             v_NKE, v_NKE.stride(0), v_NKE.stride(1), q_weight, k_weight, keys.eps, cos_PR, sin_PR, c["positions"],
             c["write_slots"], q.out_NHE, k_BKSE, v_BKSE, k_BKSE.stride(0), k_BKSE.stride(1), k_BKSE.stride(2),
@@ -199,8 +206,8 @@ class TritonOps:
             enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
 
-    def _turn_arguments(self, t: Turned) -> tuple[torch.Tensor, torch.Tensor, int, int, int, int]:
-        """Cosines, sines, and how a head divides: E, R, and blocks that hold R and what follows 2R."""
+    def _rope_arguments(self, t: DeferredHeads) -> tuple[torch.Tensor, torch.Tensor, int, int, int, int]:
+        """Return cosines, sines, E, R, and block sizes for R and for the elements from 2R on."""
         head_dim = t.x_NHE.shape[2]
         if t.table is None:
             cos_PR = sin_PR = t.x_NHE
@@ -222,7 +229,7 @@ def _dense_like(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_of(num_rows: int, width: int) -> tuple[int, int]:
-    """A program for each block of each row."""
+    """Return the grid: one program for each block of each row."""
     return num_rows, triton.cdiv(width, _block(width))
 
 

@@ -1,7 +1,8 @@
-"""Attention of rows with several tokens: a tile of one row's queries, with all heads that share a key/value head,
-against the paged cache. Whatever part of the prompt was cached is read like the part just written.
+"""Attention of rows with several tokens: tiles of one row's queries, all heads of a group, over the paged cache.
 
-What must always hold: the chunks, and the order in which they are added up, are those of `decode.py`.
+The cached part of a prompt is read in the same way as the part that this pass has written.
+
+What must always hold: the chunks, and the order in which they are combined, are those of `decode.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def prefill_kernel(
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Program (t, kv head) has tile t: ROWS // GROUP tokens of one row, from the tile's first on."""
+    """Compute tile t for one key/value head in program (t, kv head): ROWS // GROUP consecutive tokens of one row."""
     TOKENS: tl.constexpr = ROWS // GROUP
     tile = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)

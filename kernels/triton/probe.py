@@ -1,12 +1,12 @@
-"""The strict mode's two questions, put to the GPU at hand with random numbers before it serves.
+"""Check at start, with random numbers, that this GPU keeps what strict mode promises.
 
-(i) Are a row's bits in a matrix product the same however many rows there are? cuBLAS promises nothing; if the answer is
-no, our own product runs, which is asked as well. (ii) Are a token's bits the same from the decode kernel as from the
-prefill kernel, whose tensor-core instructions and layouts differ? If not, prefill takes decode's tile: then both
-compile the same arithmetic, at the price of slower prompts.
+(i) Does a row of a matrix product have the same bits whatever the number of rows? cuBLAS does not guarantee it; if it
+fails, our own product is used, which is checked in the same way. (ii) Does a token get the same bits from the decode
+kernel as from the prefill kernel, whose tensor-core instructions and layouts differ? If not, prefill uses decode's
+tile: then both compile the same arithmetic, at the price of slower prompts.
 
-What must always hold: what is served is what was asked about: the same shapes and dtypes, every padded size of a pass,
-the model's own windows and caps. Strict is not claimed where an answer is no.
+What must always hold: the checks use what will be served: the same shapes and dtypes, every padded size of a pass, the
+model's own windows and caps. Strict mode is refused if no choice of kernels passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..checkpoints.weights import Shape
 from ..kv_cache import BlockShape, KVCache
 from ..models.families import Model
 from .attention import Parts, tile_tokens
-from .columns import Columns, Room, lengths_of
+from .columns import Capacity, Columns, lengths_of
 from .configs import Tiles, shared_tile, token_ladder
 from .device import Device
 from .matrices import LibraryLinear, Linear, OwnLinear
@@ -32,12 +32,12 @@ from .mixture import Addresses
 from .ops import TritonOps
 
 _LARGEST_RESULT = 1 << 28
-"""Numbers: larger products are asked about with fewer rows than a pass may have (the head never has so many)."""
+"""Elements. Larger products are checked with fewer rows than a pass may have (the head never has so many)."""
 
 
 @attrs.frozen
 class AttentionKind:
-    """What a layer asks of attention."""
+    """The parameters of a layer's attention."""
 
     scale: float
     window: int | None
@@ -45,20 +45,20 @@ class AttentionKind:
 
 
 @attrs.frozen
-class Way:
-    """How strict is kept here."""
+class StrictKernels:
+    """The kernels that passed the checks."""
 
     linear: Linear
     tiles: Tiles
     shared: bool
-    """Prefill has decode's tile."""
+    """Prefill uses decode's tile."""
 
     def __str__(self) -> str:
-        attention = "decode's tile for prompts, too" if self.shared else "a tile of its own for prompts"
-        return f"matrices by {self.linear.name}, {attention}"
+        attention = "decode's tile" if self.shared else "its own tile"
+        return f"matrix products by {self.linear.name}, prefill with {attention}"
 
 
-def find_strict_way(
+def choose_strict_kernels(
     matrices: dict[Shape, torch.Tensor],
     kinds: Sequence[AttentionKind],
     heads: Heads,
@@ -67,38 +67,42 @@ def find_strict_way(
     tiles: Tiles,
     dtype: torch.dtype,
     *,
-    library_may: bool,
-) -> Way:
-    """The fastest way whose answers are yes. Raises ValueError where there is none.
+    allow_cublas: bool,
+) -> StrictKernels:
+    """Return the fastest kernels that pass the checks. Raises ValueError if none do.
 
-    `library_may` false leaves cuBLAS out: it was started without what its part takes.
+    `allow_cublas` is false if cuBLAS has been started without the environment that makes it deterministic.
     """
     ladder = token_ladder(max(config.max_num_batched_tokens, config.max_num_seqs))
-    linears: list[Linear] = [LibraryLinear()] if library_may else []
+    linears: list[Linear] = [LibraryLinear()] if allow_cublas else []
     linears.append(OwnLinear(tiles))
-    linear = next((way for way in linears if _all_products_alike(way, matrices, ladder)), None)
+    linear = next((one for one in linears if _all_products_are_invariant(one, matrices, ladder)), None)
     if linear is None:
-        raise ValueError("determinism strict: on this GPU a row of a matrix product depends on the number of rows")
+        raise ValueError(
+            "determinism strict is not available: on this GPU a row of a matrix product depends on the number of rows"
+        )
     for shared in (False, True):
         tried = shared_tile(tiles) if shared else tiles
-        if all(attention_alike(kind, heads, config.block_size, device, tried, dtype) for kind in kinds):
-            return Way(linear, tried, shared)
-    raise ValueError("determinism strict: on this GPU a decoded token differs from the same token in a prompt")
+        if all(attention_is_invariant(kind, heads, config.block_size, device, tried, dtype) for kind in kinds):
+            return StrictKernels(linear, tried, shared)
+    raise ValueError(
+        "determinism strict is not available: on this GPU decode and prefill compute different bits for a token"
+    )
 
 
 def attention_kinds(
     model: Model, num_layers: int, heads: Heads, device: Device, tiles: Tiles, dtype: torch.dtype
 ) -> list[AttentionKind]:
-    """What a model's layers ask, from one token that it is fed."""
+    """Return the distinct kinds of attention of a model's layers, found by running one token."""
     batch = same_blocks([(0, 0, 1)], [0])
     columns, memory = make_pass(batch, num_layers, 2, heads, 16, device, tiles, dtype)
-    ops = _Noting(columns, memory, tiles, LibraryLinear())
+    ops = _RecordingOps(columns, memory, tiles, LibraryLinear())
     ops.finish(model.forward(columns.device["token_ids"], ops))
     return list(dict.fromkeys(ops.kinds))
 
 
-def products_alike(linear: Linear, weight_OI: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether the first and the last rows of the largest product have the bits that they have by themselves."""
+def products_are_invariant(linear: Linear, weight_OI: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether the first and last rows of the largest product equal the products of those rows alone."""
     x_NI = torch.randn(sizes[-1], weight_OI.shape[1], dtype=weight_OI.dtype, device=weight_OI.device)
     whole_NO = linear(x_NI, weight_OI, None, dtype)
     return all(
@@ -108,10 +112,10 @@ def products_alike(linear: Linear, weight_OI: torch.Tensor, sizes: Sequence[int]
     )
 
 
-def attention_alike(
+def attention_is_invariant(
     kind: AttentionKind, heads: Heads, block_size: int, device: Device, tiles: Tiles, dtype: torch.dtype
 ) -> bool:
-    """Whether tokens of one sequence have the same bits as a prompt, in two pieces, and one by one in a batch."""
+    """Return whether a sequence's tokens get the same bits as one prompt, as two, and as decodes of one batch."""
     tile = tile_tokens(tiles, heads.num_heads // heads.num_kv_heads, heads.head_dim)
     context = 2 * tiles.chunk + tiles.chunk // 2 + 3
     length = min(tiles.chunk, tile + 3)
@@ -139,8 +143,8 @@ def attention_alike(
     return torch.equal(torch.cat(pieces), whole) and torch.equal(singly, whole)
 
 
-class _Noting(TritonOps):
-    """Remembers what attention is asked for."""
+class _RecordingOps(TritonOps):
+    """Records the kinds of attention that a model asks for."""
 
     def __init__(self, columns: Columns, memory: Memory, tiles: Tiles, linear: Linear) -> None:
         super().__init__(columns, memory, tiles, linear)
@@ -153,13 +157,13 @@ class _Noting(TritonOps):
         return super().attend(layer, q_NHE, scale=scale, window=window, soft_cap=soft_cap)
 
 
-def _all_products_alike(linear: Linear, matrices: dict[Shape, torch.Tensor], ladder: list[int]) -> bool:
+def _all_products_are_invariant(linear: Linear, matrices: dict[Shape, torch.Tensor], ladder: list[int]) -> bool:
     vocab_size = max(shape[0] for shape in matrices)
     for (num_out, _), weight_OI in matrices.items():
         sizes = [size for size in ladder if size * num_out <= _LARGEST_RESULT] or ladder[:1]
-        # a head's results are float32; which of the matrices is the head is not said here
+        # the head's results are float32, and any matrix of this size may be the head
         dtypes = {weight_OI.dtype, torch.float32} if num_out == vocab_size else {weight_OI.dtype}
-        if not all(products_alike(linear, weight_OI, sizes, dtype) for dtype in dtypes):
+        if not all(products_are_invariant(linear, weight_OI, sizes, dtype) for dtype in dtypes):
             return False
     return True
 
@@ -185,12 +189,12 @@ def make_pass(
     dtype: torch.dtype,
     cache: KVCache | None = None,
 ) -> tuple[Columns, Memory]:
-    """One pass's columns, and memory as large as they need."""
+    """Make the columns of one pass, and memory of the size that they need."""
     num_rows, num_tokens = len(batch.slots), len(batch.token_ids)
     table = np.array(batch.block_tables, dtype=np.int32)
     num_items = sum(position // tiles.chunk + 1 for position in batch.positions)
-    room = Room(num_tokens=num_tokens, num_rows=num_rows, num_tiles=num_tokens + num_rows, num_items=num_items)
-    columns = Columns(room, device)
+    capacity = Capacity(num_tokens=num_tokens, num_rows=num_rows, num_tiles=num_tokens + num_rows, num_items=num_items)
+    columns = Columns(capacity, device)
     tile = tile_tokens(tiles, heads.num_heads // heads.num_kv_heads, heads.head_dim)
     lengths = lengths_of(batch)
     columns.fill(batch, lengths, table, block_size=block_size, chunk=tiles.chunk, tile=tile)
@@ -205,7 +209,7 @@ def make_pass(
 
 
 def same_blocks(rows: list[tuple[int, int, int]], blocks: list[int]) -> StepBatch:
-    """Rows of (slot, first position, length) over the same blocks."""
+    """Make a batch of rows (slot, first position, length) that share their blocks."""
     count = len(rows)
     start = np.concatenate(([0], np.cumsum([length for _, _, length in rows])))
     return StepBatch(

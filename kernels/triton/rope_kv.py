@@ -1,9 +1,9 @@
-"""What happens to queries, keys and values between the projection and attention, in one launch: norm, turn, write.
+"""Norm, rotate and write queries, keys and values between the projection and attention, in one launch.
 
-`ops.py` launches it, once a layer where the model's calls allow, else piece by piece with the same code.
+`ops.py` launches it, once a layer where the model's calls allow it, else piece by piece with the same code.
 
-What must always hold: one program has all heads of one kind of one token, so a token's bits depend on itself alone;
-keys and values go to the slot that the token's own column names (padding names a slot of the null block).
+What must always hold: one program has all heads of one kind of one token, so a token's bits depend on that token alone;
+keys and values go to the slot that the token's column names (padding names a slot of the null block).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def turn_heads(
+def rope_heads(
     x_ptr: tl.tensor,
     head_stride: tl.tensor,
     weight_ptr: tl.tensor,
@@ -24,7 +24,7 @@ def turn_heads(
     out_ptr: tl.tensor,
     out_head_stride: tl.tensor,
     NORM: tl.constexpr,
-    TURN: tl.constexpr,
+    ROPE: tl.constexpr,
     HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     E: tl.constexpr,
@@ -32,7 +32,7 @@ def turn_heads(
     R_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ) -> None:
-    """Norm each head over its E elements, turn pairs (r, r + R), leave what follows 2R, store."""
+    """Norm each head over its E elements, rotate pairs (r, r + R), leave the elements from 2R on, store."""
     h = tl.arange(0, HEADS_BLOCK)[:, None]
     r = tl.arange(0, R_BLOCK)[None, :]
     here = (h < HEADS) & (r < R)
@@ -52,12 +52,12 @@ def turn_heads(
         second = second * scale * tl.load(weight_ptr + R + r, mask=r < R, other=0.0).to(tl.float32)
         if REST_BLOCK > 0:
             rest = rest * scale * tl.load(weight_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    if TURN:
+    if ROPE:
         cos = tl.load(cos_ptr + position * R + r, mask=r < R, other=0.0)
         sin = tl.load(sin_ptr + position * R + r, mask=r < R, other=0.0)
-        turned = first * cos - second * sin
+        rotated = first * cos - second * sin
         second = second * cos + first * sin
-        first = turned
+        first = rotated
     tl.store(out_at + r, first.to(out_ptr.dtype.element_ty), mask=here)
     tl.store(out_at + R + r, second.to(out_ptr.dtype.element_ty), mask=here)
     if REST_BLOCK > 0:
@@ -65,7 +65,7 @@ def turn_heads(
 
 
 @triton.jit
-def turn_kernel(
+def rope_kernel(
     x_ptr: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -76,7 +76,7 @@ def turn_kernel(
     positions_ptr: tl.tensor,
     out_ptr: tl.tensor,
     NORM: tl.constexpr,
-    TURN: tl.constexpr,
+    ROPE: tl.constexpr,
     HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     E: tl.constexpr,
@@ -84,17 +84,17 @@ def turn_kernel(
     R_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ) -> None:
-    """Norm and turn into a dense tensor. Program n has token n."""
+    """Norm and rotate into a dense tensor. Program n has token n."""
     n = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + n).to(tl.int64)
-    turn_heads(
+    rope_heads(
         x_ptr + n * token_stride, head_stride, weight_ptr, eps, cos_ptr, sin_ptr, position,
-        out_ptr + n * HEADS * E, E, NORM, TURN, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+        out_ptr + n * HEADS * E, E, NORM, ROPE, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
     )  # fmt: skip
 
 
 @triton.jit
-def turn_and_write_kernel(
+def rope_and_write_kernel(
     q_ptr: tl.tensor,
     q_token_stride: tl.tensor,
     q_head_stride: tl.tensor,
@@ -119,7 +119,7 @@ def turn_and_write_kernel(
     slot_stride: tl.tensor,
     FIRST_PART: tl.constexpr,
     NORM: tl.constexpr,
-    TURN: tl.constexpr,
+    ROPE: tl.constexpr,
     SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
@@ -130,10 +130,9 @@ def turn_and_write_kernel(
     R_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ) -> None:
-    """Program (n, p) has one part of token n: queries (normed, turned, to q_out), keys (the same, to the cache) or
-    values.
+    """Write one part of token n: queries (normed and rotated, to q_out), keys (the same, to the cache) or values.
 
-    FIRST_PART 1 leaves the queries out. NORM and TURN say what is done to queries and keys.
+    FIRST_PART 1 leaves the queries out. NORM and ROPE say what is done to queries and keys.
     """
     n = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1) + FIRST_PART
@@ -141,17 +140,17 @@ def turn_and_write_kernel(
     slot = tl.load(write_slots_ptr + n).to(tl.int64)
     cache_at = (slot // SLOTS) * block_stride + (slot % SLOTS) * slot_stride
     if part == 0:
-        turn_heads(
+        rope_heads(
             q_ptr + n * q_token_stride, q_head_stride, q_weight_ptr, eps, cos_ptr, sin_ptr, position,
-            q_out_ptr + n * HEADS * E, E, NORM, TURN, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+            q_out_ptr + n * HEADS * E, E, NORM, ROPE, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
         )  # fmt: skip
     elif part == 1:
-        turn_heads(
+        rope_heads(
             k_ptr + n * k_token_stride, k_head_stride, k_weight_ptr, eps, cos_ptr, sin_ptr, position,
-            k_cache_ptr + cache_at, cache_head_stride, NORM, TURN, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+            k_cache_ptr + cache_at, cache_head_stride, NORM, ROPE, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
         )  # fmt: skip
     else:
-        turn_heads(
+        rope_heads(
             v_ptr + n * v_token_stride, v_head_stride, k_weight_ptr, eps, cos_ptr, sin_ptr, position,
             v_cache_ptr + cache_at, cache_head_stride, False, False, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK,
             REST_BLOCK,

@@ -1,11 +1,11 @@
-"""Runs a model's passes: pads a batch to one of few sizes, launches, and replays a CUDA graph where there is one.
+"""Runs a model's passes: pads a batch to one of a few sizes, launches kernels, replays a CUDA graph where there is one.
 
-`triton_backend.py` makes one once the model is loaded. A pass in which every row has one token is the same sequence of
-launches whatever its rows and contexts, so for each size of those a graph is recorded when it is first met; the host
-then costs one launch instead of hundreds. Other passes are launched kernel by kernel.
+`triton_backend.py` makes a `Runner` once the model is loaded. A pass in which every row has one token is the same
+sequence of launches whatever its rows and contexts. So for each padded size of such passes a graph is recorded on first
+use, and the host then issues one launch instead of hundreds. Other passes are launched kernel by kernel.
 
-What must always hold: a recorded pass reads what differs from step to step from `Columns`, `Tables` and the sampler's
-`last_drawn` alone, whose memory stays; what else it read is recorded again when it moves (`_forget_graphs`).
+What must always hold: what changes from step to step is read by a recorded pass from `Columns`, `Tables` and the
+sampler's `last_drawn` only, whose memory never moves. If other memory moves, graphs are dropped (`_forget_graphs`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..batch import StepBatch
 from ..kv_cache import KVCache
 from ..models.families import Model
 from .attention import Parts, tile_tokens
-from .columns import Columns, Int32s, Room, lengths_of
+from .columns import Capacity, Columns, Int32s, lengths_of
 from .configs import Tiles, token_ladder
 from .device import Device
 from .matrices import Linear
@@ -30,12 +30,12 @@ from .ops import TritonOps
 from .tables import Tables
 
 _PARTS_BYTES = 256 << 20
-"""What decode's parts take at first; they grow where many rows have long contexts."""
+"""Initial size of decode's partial results; they grow if many rows have long contexts."""
 
 
 @attrs.frozen
 class Bounds:
-    """What memory was made for. Kernels do not look where they read and write; `Runner` does."""
+    """The bounds for which memory was allocated. Kernels do not check them; `Runner` does."""
 
     num_tokens: int
     num_rows: int
@@ -45,11 +45,11 @@ class Bounds:
 
 @attrs.frozen
 class Finished:
-    """A pass that was launched."""
+    """A launched pass."""
 
     logits: Callable[[list[int]], tuple[torch.Tensor, list[int]]]
-    """Of the tokens at these flat indexes: rows of logits, float32, and each token's place among them. The memory is
-    the next pass's, too."""
+    """Takes flat indexes of tokens; returns rows of logits (float32) and each token's row among them. The next pass
+    overwrites the memory."""
 
 
 class Runner:
@@ -90,10 +90,10 @@ class Runner:
         self._columns: dict[int, Columns] = {}
         self._graphs: dict[int, Callable[[], torch.Tensor]] = {}
         self.num_replayed = 0
-        """Passes that were a graph's."""
+        """Passes that were replayed from a graph."""
 
     def run(self, batch: StepBatch) -> Finished:
-        """Launch a pass. Raises ValueError for a batch that points out of the model's or the cache's memory."""
+        """Launch a pass. Raises ValueError for a batch that would access memory outside of the model or the cache."""
         lengths = lengths_of(batch)
         self._check(batch, lengths)
         self._tables.update(batch.slots, batch.block_tables)
@@ -121,7 +121,7 @@ class Runner:
         return ops.finish(self._model.forward(token_ids_N, ops))
 
     def _whole(self, columns: Columns) -> torch.Tensor:
-        """Trunk, and the head for every token."""
+        """Run the trunk, then the head for every token."""
         return self._logits(columns, self._trunk(columns))
 
     def _head(self, columns: Columns, x_ND: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
@@ -129,7 +129,7 @@ class Runner:
         return self._logits(columns, x_ND[padded])
 
     def _logits(self, columns: Columns, x_MD: torch.Tensor) -> torch.Tensor:
-        # in float32: neighbours in a half-precision format are so far apart that the best tokens often tie
+        # in float32: half-precision formats are so coarse that the best tokens would often be tied
         ops = TritonOps(columns, self._memory, self._tiles, self._linear, results_in=torch.float32)
         return ops.finish(self._model.logits(x_MD, ops))
 
@@ -141,17 +141,17 @@ class Runner:
             num_rows = min(num_tokens, self._padded(self._bounds.num_rows))
             group = self._heads.num_heads // self._heads.num_kv_heads
             tile = tile_tokens(self._tiles, group, self._heads.head_dim)
-            room = Room(
+            capacity = Capacity(
                 num_tokens=num_tokens,
                 num_rows=num_rows,
                 num_tiles=num_tokens // tile + num_rows,
                 num_items=self._memory.parts.num_items,
             )
-            self._columns[num_tokens] = Columns(room, self._device)
+            self._columns[num_tokens] = Columns(capacity, self._device)
         return self._columns[num_tokens]
 
     def _make_room(self, batch: StepBatch, lengths: Int32s) -> None:
-        """More memory for decode's parts, where this pass has more of them than any before."""
+        """Enlarge the memory for decode's partial results if this pass has more items than any before."""
         num_items = sum(
             position // self._tiles.chunk + 1
             for position, length in zip(batch.positions, lengths, strict=True)
@@ -171,12 +171,12 @@ class Runner:
     def _check(self, batch: StepBatch, lengths: Int32s) -> None:
         bounds, size = self._bounds, self._memory.cache.block_size
         if len(batch.token_ids) > bounds.num_tokens:
-            raise ValueError(f"{len(batch.token_ids)} tokens in a pass, where {bounds.num_tokens} were planned for")
+            raise ValueError(f"{len(batch.token_ids)} tokens in a pass, where at most {bounds.num_tokens} are possible")
         if min(batch.token_ids) < 0 or max(batch.token_ids) >= bounds.vocab_size:
-            raise ValueError(f"a token id is not within 0 and {bounds.vocab_size - 1}")
+            raise ValueError(f"a token id is outside of 0 to {bounds.vocab_size - 1}")
         ends = [position + int(length) for position, length in zip(batch.positions, lengths, strict=True)]
         if min(batch.positions) < 0 or max(ends) > bounds.num_positions:
-            raise ValueError(f"a position is not within 0 and {bounds.num_positions - 1}")
+            raise ValueError(f"a position is outside of 0 to {bounds.num_positions - 1}")
         for row, (table, end) in enumerate(zip(batch.block_tables, ends, strict=True)):
             if len(table) * size < end:
                 raise ValueError(f"the block table of row {row} ends before its last token")

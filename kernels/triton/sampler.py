@@ -1,8 +1,8 @@
-"""Drawing for a step: on the device, except rows whose rules the device does not know, which the host draws as ever.
+"""Draw a step's tokens on the device, except for rows that the device cannot draw, which the host draws by the oracle.
 
-`triton_backend.py` is the only caller. What a slot drew last stays on the device, where the next pass feeds it from.
+`triton_backend.py` is the only caller. The last token of a slot stays on the device, from where the next pass feeds it.
 
-What must always hold: where any row failed, no slot's last token has moved.
+What must always hold: if any row failed, no slot's last token has changed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _INT64_AT = 1 << 63
 
 @attrs.frozen
 class Pending:
-    """Draws that the device may still be at."""
+    """Draws that may still be in progress on the device."""
 
     ids: torch.Tensor
     failed: torch.Tensor
 
     def read(self, rows: Sequence[int]) -> list[int]:
-        """Wait. Raises ArithmeticError for a row without finite logits."""
+        """Wait for the drawn ids. Raises ArithmeticError for a row whose logits hold NaN or have no finite maximum."""
         failed = self.failed.tolist()
         for row, bad in zip(rows, failed, strict=True):
             if bad:
-                raise ArithmeticError(f"row {row}: logits are not numbers, or have no finite maximum")
+                raise ArithmeticError(f"row {row}: logits hold NaN or have no finite maximum")
         ids: list[int] = self.ids.tolist()
         return ids
 
 
 class Sampler:
-    """Draws for one backend."""
+    """Draws tokens for one backend."""
 
     def __init__(self, max_num_seqs: int, device: Device) -> None:
         self._device = device
@@ -56,9 +56,9 @@ class Sampler:
         self.last_drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device.torch_device)
 
     def begin(self, batch: StepBatch, rows: list[int], logits_MV: torch.Tensor, places: list[int]) -> Pending:
-        """Draw for these rows, whose logits (float32) stand in these places. Waits only for rows with rules or masks.
+        """Draw for these rows; `places` are the rows of their logits (float32). Waits only for rows drawn on the host.
 
-        Raises ArithmeticError where such a row's logits are not numbers.
+        Raises ArithmeticError if the logits of such a row hold NaN or have no finite maximum.
         """
         num_rows, vocab_size = len(rows), logits_MV.shape[1]
         numbers = np.empty((num_rows, 3), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Block tables of all slots, on the host and on the device; only what changed since the last pass is sent.
+"""Block tables of all slots, on the host and on the device; only changes since the last pass are sent.
 
 What must always hold: after `update`, the device's row of each slot of the batch begins with the batch's table.
 """
@@ -15,10 +15,10 @@ from .device import Device
 
 
 class Tables:
-    """`host[slot]` and `device[slot]` are a slot's blocks."""
+    """Block tables by slot: `host[slot]` and `device[slot]`."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, num_blocks: int, device: Device) -> None:
-        # rows of whole 16 numbers: kernels are compiled for aligned strides
+        # rows are padded to multiples of 16 numbers: kernels are compiled for aligned strides
         self._width = max_blocks
         aligned = -(-max_blocks // 16) * 16
         self.host: npt.NDArray[np.int32] = np.zeros((max_num_seqs, aligned), dtype=np.int32)
@@ -27,7 +27,7 @@ class Tables:
         self._num_blocks = num_blocks
 
     def update(self, slots: Sequence[int], block_tables: Sequence[list[int]]) -> None:
-        """Raises ValueError for a block that the cache does not have; then nothing has changed."""
+        """Take over the batch's tables. Raises ValueError for a block outside the cache, and then changes nothing."""
         changes = []
         for slot, table in zip(slots, block_tables, strict=True):
             known = self._known[slot]
@@ -35,7 +35,7 @@ class Tables:
                 start = len(known) if known == table[: len(known)] else 0
                 new = np.array(table[start : self._width], dtype=np.int32)
                 if len(new) and not (new.min() >= 0 and new.max() < self._num_blocks):
-                    raise ValueError(f"block {new.min()} or {new.max()} is not within 0 and {self._num_blocks - 1}")
+                    raise ValueError(f"block {new.min()} or {new.max()} is outside of 0 to {self._num_blocks - 1}")
                 changes.append((slot, start, new, table))
         if not changes:
             return

@@ -1,12 +1,11 @@
-"""The arithmetic of attention that decode and prefill share: one chunk of keys for a tile of queries, and the sum of
-chunks.
+"""The attention arithmetic that decode and prefill share: one chunk of keys for a tile of queries; combining chunks.
 
-Keys lie in chunks on a grid over absolute positions. A query's result is its chunks, each computed from nothing, added
-up from the first on with a running maximum and sum (online softmax: Milakov and Gimelshein, arXiv:1805.02867). Decode
-spreads the chunks over programs and adds them up in a second kernel, prefill does both in one.
+Chunks of keys lie on a grid over absolute positions. Each chunk is computed independently, and a query's chunks are
+combined in ascending order with a running maximum and sum (online softmax: Milakov and Gimelshein, arXiv:1805.02867).
+Decode spreads the chunks over programs and combines them in a second kernel; prefill does both in one.
 
-What must always hold: a chunk that a row cannot see adds exactly nothing to it, so a row does not show which other
-rows its tile holds; and a slot that no token has written never reaches a product, whatever stands in it.
+What must always hold: a chunk that a row cannot see contributes exactly nothing to it, so a row's result does not
+depend on the other rows of its tile; and a slot that no token has written never enters a product, whatever it holds.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ def attend_chunk(
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Maximum (of scores times log2 e), sum and weighted values of ROWS queries over one chunk.
+    """Return maximum (of scores times log2 e), sum and weighted values of ROWS queries over one chunk.
 
-    `position` is each row's; a row sees keys up to its own, and with WINDOW > 0 only the last so many. Nobody in the
-    tile sees a key before `first` or from `last` on: those are not read. Pointers are those of the row's block table
-    and of one head of the cache.
+    `position` is each row's position: a row sees the keys up to it, with WINDOW > 0 only the last WINDOW of them. Keys
+    before `first` or from `last` on are seen by no row of the tile and are not read. The pointers are those of the
+    row's block table and of one head of the cache.
     """
     e = tl.arange(0, E_BLOCK)
     highest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -83,7 +82,7 @@ def add_chunk(
     highest: tl.tensor, total: tl.tensor, weighted: tl.tensor, new_highest: tl.tensor, new_total: tl.tensor,
     new_weighted: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """What chunks up to here came to, with the next one."""
+    """Combine the result of the chunks so far with that of the next chunk."""
     top = tl.maximum(highest, new_highest)
     base = tl.where(top == float("-inf"), 0.0, top)
     kept = tl.exp2(highest - base)

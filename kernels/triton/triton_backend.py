@@ -1,12 +1,12 @@
-"""`TritonBackend`: kernels of our own for NVIDIA GPUs, cuBLAS for matrices, CUDA graphs for decode.
+"""`TritonBackend`: our own kernels for NVIDIA GPUs, cuBLAS for matrix products, CUDA graphs for decode.
 
 The executor makes one through `load_backend` and calls `step` once a pass, from one thread. Logits and drawn tokens
-stay on the device; a row that carries its slot's last token is fed it there. The host learns the ids at the end of a
-step, in one copy.
+stay on the device, where a carried row is fed its slot's last token. The ids are copied to the host once, at the end of
+a step.
 
-What must always hold: where `capabilities.invariant`, a row's logits are bit-identical whatever its batch, chunking,
-cached prefix and blocks, as found out at start (`probe.py`), not assumed; a pass that raises has changed nothing that a
-later pass can see, but KV slots that its own rows were to write.
+What must always hold: if `capabilities.invariant`, a row's logits are bit-identical whatever its batch, chunking,
+cached prefix and blocks, which `probe.py` has checked at start; a pass that raises has changed nothing that a later
+pass can see, except the KV slots that its own rows were to write.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ import logging
 import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, Pool, wants_strict
+from ..backend import BackendConfig, Capabilities, MemoryPlan, wants_strict
 from ..batch import Drawn, Scores, Scoring, StepBatch
 from ..checkpoints.weights import open_weights
 from ..kv_cache import BlockShape, KVCache
-from ..kv_cache_size import Device as PoolDevice
-from ..kv_cache_size import choose_pool
+from ..kv_cache_size import DeviceMemory, plan_memory
 from ..models.config import DecoderConfig, check_length, read_config
 from ..models.families import find_family
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import score
-from .availability import ask_for_strict, check_capability
+from .availability import check_capability, request_strict_cublas
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
 from .device import CudaDevice, Device
 from .device_weights import DeviceWeights
 from .matrices import LibraryLinear, Linear
 from .memory import Heads
-from .probe import Way, attention_kinds, find_strict_way
+from .probe import StrictKernels, attention_kinds, choose_strict_kernels
 from .runner import Bounds, Finished, Runner
 from .sampler import Sampler
 from .tables import Tables
 
-# Tokens of a prompt whose logits are held at a time.
+# Prompt tokens whose logits are held at a time.
 _SCORED_AT_ONCE = 256
 
-# Tokens of the prompt that start-up feeds.
+# Length of the prompt that warm-up runs.
 _WARM_PROMPT = 16
 
 _log = logging.getLogger(__name__)
@@ -50,17 +49,16 @@ class TritonBackend:
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig, device: Device | None = None, tiles: Tiles | None = None) -> None:
-        """Load the model and make the cache. `device` and `tiles` are for tests: the first GPU and what suits it.
+        """Load the model and allocate the cache. `device` and `tiles` are for tests; by default the first GPU.
 
-        Raises NotForTriton for a GPU that is too old, and ValueError, saying which, for an architecture, a setting or
-        a tensor that is not supported, for a cache that there is no room for, and for `strict` where this GPU does not
-        keep it.
+        Raises TritonUnavailable for a GPU that is too old, and ValueError for an unsupported architecture, setting or
+        tensor, for a cache that does not fit, and for `strict` if this GPU cannot guarantee it.
         """
         strict = wants_strict(config.determinism, strict_is_free=False)
         serving = device is None
-        library_may = True
+        allow_cublas = True
         if device is None:
-            library_may = ask_for_strict() if strict else True
+            allow_cublas = request_strict_cublas() if strict else True
             check_capability()
             device = CudaDevice()
         config_json = read_config(config.model_path)
@@ -77,22 +75,22 @@ class TritonBackend:
                 config.model_path, config_json, load_format=config.load_format, dtype=config.dtype
             )
             if dtype == torch.float32:
-                # without tensor cores a tile of many rows leaves no registers
+                # without tensor cores a tile of many rows needs too many registers
                 self._tiles = shared_tile(self._tiles)
             weights = DeviceWeights(source, device.torch_device)
             self._model = family.build(model_config, weights, config.max_model_len)
-            # A tied head may be stored all the same; it is the embedding.
+            # A tied head may be stored nevertheless; it equals the embedding.
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
-            self.way: Way | None = None
+            self.strict_kernels: StrictKernels | None = None
             if strict:
                 heads = _heads(model_config)
                 kinds = attention_kinds(self._model, model_config.num_layers, heads, device, self._tiles, dtype)
-                self.way = find_strict_way(
-                    weights.matrices, kinds, heads, config, device, self._tiles, dtype, library_may=library_may
+                self.strict_kernels = choose_strict_kernels(
+                    weights.matrices, kinds, heads, config, device, self._tiles, dtype, allow_cublas=allow_cublas
                 )
-                self._tiles, self._linear = self.way.tiles, self.way.linear
+                self._tiles, self._linear = self.strict_kernels.tiles, self.strict_kernels.linear
             self._block = BlockShape(
                 num_layers=model_config.num_layers,
                 num_kv_heads=model_config.num_kv_heads,
@@ -101,9 +99,9 @@ class TritonBackend:
                 dtype=dtype,
             )
             self._start(NUM_BLOCKS)
-            self._pool = choose_pool(
+            self._memory_plan = plan_memory(
                 config,
-                PoolDevice(
+                DeviceMemory(
                     block_bytes=self._block.num_bytes,
                     weights_bytes=weights.num_bytes,
                     held=device.held(),
@@ -112,7 +110,7 @@ class TritonBackend:
                     default=device.default_kv_memory,
                 ),
             )
-            self._start(self._pool.num_blocks)
+            self._start(self._memory_plan.num_blocks)
         self._capabilities = Capabilities(
             name="triton",
             dtype=str(dtype).removeprefix("torch."),
@@ -120,13 +118,13 @@ class TritonBackend:
             instruction_set=device.name,
             strict_is_free=False,
         )
-        if self.way is not None:
-            _log.info("strict: %s", self.way)
+        if self.strict_kernels is not None:
+            _log.info("strict: %s", self.strict_kernels)
         if serving:
             self.warm_up()
 
     def _start(self, num_blocks: int) -> None:
-        """Make a cache and everything that knows it, as if no pass had run."""
+        """Allocate a cache of this size and everything that refers to it; discard all state of earlier passes."""
         config, model_config, device = self._config, self._model_config, self._device
         max_blocks = -(-config.max_model_len // config.block_size)
         self.cache = KVCache(num_blocks, self._block, device.torch_device)
@@ -154,12 +152,12 @@ class TritonBackend:
         return self._capabilities
 
     @property
-    def pool(self) -> Pool:
-        return self._pool
+    def memory_plan(self) -> MemoryPlan:
+        return self._memory_plan
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
+        """See `Backend.step`. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         finished = self._run(batch)
         if not rows:
@@ -183,7 +181,7 @@ class TritonBackend:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
-        """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        """Run the pass without drawing; return float32 logits `[len(tokens), V]` of these flat token indexes."""
         finished = self._run(batch)
         parts = [torch.empty((0, self._model_config.vocab_size))]
         for start in range(0, len(tokens), _SCORED_AT_ONCE):
@@ -192,7 +190,7 @@ class TritonBackend:
         return torch.cat(parts)
 
     def warm_up(self) -> None:
-        """Compile whatever serving will launch and record every size of decode, so that no request waits for it."""
+        """Compile every kernel and record a graph for every size of decode, so that no request waits for it."""
         config = self._config
         sizes = [size for size in token_ladder(config.max_num_seqs) if size <= config.max_num_batched_tokens]
         for count in sizes:
@@ -202,7 +200,7 @@ class TritonBackend:
         self._has_drawn = [False] * config.max_num_seqs
 
     def close(self) -> None:
-        """Drop weights, cache and graphs; the memory goes with them."""
+        """Drop weights, cache and graphs, which frees their memory."""
         del self._model, self.cache, self.runner, self._sampler
 
     def _run(self, batch: StepBatch) -> Finished:
@@ -210,7 +208,7 @@ class TritonBackend:
             if carried and not (
                 self._has_drawn[batch.slots[row]] and batch.query_start[row + 1] - batch.query_start[row] == 1
             ):
-                raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no one token to carry")
+                raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no single token to carry")
         if batch.copies:
             self.cache.copy_blocks(batch.copies)
         return self.runner.run(batch)

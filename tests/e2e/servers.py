@@ -12,20 +12,25 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import attrs
 import httpx
 import openai
 
+from tests.e2e.launcher import Launched, launch
+
 PATIENCE_S = 20.0
 """How long a test waits for what must happen; only a test that fails waits so long."""
-QUIPU = Path(os.environ.get("QUIPU_COMMAND") or Path(sys.executable).with_name("quipu"))
+NAMED = os.environ.get("QUIPU_COMMAND")
+QUIPU = Path(NAMED or Path(sys.executable).with_name("quipu"))
 """The command under test; `test_wheel.py` names that of an installed wheel."""
+Process = subprocess.Popen[bytes] | Launched
 BLOCK = 16
 
 T = TypeVar("T")
@@ -40,21 +45,39 @@ def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -
     return seen
 
 
-def start_quipu(folder: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
     """Start `quipu ARGUMENTS` in `folder`; its stderr goes to the file returned, outside of that folder."""
     log_path = folder.with_name(folder.name + ".log")
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [QUIPU, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
-        )
-    return process, log_path
+    with log_path.open("wb") as log, Path(os.devnull).open("wb") as nowhere:
+        return _start(folder, arguments, nowhere, log), log_path
+
+
+def _start(folder: Path, arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+    if NAMED is None:
+        return launch(arguments, folder, stdout.fileno(), stderr.fileno())
+    command = [NAMED, *arguments]
+    return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+
+
+def run_quipu(*arguments: str, folder: Path = Path(), timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run `quipu ARGUMENTS` in `folder` to its end."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = _start(folder, arguments, stdout, stderr)
+        try:
+            process.wait(timeout_s)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode is not None
+        texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (stdout, stderr)]
+        return subprocess.CompletedProcess(arguments, process.returncode, *texts)
 
 
 @attrs.define(eq=False)
 class Server:
     """A server that runs, or has run."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     log_path: Path
     url: str = ""
 

@@ -14,7 +14,7 @@ import torch
 from quipu.kernels.triton.configs import shared_tile, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
 from quipu.kernels.triton.memory import Heads
-from quipu.kernels.triton.probe import AttentionKind, attention_alike
+from quipu.kernels.triton.probe import AttentionKind, attention_is_invariant
 from tests.gpu.machine import Machine
 from tests.gpu.models import make_backend, one_row, several_rows
 
@@ -69,7 +69,7 @@ def attention(machine: Machine) -> list[dict[str, Any]]:
     asked = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0))} if machine.rehearsal else HEADS
     for name, (heads, kind) in asked.items():
         for what, tiles in (("own tile", machine.tiles), ("decode's tile", shared_tile(machine.tiles))):
-            alike = attention_alike(kind, heads, 16, machine.device, tiles, dtype)
+            alike = attention_is_invariant(kind, heads, 16, machine.device, tiles, dtype)
             rows.append({"question": "(ii) decode and prefill", "what": f"{name}, {what}", "alike": alike})
     return rows
 
@@ -94,7 +94,7 @@ def passes(machine: Machine) -> list[dict[str, Any]]:
                 "what": name,
                 "alike": torch.equal(logits, cold),
                 "largest_difference": (logits - cold).abs().max().item(),
-                "way": str(backend.way),
+                "kernels": str(backend.strict_kernels),
             }
         )
     backend.close()

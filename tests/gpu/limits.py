@@ -89,12 +89,12 @@ def kernels(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
     norm = random(heads.head_dim)
     rope = _rope(machine, heads.head_dim, tokens)
 
-    def turn_and_write(ops: TritonOps) -> None:
+    def rope_and_write(ops: TritonOps) -> None:
         queries = ops.rope(ops.rms_norm(q, norm, 1e-6), rope)
         ops.write_kv(0, ops.rope(ops.rms_norm(k, norm, 1e-6), rope), v)
         ops.finish(queries)
 
-    add(f"norm, rope, write, {tokens}", lambda: turn_and_write(prefill), heads_bytes)
+    add(f"norm, rope, write, {tokens}", lambda: rope_and_write(prefill), heads_bytes)
     products = 4 * heads.num_heads * heads.head_dim * tokens * (tokens + 1) / 2
     add(f"prefill attention, {tokens}", lambda: prefill.attend(0, q, scale=0.1), heads_bytes, products)
     for count, context in ((2, 20),) if small else ((1, 2048), (8, 2048), (64, 2048), (64, 512)):
@@ -163,7 +163,7 @@ def steps(machine: Machine, rates: Rates, determinism: str) -> list[dict[str, An
     """Whole steps of Qwen3-0.6B, host included, as `Backend.step` takes them."""
     backend = make_backend(machine, num_layers=28, determinism=determinism)
     shape = shape_of(machine, num_hidden_layers=28)
-    longest = backend.pool.max_model_len
+    longest = backend.memory_plan.max_model_len
     rows = []
     works = [("decode", 2, 20)] if machine.rehearsal else [("decode", n, 512) for n in (1, 8, 64)]
     for name, count, context in works:

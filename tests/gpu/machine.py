@@ -94,9 +94,9 @@ def this_machine(*, rehearsal: bool) -> Machine:
 
         interpreted.interpreter.InterpreterBuilder.create_dot = interpreted.create_dot
         return Machine(CpuDevice(), SMALL, rehearsal=True)
-    from quipu.kernels.triton.availability import ask_for_strict, check_capability
+    from quipu.kernels.triton.availability import check_capability, request_strict_cublas
 
-    if not ask_for_strict():
+    if not request_strict_cublas():
         raise RuntimeError("CUDA was started before cuBLAS's settings were made")
     check_capability()
     return Machine(CudaDevice(), tiles_for(torch.cuda.get_device_capability()), rehearsal=False)

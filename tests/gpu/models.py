@@ -88,7 +88,7 @@ def several_rows(
 ) -> torch.Tensor:
     """The same beside other rows, which prefill; in other blocks each time that there are more of them."""
     backend.cache.fill(float("nan"))
-    longest = backend.pool.max_model_len
+    longest = backend.memory_plan.max_model_len
     token_ids, mine = text(length, 1), blocks_of(0, longest, seed=others)
     results, position = [], 0
     for size in chunks or [length // 2, length - length // 2 - looked_at, *[1] * looked_at]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from quipu.kernels.backend import KVMemory, Pool
+from quipu.kernels.backend import KVMemory, MemoryPlan
 from quipu.kernels.kv_cache import BlockShape
-from quipu.kernels.kv_cache_size import Device, choose_pool
+from quipu.kernels.kv_cache_size import DeviceMemory, plan_memory
 from quipu.kernels.load import load_backend
 from quipu.kernels.machine import Memory
 from tests.kernels.cpu.cpu_backends import needs_kernels
@@ -31,7 +31,7 @@ def pool_of(
     total: int = 16 * GIB,
     available: int = 12 * GIB,
     default: KVMemory | None = None,
-) -> Pool:
+) -> MemoryPlan:
     """Of a device that holds 2 GiB already, whose blocks of 16 tokens take a MiB and whose largest pass takes a GiB."""
     config = backend_config(
         Path(),
@@ -40,7 +40,7 @@ def pool_of(
         kv_memory=kv_memory or KVMemory(),
         may_shorten=may_shorten,
     )
-    device = Device(
+    device = DeviceMemory(
         block_bytes=MIB,
         weights_bytes=GIB,
         held=2 * GIB,
@@ -48,7 +48,7 @@ def pool_of(
         memory=lambda: Memory(total, available),
         default=default or KVMemory(),
     )
-    return choose_pool(config, device)
+    return plan_memory(config, device)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_backends_make_what_was_chosen(checkpoints: dict[str, Path], executor: s
         checkpoints["qwen3-tied"], dtype=dtype, num_blocks=None, kv_memory=KVMemory(num_bytes=100 * shape.num_bytes)
     )
     backend: Any = load_backend(executor, config)
-    assert (backend.pool.num_blocks, backend.pool.block_bytes) == (100, shape.num_bytes)
+    assert (backend.memory_plan.num_blocks, backend.memory_plan.block_bytes) == (100, shape.num_bytes)
     assert sum(tensor.nbytes for pair in backend.cache for tensor in pair) == 100 * shape.num_bytes
     backend.step(make_batch({"token_ids": prompt(20, seed=1), "position": 0, "blocks": [99, 98]}))
 
@@ -141,7 +141,7 @@ def test_weights_larger_than_memory(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
     """They are refused before they are read, with both figures; what just fits is loaded."""
-    num_bytes = load_backend(executor, backend_config(checkpoints["llama"])).pool.weights_bytes
+    num_bytes = load_backend(executor, backend_config(checkpoints["llama"])).memory_plan.weights_bytes
     for available in (num_bytes // 2, 2 * num_bytes):
         monkeypatch.setattr(
             f"quipu.kernels.{executor}.{executor}_backend.memory", lambda a=available: Memory(8 * GIB, a)
@@ -160,8 +160,8 @@ def test_profile_run(checkpoints: dict[str, Path], executor: str) -> None:
             checkpoints["llama"], num_blocks=None, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
         )
         backend = load_backend(executor, config)
-        assert backend.pool.num_blocks == 1 + 16 * 64
-        workspaces.append(backend.pool.workspace_bytes or 0)
+        assert backend.memory_plan.num_blocks == 1 + 16 * 64
+        workspaces.append(backend.memory_plan.workspace_bytes or 0)
         drawn.append(backend.step(make_batch(row)).token_ids)
         with pytest.raises(ValueError, match="carries slot 1"):  # nothing has been drawn for it
             backend.step(make_batch(row, {**row, "token_ids": [0], "carried": True}))

@@ -21,7 +21,7 @@ class Taken:
 
     def __init__(self, config: object) -> None:
         if self.too_old:
-            raise availability.NotForTriton("the GPU is too old")
+            raise availability.TritonUnavailable("the GPU is too old")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
     taken = type("Taken", (Taken,), {})
     setattr(module, "TritonBackend", taken)  # noqa: B010
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(availability, "why_not", lambda: None)
+    monkeypatch.setattr(availability, "why_unavailable", lambda: None)
     return taken
 
 
@@ -71,11 +71,11 @@ def test_strict_comes_before_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     try:
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-        assert not availability.ask_for_strict()
+        assert not availability.request_strict_cublas()
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
-        assert availability.ask_for_strict()
+        assert availability.request_strict_cublas()
         assert not matmul.allow_bf16_reduced_precision_reduction
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-        assert availability.ask_for_strict()
+        assert availability.request_strict_cublas()
     finally:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = allowed

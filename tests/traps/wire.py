@@ -48,7 +48,7 @@ def samples(client: Client) -> dict[str, float]:
 async def settle(client: Client) -> None:
     """Let everything that was set going come to its end; then nothing may be left."""
     with trio.fail_after(60):
-        while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
+        while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()

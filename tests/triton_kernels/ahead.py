@@ -75,15 +75,15 @@ def attention_cases(
     ]
 
 
-def turn_case(name: str, heads: int, kv_heads: int, head_dim: int, half: int, **meaning: Any) -> Case:
+def rope_case(name: str, heads: int, kv_heads: int, head_dim: int, half: int, **meaning: Any) -> Case:
     rest = head_dim - 2 * half
     constants = {
-        "FIRST_PART": 0, "NORM": True, "TURN": True, "SLOTS": 16, "HEADS": heads,
+        "FIRST_PART": 0, "NORM": True, "ROPE": True, "SLOTS": 16, "HEADS": heads,
         "HEADS_BLOCK": triton.next_power_of_2(heads), "KV_HEADS": kv_heads,
         "KV_HEADS_BLOCK": triton.next_power_of_2(kv_heads), "E": head_dim, "R": half,
         "R_BLOCK": triton.next_power_of_2(half), "REST_BLOCK": triton.next_power_of_2(rest) if rest else 0, **meaning,
     }  # fmt: skip
-    return Case(f"turn {name}", rope_kv.turn_and_write_kernel, {"cos_ptr": F32, "sin_ptr": F32}, constants)
+    return Case(f"rope {name}", rope_kv.rope_and_write_kernel, {"cos_ptr": F32, "sin_ptr": F32}, constants)
 
 
 def linear_cases(num_in: int, num_out: int) -> list[Case]:
@@ -135,9 +135,9 @@ def cases() -> list[Case]:
         *attention_cases("24/8 heads of 96", 24, 8, 96),
         *attention_cases("16/8 heads of 128 in float32", 16, 8, 128, stored=F32),
         *attention_cases("8/4 heads of 256, window, soft cap", 8, 4, 256, CAPPED=True, WINDOW=4096),
-        turn_case("16/8 heads of 128", 16, 8, 128, 64),
-        turn_case("32/8 heads of 128, no norm", 32, 8, 128, 64, NORM=False),
-        turn_case("24/8 heads of 128, 96 turned", 24, 8, 128, 48, NORM=False),
+        rope_case("16/8 heads of 128", 16, 8, 128, 64),
+        rope_case("32/8 heads of 128, no norm", 32, 8, 128, 64, NORM=False),
+        rope_case("24/8 heads of 128, 96 rotated", 24, 8, 128, 48, NORM=False),
         *linear_cases(1024, 6144),
         *expert_cases(),
         Case("norm", norm.rms_norm_kernel, {}, {**width, "ADD": False}),

@@ -10,7 +10,7 @@ import torch
 
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.triton.attention import Parts, tile_tokens
-from quipu.kernels.triton.columns import Columns, Room, lengths_of
+from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
 from quipu.kernels.triton.configs import SMALL, Tiles
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.matrices import LibraryLinear
@@ -63,21 +63,21 @@ def make_ops(
     """Operations over one batch, with `padding` more tokens and rows than it has."""
     device = CpuDevice()
     group = shape.num_heads // shape.num_kv_heads
-    room = Room(
+    capacity = Capacity(
         num_tokens=len(batch.token_ids) + padding, num_rows=len(batch.slots) + padding, num_tiles=64, num_items=64
     )
     tables = np.zeros((8, MAX_BLOCKS), dtype=np.int32)
     for slot, blocks in zip(batch.slots, batch.block_tables, strict=True):
         tables[slot, : len(blocks)] = blocks
     lengths = lengths_of(batch)
-    columns = Columns(room, device)
+    columns = Columns(capacity, device)
     columns.fill(
         batch, lengths, tables, block_size=BLOCK_SIZE, chunk=tiles.chunk, tile=tile_tokens(tiles, group, shape.head_dim)
     )
     memory = Memory(
         cache=cache,
         tables=torch.from_numpy(tables),
-        parts=Parts(room.num_items, shape.num_heads, shape.head_dim, device),
+        parts=Parts(capacity.num_items, shape.num_heads, shape.head_dim, device),
         rope_tables=RopeTables(device.torch_device),
         addresses=Addresses(device.torch_device),
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.kernels.triton.columns import Columns, Room, lengths_of
+from quipu.kernels.triton.columns import Capacity, Columns, lengths_of
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.tables import Tables
 from tests.triton_kernels.passes import make_batch
@@ -16,7 +16,7 @@ def test_columns() -> None:
     """A decoding row's chunks ascend, a prompt's last tile comes first, padding writes to the null slot and owns its
     place, and what an earlier, larger batch left is gone."""
     tables = np.arange(8 * 4, dtype=np.int32).reshape(8, 4)
-    columns = Columns(Room(num_tokens=10, num_rows=10, num_tiles=10, num_items=32), CpuDevice())
+    columns = Columns(Capacity(num_tokens=10, num_rows=10, num_tiles=10, num_items=32), CpuDevice())
     blocks = [[0] * 4] * 3
     large = make_batch(*({"length": 1, "position": 15, "blocks": blocks[0], "slot": i} for i in range(8)))
     batch = make_batch(

@@ -83,21 +83,23 @@ def test_a_sum_joins_the_norm_behind_it() -> None:
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("half", [8, 6, 0])
 def test_queries_and_keys(norm: bool, half: int) -> None:
-    """Normed, turned (all of the head, part, not at all) and written in one launch: the queries, and the cache's slots;
-    no other slot is touched. Keys that are read before they are written are there as well."""
+    """Norm, rotate (all of the head, part of it, nothing) and write in one launch; touch no other slot of the cache.
+
+    Keys that are read before they are written are computed as well.
+    """
     ours, theirs, cache = both()
     qkv = torch.randn(TOKENS, 10, 16)
     q, k, v = qkv.split([6, 2, 2], dim=1)
     q_weight, k_weight = torch.rand(16), torch.rand(16)
     table: Any = Table(half)
 
-    def turned(ops: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def rotated(ops: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x = ops.rms_norm(x, weight, 1e-6) if norm else x
         return x if half == 0 else ops.rope(x, table)
 
-    expected_q, expected_k = (turned(theirs, _padded(x), w)[:TOKENS] for x, w in ((q, q_weight), (k, k_weight)))
+    expected_q, expected_k = (rotated(theirs, _padded(x), w)[:TOKENS] for x, w in ((q, q_weight), (k, k_weight)))
     for looks in (False, True):
-        new_q, new_k = turned(ours, q, q_weight), turned(ours, k, k_weight)
+        new_q, new_k = rotated(ours, q, q_weight), rotated(ours, k, k_weight)
         if looks:
             close(ours.finish(new_k), expected_k)
         ours.write_kv(0, new_k, v)

@@ -12,9 +12,9 @@ from triton.runtime import interpreter
 from quipu.kernels.triton import probe
 from quipu.kernels.triton.configs import SMALL, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
-from quipu.kernels.triton.probe import products_alike
+from quipu.kernels.triton.probe import products_are_invariant
 from tests.gpu.interpreted import create_dot
-from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import EACH, make_batch, prompt, scattered_blocks
 from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 
 
@@ -46,8 +46,8 @@ def test_own_product(rows: int, biased: bool) -> None:
 def test_the_question_can_be_answered_no() -> None:
     """Our own product keeps a row's bits among any number of rows; one that does not is found out."""
     weight_OI, sizes = torch.randn(24, 48), [1, 4, 8, 16, 24]
-    assert products_alike(OwnLinear(SMALL), weight_OI, sizes, torch.float32)
-    assert not products_alike(FirstRowsLinear(), weight_OI, sizes, torch.float32)
+    assert products_are_invariant(OwnLinear(SMALL), weight_OI, sizes, torch.float32)
+    assert not products_are_invariant(FirstRowsLinear(), weight_OI, sizes, torch.float32)
 
 
 def test_ladder() -> None:
@@ -60,15 +60,15 @@ def test_ladder() -> None:
     assert len(token_ladder(8192)) < 64
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("name", EACH)
 def test_bits(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefilled at once and alone, in chunks beside others in other blocks, or token by token behind them: the same
     bits, and the capabilities say so. Where the library's products are not alike, our own take their place."""
-    monkeypatch.setattr(probe, "products_alike", lambda linear, *_: linear.name == "own")  # minutes otherwise
+    monkeypatch.setattr(probe, "products_are_invariant", lambda linear, *_: linear.name == "own")  # minutes otherwise
     backend = make_triton(checkpoints[name], determinism="strict")
     assert backend.capabilities.invariant
-    assert backend.way is not None
-    assert backend.way.linear.name == "own"
+    assert backend.strict_kernels is not None
+    assert backend.strict_kernels.linear.name == "own"
     length, looked_at = 20, 2
     whole = make_batch({"token_ids": TOKENS[:length], "position": 0, "blocks": BLOCKS})
     cold = backend.logits(whole, list(range(length - looked_at, length)))

@@ -25,7 +25,7 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
@@ -88,7 +88,7 @@ Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 
 
 async def answer(
-    endpoint: str, read: Reader, shape: Shape, desk: FrontDesk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
+    endpoint: str, read: Reader, shape: Shape, desk: Desk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
 ) -> Response:
     """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
@@ -127,7 +127,7 @@ class _Prepared:
 
 
 async def _prepare(
-    read: Reader, shape: Shape, desk: FrontDesk, context: RequestContext, options: AppOptions, max_values: int
+    read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, max_values: int
 ) -> _Prepared:
     """Read the body of the current request. Only its prompts are kept, and only once."""
     data, share = await take_body()

@@ -20,7 +20,8 @@ import trio
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
-from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
+from quipu.actors.shared.scored_tokens import ScoredColumns
+from quipu.actors.shared.token_decoding import TokenText
 
 from ..http.sse import Sink
 from ..request.errors import APIError, internal
@@ -45,7 +46,7 @@ class Transcript:
     """Output tokens of each choice, if their logprobs were requested."""
     prompt_scores: dict[int, TokenScores] = attrs.field(factory=dict)
     """Prompt tokens of each choice, if their logprobs were requested."""
-    _spellings: dict[int, Spelling] = attrs.field(factory=dict)
+    _token_texts: dict[int, TokenText] = attrs.field(factory=dict)
     """Text of every token in `scores`, stored once."""
     closed: Closed | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
@@ -82,16 +83,16 @@ class Transcript:
             self.prompt_scores[event.index] = event.prompt_scores
         columns = self.scores.get(event.index)
         if columns is None:
-            columns = self.scores[event.index] = ScoredColumns(self._spellings.__getitem__)
+            columns = self.scores[event.index] = ScoredColumns(self._token_texts.__getitem__)
         for token in event.scores:
             columns.append(token)
-            self._spell(token)
+            self._add_text(token)
 
-    def _spell(self, token: ScoredToken) -> None:
+    def _add_text(self, token: ScoredToken) -> None:
         told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top)
         for one in told:
-            if one.token_id not in self._spellings:
-                self._spellings[one.token_id] = Spelling(one.text, one.utf8)
+            if one.token_id not in self._token_texts:
+                self._token_texts[one.token_id] = TokenText(one.text, one.utf8)
 
     async def wait_closed(self) -> Closed:
         """Wait for the request's last event."""

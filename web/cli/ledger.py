@@ -27,7 +27,7 @@ from quipu.actors.ledger.checking import Verdict, verify
 from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.exporting import ExportFormat, export
 from quipu.actors.ledger.reading import Query, open_reader
-from quipu.actors.ledger.reconciling import Account, parse_metrics, reconcile
+from quipu.actors.ledger.reconciling import ServerAccount, parse_metrics, reconcile
 
 from .keys import ADMIN_KEY_VARIABLE
 from .ledger_flags import URL_VARIABLE
@@ -171,7 +171,7 @@ def _read_metrics(url: str, key: str | None) -> dict[str, float]:
         raise LedgerError(f"cannot read {url}: {error}") from None
 
 
-def _account_fields(account: Account) -> dict[str, object]:
+def _account_fields(account: ServerAccount) -> dict[str, object]:
     return {
         "server": account.server,
         "started_at": account.started_at,
@@ -185,7 +185,7 @@ def _account_fields(account: Account) -> dict[str, object]:
     }
 
 
-def _print_account(account: Account) -> None:
+def _print_account(account: ServerAccount) -> None:
     started = datetime.fromtimestamp(account.started_at, UTC).isoformat(timespec="seconds")
     print(f"{account.server}, started {started}, {account.ended}")
     if account.ended == "killed":

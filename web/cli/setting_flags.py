@@ -41,9 +41,9 @@ def _add(command: argparse.ArgumentParser, setting: Setting) -> None:
 def _help(setting: Setting) -> str:
     if not setting.help:
         return argparse.SUPPRESS
-    if setting.default is None and not setting.resolved:
-        return setting.help
-    return f"{setting.help} (default: {setting.default_words()})"
+    has_default = setting.default is not None or setting.resolved
+    words = f"{setting.help} (default: {setting.default_words()})" if has_default else setting.help
+    return words.replace("%", "%%")  # argparse formats it
 
 
 def integer(bounds: Bounds) -> Callable[[str], int]:
@@ -69,7 +69,7 @@ def parse_size(text: str) -> int:
         size = int(float(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
         if size > 0:
             return size
-    raise argparse.ArgumentTypeError(f"must be a size, such as 4GiB, not {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a size such as 4GiB or 512MiB, not {text!r}")
 
 
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {

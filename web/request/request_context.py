@@ -24,7 +24,7 @@ from quart_trio import QuartTrio
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..http.connection import Connection
@@ -166,7 +166,7 @@ def note_error(code: str | None, param: str | None) -> None:
         context.error_code, context.error_param = code, param
 
 
-def install_request_contexts(app: QuartTrio, desk: FrontDesk, tracer: Tracer) -> None:
+def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None:
     """Create a context for every request of `app`, and send its ids with every response."""
 
     @app.before_request

@@ -108,7 +108,7 @@ def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
     watcher.join()
     after = status()
     return {
-        "weights": backend.pool.weights_bytes,
+        "weights": backend.memory_plan.weights_bytes,
         "peak": after["VmHWM"] - before["VmRSS"],
         "peak_anonymous": highest[0] - before["RssAnon"],
         "left": after["VmRSS"] - before["VmRSS"],

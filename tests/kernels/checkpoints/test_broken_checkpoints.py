@@ -49,7 +49,7 @@ def test_float16_on_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     """A dtype that the kernels do not have is refused by name; left to itself the choice is the reference."""
     with pytest.raises(ValueError, match="dtype float16 is neither bfloat16 nor float32"):
         load_backend("cpu", backend_config(folder, dtype="float16"))
-    monkeypatch.setattr(availability, "why_not", lambda: "no GPU in these tests")  # one would run it
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")  # one would run it
     capabilities = load_backend("auto", backend_config(folder, dtype="float16")).capabilities
     assert (capabilities.name, capabilities.dtype) == ("reference", "float16")
 

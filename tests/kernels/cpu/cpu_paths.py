@@ -14,7 +14,13 @@ import pytest
 
 from quipu.kernels.cpu.build import Kernels, load, open_library
 from quipu.kernels.cpu.compiling import build
-from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild, InstructionSet, processor_flags, why_not
+from quipu.kernels.cpu.instruction_sets import (
+    INSTRUCTION_SETS,
+    CannotBuild,
+    InstructionSet,
+    processor_flags,
+    why_unusable,
+)
 
 _EMULATION = Path(__file__).parent / "emulation"
 _SIMDE = "simde/x86/avx512/add.h"
@@ -40,7 +46,7 @@ class CpuPath:
 
 def why_not_native(name: str) -> str:
     """Why the processor does not run an instruction set; nothing where it does."""
-    return why_not(_BY_NAME[name], processor_flags())
+    return why_unusable(_BY_NAME[name], processor_flags())
 
 
 PATHS = [CpuPath(name, name != "avx2" and bool(why_not_native(name))) for name in _BY_NAME]

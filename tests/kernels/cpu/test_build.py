@@ -36,7 +36,7 @@ TILES = frozenset({"amx_tile", "amx_bf16"})
 def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the one who runs the tests has set, and whether there is a GPU: `auto` would take it."""
     monkeypatch.delenv(FORCED, raising=False)
-    monkeypatch.setattr(availability, "why_not", lambda: "no GPU in these tests")
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")
 
 
 def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
                     await at_once.acquire()
                     nursery.start_soon(one, seen)
             with trio.fail_after(600):
-                while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
+                while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
                     await trio.sleep(0.01)
             counters = samples(client)
     records = {record.request_id: record for record in as_kept(journal.closed)}

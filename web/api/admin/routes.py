@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 
 import quipu
 from quipu.actors.messages.supervisor import EngineReady
-from quipu.actors.request_desk.interface import FrontDesk, Health, describe_pool
+from quipu.actors.request_desk.interface import Desk, Health, describe_pool
 
 from ...auth.keys import KeyStore
 from ...request.errors import RETRY_AFTER_S
@@ -22,7 +22,7 @@ from ...request.errors import RETRY_AFTER_S
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def install_admin(app: QuartTrio, desk: FrontDesk, keys: KeyStore) -> None:
+def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
     @app.get("/health")

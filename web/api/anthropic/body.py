@@ -25,7 +25,7 @@ from ..generation import (
     read_model,
     read_priority,
 )
-from ..sampling import read_bad_words, read_sampling
+from ..sampling import read_sampling
 from .prompt import read_prompt
 
 ENDPOINT = "/v1/messages"
@@ -62,6 +62,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     max_tokens = fields.integer("max_tokens", 1)
     _refuse_unknown(fields)
     _check_metadata(fields)
+    sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
     wanted = GenerationRequest(
         model=model,
         prompts=(prompt,),
@@ -69,13 +70,13 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         num_choices=1,
         max_tokens=max_tokens,
         max_tokens_param="max_tokens",
-        sampling=read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens"),
+        sampling=sampling.params,
         stop=_read_stop(fields),
         include_stop=False,
         skip_special_tokens=True,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
-        bad_words=read_bad_words(fields, info, endpoint=ENDPOINT),
+        bad_words=sampling.bad_words,
         system_param="system",
     )
     return MessagesRequest(wanted, fields.flag("stream"))

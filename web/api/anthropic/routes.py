@@ -10,7 +10,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, PromptRefused
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
 
 from ...http.sse import Sink
 from ...options import AppOptions
@@ -51,7 +51,7 @@ class MessageReply(Reply):
         return MessageWriter(sink, self._message_id, self.wanted.model, self._request_id, tally, log)
 
 
-def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
     @app.post(ENDPOINT)

@@ -23,7 +23,7 @@ from ..generation import (
     read_cache_salt,
     read_priority,
 )
-from ..sampling import read_bad_words, read_sampling
+from ..sampling import read_sampling
 
 MAX_CHOICES = 16
 
@@ -72,6 +72,14 @@ def read_generation(
     num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
     if len(prompts) * num_choices > max_sequences:
         raise bad_value(prompt_param, f"the number of prompts times `n` must be at most {max_sequences}")
+    sampling = read_sampling(
+        fields,
+        info,
+        endpoint=endpoint,
+        max_tokens=limit.num_tokens,
+        max_tokens_param=limit.param,
+        scores=scores,
+    )
     return GenerationRequest(
         model=model,
         prompts=prompts,
@@ -79,15 +87,8 @@ def read_generation(
         num_choices=num_choices,
         max_tokens=limit.num_tokens,
         max_tokens_param=limit.param,
-        sampling=read_sampling(
-            fields,
-            info,
-            endpoint=endpoint,
-            max_tokens=limit.num_tokens,
-            max_tokens_param=limit.param,
-            scores=scores,
-        ),
-        bad_words=read_bad_words(fields, info, endpoint=endpoint),
+        sampling=sampling.params,
+        bad_words=sampling.bad_words,
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),

@@ -14,7 +14,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 
 from ...http.sse import Sink
 from ...options import AppOptions
@@ -52,7 +52,7 @@ class ResponseReply(Reply):
         return ResponseWriter(sink, self._draft, tally, log)
 
 
-def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the routes."""
 
     @app.post(ENDPOINT)

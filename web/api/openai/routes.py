@@ -13,7 +13,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk, ServingInfo
+from quipu.actors.request_desk.interface import Desk, ServingInfo
 
 from ...http.sse import Sink
 from ...options import AppOptions
@@ -85,7 +85,7 @@ class ChoicesReply(Reply):
         return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted.scores, tally, log)
 
 
-def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
     @app.post(COMPLETIONS.endpoint)
