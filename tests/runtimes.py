@@ -14,6 +14,7 @@ from unittest import mock
 
 import attrs
 import trio
+from prometheus_client.metrics import MetricWrapperBase
 
 from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
@@ -150,6 +151,13 @@ class Client:
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
         assert self.engine.batcher.num_groups == 0
+
+
+def value_of(metric: MetricWrapperBase) -> float:
+    """Return the value of a counter or a gauge."""
+    (family,) = metric.collect()
+    (value,) = (sample.value for sample in family.samples if not sample.name.endswith("_created"))
+    return value
 
 
 def kill_engine(client: Client) -> None:

@@ -31,6 +31,8 @@ REPEATED = {
     # what each room of its kind has
     "__init__", "actor", "answer", "config", "fields", "models", "ops", "routes", "shapes", "supervisor", "usage",
     "usage_record",
+    # messages/ has a file for each receiver
+    "executor",
     # the command and the decisions behind it
     "engine", "keys", "prompts", "files",
     # models, backends and what is asked of them

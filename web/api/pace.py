@@ -20,7 +20,7 @@ MAX_PARTS = 20_000
 MAX_TOOLS = 2_048
 MAX_PROPERTIES = 5_000
 """Properties in the schema of one tool, nested ones included."""
-_ITEMS_A_TURN = 256
+ITEMS_A_TURN = 256
 _SCHEMA_NODES_AN_ITEM = 16
 _TOO_MANY = "too_many_items"
 
@@ -30,7 +30,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._num_parts = self._num_containers = self._num_values = 0
-        self._left = _ITEMS_A_TURN
+        self._left = ITEMS_A_TURN
         self._has_turn = False
 
     async def __aenter__(self) -> Pace:
@@ -49,7 +49,7 @@ class Pace:
         """Count items that have been read. A checkpoint from time to time."""
         self._left -= num_items
         if self._left <= 0:
-            self._left = _ITEMS_A_TURN
+            self._left = ITEMS_A_TURN
             self.rest()
             await turn().acquire()
             self._has_turn = True
