@@ -1,6 +1,6 @@
-"""Runtimes for tests: the whole of quipu in one loop, on the KV-reading fake executor.
+"""Runtimes for tests: all of quipu in one event loop, on the KV-reading fake executor.
 
-`Client` plays a handler: it opens a request, reads its mailbox to the end and leaves. What a correct engine answers is
+`Client` acts as a handler: it opens a request, reads its mailbox to the end and leaves. A correct engine answers with
 `quipu.kernels.fake.continuation`.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import attrs
 import trio
+from prometheus_client.metrics import MetricWrapperBase
 
 from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
@@ -49,7 +49,7 @@ def num_passes(executor: Executor) -> int:
 
 
 def runtime_config(**changes: Any) -> RuntimeConfig:
-    """A small runtime: 63 usable blocks of 16 tokens unless said otherwise; `changes` by field name."""
+    """Make the config of a small runtime, with 63 usable blocks of 16 tokens by default; `changes` by field name."""
     engine_fields = {field.name for field in attrs.fields(EngineConfig)}
     engine = {
         "model_path": str(DEMO),
@@ -85,7 +85,7 @@ def serving_info(config: RuntimeConfig) -> ServingInfo:
 
 @attrs.frozen
 class Answer:
-    """All that one request came to."""
+    """Everything that one request returned."""
 
     texts: dict[int, str]
     reasons: dict[int, str]
@@ -139,7 +139,7 @@ class Client:
             ticket.leave()
 
     def assert_at_rest(self) -> None:
-        """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
+        """Assert that nothing is open, held, queued or tracked, and every invariant of the blocks holds."""
         assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
@@ -153,8 +153,15 @@ class Client:
         assert self.engine.batcher.num_groups == 0
 
 
+def value_of(metric: MetricWrapperBase) -> float:
+    """Return the value of a counter or a gauge."""
+    (family,) = metric.collect()
+    (value,) = (sample.value for sample in family.samples if not sample.name.endswith("_created"))
+    return value
+
+
 def kill_engine(client: Client) -> None:
-    """Make the KV-block manager raise when it is next asked, as a broken invariant would."""
+    """Make the KV-block manager raise at its next message, as a broken invariant would."""
 
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")
@@ -208,10 +215,10 @@ async def small_runtime(
     encode_apart: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Client]:
-    """A runtime on the fake executor, in this loop. `dials` belong to every engine that it starts.
+    """Open a runtime on the fake executor, in this loop. `dials` apply to every engine that it starts.
 
-    `make_host` is given the engine's config and what loads its executor. Chats are rendered in this process, unless
-    `make_renderer` makes another.
+    `make_host` is given the engine's config and the function that loads its executor. Chats are rendered in this
+    process, unless `make_renderer` says otherwise.
     """
     config = runtime_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
@@ -238,6 +245,6 @@ async def small_runtime(
 
 
 def text_of(token_ids: list[int]) -> str:
-    """What a client sees of ids, whole."""
+    """Return the complete text that a client sees for token ids."""
     decoder = kept_decoder(kept_library(DEMO)).make_decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()

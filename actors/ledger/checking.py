@@ -182,8 +182,8 @@ def _read_file(folder: LedgerFolder) -> _WriteAheadFile:
         last_used = number if data else last_used
         found = scan(data, Position(number, 0))
         damages += found.damages
-        for placed in found.entries:
-            _add_entry(file, placed.entry)
+        for located in found.entries:
+            _add_entry(file, located.entry)
     file.damages = [(damage, damage.start.segment == last_used) for damage in damages]
     return file
 

@@ -22,7 +22,7 @@ from .fields import DEFAULTS, FIELD_NAMES
 from .modes import make_private_database
 from .retries import FirstRequest, TenantKeys
 from .schema import HEAD, marks, records, sources
-from .segment_files import BEGINNING, Placed, Position
+from .segment_files import BEGINNING, LocatedEntry, Position
 
 SQLITE_NAME: Final = "ledger.sqlite3"
 CONNECT_S: Final = 5
@@ -184,13 +184,13 @@ def reason(error: Exception) -> str:
 class Batch:
     """Entries that follow each other in the write-ahead file."""
 
-    placed: Sequence[Placed]
+    located: Sequence[LocatedEntry]
     end: Position
 
 
 def load(engine: sa.Engine, ledger: str, batch: Batch) -> int:
     """Load a batch's chained entries and store its end; return how many records were new."""
-    chained = [placed for placed in batch.placed if placed.entry.kind is not EntryKind.ADMITTED]
+    chained = [located for located in batch.located if located.entry.kind is not EntryKind.ADMITTED]
     with engine.begin() as connection:
         insert = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
         closings = {p.entry.request_id: p for p in reversed(chained) if p.entry.kind is EntryKind.CLOSED}
@@ -198,13 +198,13 @@ def load(engine: sa.Engine, ledger: str, batch: Batch) -> int:
         there = {row.request_id: row.hash for row in connection.execute(known)}
         rows: list[dict[str, object]] = []
         others: list[dict[str, object]] = []
-        for placed in chained:
-            entry = placed.entry
-            first = entry.kind is EntryKind.CLOSED and closings[entry.request_id] is placed
+        for located in chained:
+            entry = located.entry
+            first = entry.kind is EntryKind.CLOSED and closings[entry.request_id] is located
             if first and entry.request_id not in there:
-                rows.append(_record_row(entry, placed.end, ledger))
+                rows.append(_record_row(entry, located.end, ledger))
             elif entry.kind is not EntryKind.CLOSED or there.get(entry.request_id) != entry.hash:
-                others.append(_mark_row(entry, placed.end, ledger))
+                others.append(_mark_row(entry, located.end, ledger))
         if rows:
             connection.execute(insert(records).on_conflict_do_nothing(), rows)
         if others:

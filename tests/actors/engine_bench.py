@@ -438,7 +438,7 @@ class EngineBench:
             ],
             "tables": {i: list(h.table) for i, h in self.manager.allocations.items()},
             "pool": pool.state(),
-            "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins._by_key.values()],
+            "pinned": [(list(pin.blocks), pin.expires_at) for pin in self.manager.pins.prefixes()],
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
         }
 

@@ -87,8 +87,8 @@ class Pins(ReservationRules):
     def a_pinned_prefix_is_whole_and_can_be_found(self) -> None:
         """From its first block on, it can be found, and none of its blocks is free or still to be written."""
         pool, pins = self.manager.pool, self.manager.pins
-        for key, pin in pins._by_key.items():
-            chain = self.chains[key]
+        for pin in pins.prefixes():
+            chain = self.chains[pin.key]
             assert pool.match(chain, len(chain)) == pin.blocks
         pinned = {block for blocks in pins.blocks() for block in blocks}
         assert len(pinned) == pool.num_pinned <= self.max_pinned
@@ -99,7 +99,7 @@ class Pins(ReservationRules):
     @invariant()
     def no_pin_outlives_its_time(self) -> None:
         """As of the last grant, everything pinned was used within the longest time to live asked for."""
-        for pin in self.manager.pins._by_key.values():
+        for pin in self.manager.pins.prefixes():
             assert pin.expires_at <= self.now + pin.ttl_s <= self.now + LONG_S
 
 
@@ -260,7 +260,7 @@ class Oracle(ReservationRules):
     @invariant()
     def pins_are_the_oracles(self) -> None:
         """The same blocks are pinned until the same time."""
-        pins = [(pin.blocks, pin.expires_at) for pin in self.manager.pins._by_key.values()]
+        pins = [(pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
         assert pins == [(pin.blocks, pin.expires_at) for pin in self.oracle.pins]
 
     @precondition(lambda self: hasattr(self, "manager"))

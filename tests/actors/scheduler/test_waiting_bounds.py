@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import trio
 import trio.testing
@@ -16,13 +14,10 @@ from quipu.actors.messages.scheduler import Submit
 from quipu.actors.scheduler.admission import AdmissionControl, make_sequence
 from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.waiting import Policy, WaitingQueue
+from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, small_runtime
 
 MANY = 512
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
 
 
 async def busy(client: Client, nursery: trio.Nursery) -> None:
