@@ -16,8 +16,7 @@ import trio.testing
 from tokenizers import models
 
 from quipu.actors.messages.outcomes import ErrorKind
-from quipu.actors.messages.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.shared.block_keys import chain_keys
@@ -27,7 +26,7 @@ from quipu.actors.text_workers.lanes import MAX_THREADS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
 from quipu.actors.tokenizer.encoding_errors import QueueFull
-from quipu.actors.tokenizer.prompt_sizes import INLINE_CHARACTERS, SHORT_BYTES, is_short
+from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.actors.tokenizer.tokenizer_kinds import demo, save
 from tests.runtimes import Answer, Client, read_answer, small_runtime
 
@@ -436,21 +435,6 @@ async def test_short_requests_are_served_in_order() -> None:
             await read_answer(ticket)
             ticket.leave()
         assert all(isinstance(ticket, RequestTicket) for ticket in tickets)
-
-
-def test_is_short() -> None:
-    """Only requests that take at most a few milliseconds are encoded on the event loop."""
-
-    def fits(*prompts: Any, n: int = 1, bad_words: tuple[str, ...] = (), echo: bool = False) -> bool:
-        request = Encode("r", prompts, n, 1, None, (), False, True, "", "", "", bad_words=bad_words, echo=echo)
-        return is_short(request)
-
-    assert fits(TextPrompt("x" * INLINE_CHARACTERS)) and fits(TokenPrompt((1,) * 16384))
-    assert not fits(TextPrompt("x" * INLINE_CHARACTERS), TextPrompt("x"))
-    assert not fits(TokenPrompt((1,) * 16385)) and not fits(TokenPrompt((1,) * 513), echo=True)
-    assert not fits(chat("x")) and not fits(TextPrompt("x"), n=17)
-    assert not fits(TextPrompt("x"), bad_words=("x" * INLINE_CHARACTERS,))
-    assert not fits(TextPrompt("x"), bad_words=("x",) * 33)
 
 
 async def test_rendered_chat_that_is_too_long() -> None:

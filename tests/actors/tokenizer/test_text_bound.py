@@ -227,8 +227,8 @@ def test_shrinking_by_normal_forms() -> None:
             source = sum(most.get(part, len(part.encode())) for part in unicodedata.normalize(decomposed, char))
             assert len(char.encode()) <= source  # no character is longer than what its parts may come from
             if unicodedata.normalize(composed, char) == char:
-                assert source <= len(char.encode()) * text_bound._SHRINK[composed]
-        assert all(size <= len(char.encode()) * text_bound._SHRINK[decomposed] for char, size in most.items())
+                assert source <= len(char.encode()) * text_bound.SHRINK[composed]
+        assert all(size <= len(char.encode()) * text_bound.SHRINK[decomposed] for char, size in most.items())
 
 
 def test_unknown_characters_that_are_not_fused() -> None:
