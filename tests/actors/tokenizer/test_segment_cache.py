@@ -1,11 +1,9 @@
-"""Split points and the segment cache: earlier turns are not tokenized again, and the ids are the same."""
+"""The segment cache: earlier turns are not tokenized again, and the ids are the same."""
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-import timeit
 from array import array
 from functools import cache
 from pathlib import Path
@@ -14,46 +12,20 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import Tokenizer
 
 from quipu.actors.messages.prompts import ChatPrompt, ContentMark
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.tokenizer.segment_cache import ENTRY_BYTES, SegmentCache
-from quipu.actors.tokenizer.split_points import MIN_CHARACTERS, SplitPoints, find_split_points
-from tests.actors.tokenizer.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save
+from tests.actors.tokenizer.tokenizer_kinds import BASES, TEXTS, TOKENS, make, save
 from tests.chats import encode_chat, render_chat
 from tests.runtimes import small_runtime
 from tests.vocabularies import Vocabulary
 
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n"
-PARTS = [
-    START,
-    END,
-    *NESTED,
-    "\n",
-    "\n\n",
-    " ",
-    "   ",
-    "\t",
-    "a",
-    "It's",
-    "Inca segments",
-    "é",
-    "e\u0301",
-    "✓",
-    "🦙",
-    "12",
-    "x",
-]
-TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=30).map("".join)
-
-
-@cache
-def tokenizer_of(base: str, tokens: str) -> Tokenizer:
-    return make(base, tokens)
 
 
 @cache
@@ -61,38 +33,6 @@ def vocabulary_of(base: str, tokens: str) -> Vocabulary:
     with TemporaryDirectory() as folder:
         save(make(base, tokens), Path(folder), TEMPLATE)
         return Vocabulary(Path(folder))
-
-
-def split_points_of(tokenizer: Tokenizer, min_characters: int = MIN_CHARACTERS) -> SplitPoints:
-    return find_split_points(Library(tokenizer), json.loads(tokenizer.to_str()), min_characters)
-
-
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
-
-
-@given(st.sampled_from(list(BASES)), st.sampled_from(list(TOKENS)), TEXTS, st.integers(1, 12))
-@settings(max_examples=settings().max_examples * 5)
-@example("metaspace first", "plain", f"a{START}a", 1)
-@example("demo", "whitespace", f"a{START} \n\n  \n{END}\n\n{START}", 1)
-def test_segments_have_the_ids_of_the_whole_text(base: str, tokens: str, text: str, min_characters: int) -> None:
-    """For every kind of tokenizer, the concatenated ids of the segments are those of the text."""
-    tokenizer = tokenizer_of(base, tokens)
-    starts = split_points_of(tokenizer, min_characters).starts(text)
-    ends = [*starts[1:], len(text)]
-    parts = [encode(tokenizer, text[start:end]) for start, end in zip(starts, ends, strict=True)]
-    assert [token_id for part in parts for token_id in part] == encode(tokenizer, text)
-    assert all(end - start >= min_characters for start, end in zip(starts[:-1], ends[:-1], strict=True))
-
-
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("tokens", TOKENS)
-def test_every_kind_of_tokenizer_is_split(base: str, tokens: str) -> None:
-    """Each of these kinds has split points: before the token that begins a turn."""
-    turn = f"{START}user\nIt's a cord.{END}\n"
-    starts = split_points_of(tokenizer_of(base, tokens), 5).starts(turn * 3)
-    assert {len(turn), 2 * len(turn)} <= set(starts)
 
 
 @given(
@@ -164,21 +104,6 @@ class CountingTokenizer:
         return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
-def test_tokenizers_without_split_points() -> None:
-    """Whole words only, dropout, tokens nested too deeply: texts are never split."""
-    single_word = demo()
-    single_word.add_tokens([AddedToken("end", single_word=True, normalized=False), *plain(START)])
-    dropping = demo()
-    dropping.model.dropout = 0.1
-    spelling = demo()
-    spelling.encode_special_tokens = True
-    bare = Tokenizer(models.BPE())
-    nested = demo()
-    nested.add_tokens(plain(START, *("a" * length for length in range(1, 100))))
-    for tokenizer in (single_word, dropping, spelling, bare, nested):
-        assert split_points_of(tokenizer).starts(f"{START}<|im_start|>{'a' * 300}" * 3) == [0]
-
-
 def test_cache_is_bounded_in_bytes() -> None:
     """It evicts the least recently used entries, and reports about the memory it really uses."""
     segments, drawn = SegmentCache(100_000), random.Random(3)
@@ -195,39 +120,6 @@ def test_cache_is_bounded_in_bytes() -> None:
     assert real <= segments.num_bytes <= real + ENTRY_BYTES * len(held)
     segments.add("me", "y" * 200_000, array("I"))
     assert segments.find("me", "y" * 200_000) is None and len(segments) == len(held)
-
-
-@given(st.sets(st.text("ab<|", min_size=1, max_size=5), min_size=1, max_size=12), st.text("ab<|x", max_size=60))
-def test_longest_token_is_matched(tokens: set[str], text: str) -> None:
-    """The longest of the tokens that start at one position is matched, and the search goes on after it."""
-    expected, at = [], 0
-    while at < len(text):
-        longest = max((token for token in tokens if text.startswith(token, at)), key=len, default="")
-        if longest and at > 0:
-            expected.append(at)
-        at += len(longest) or 1
-    # with a minimum length of 1, no token is skipped
-    assert SplitPoints(tokens, (), 1).starts(text) == [0, *expected]
-
-
-def test_thousands_of_added_tokens() -> None:
-    """With as many tokens as Gemma's, searching is as fast as with few: the pattern is a tree, not a list."""
-    tokens = [START, END, *(f"<unused{i}>" for i in range(6000)), *("\n" * i for i in range(2, 32))]
-    text = ("<b>a line of markup</b>\n" * 40 + END) * 50
-    split_points = SplitPoints([START, END], tokens)
-    assert len(split_points.starts(text)) == 51
-    few, many = (
-        min(timeit.repeat(lambda points=points: points.starts(text), number=1, repeat=5))
-        for points in (SplitPoints([START, END], []), split_points)
-    )
-    assert many < 500 * few  # a list: 25,000
-
-
-def test_appending_moves_no_split_point() -> None:
-    """The earlier segments stay the same, so they are found in the cache."""
-    split_points = SplitPoints([START, END], [])
-    text = f"{START}{'a' * 300}{END}\n" * 4
-    assert split_points.starts(text) == split_points.starts(text + "more" + text)[: len(split_points.starts(text))]
 
 
 async def test_tenants_and_salts_share_no_segments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from quipu.actors.shared.checkpoint import DEMO
@@ -17,6 +18,28 @@ CORPUS = [
 START, END = "<|start|>", "<|end|>"
 NESTED = ["<|end|>x<|start|>", "<|start|><|", "|><|", "<|en"]
 """Added tokens that lie within, around or across those two."""
+
+PARTS = [
+    START,
+    END,
+    *NESTED,
+    "\n",
+    "\n\n",
+    " ",
+    "   ",
+    "\t",
+    "a",
+    "It's",
+    "Inca kept",
+    "é",
+    "e\u0301",
+    "✓",
+    "🦙",
+    "12",
+    "x",
+]
+TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=30).map("".join)
+"""Texts with added tokens, parts of them, and characters of several bytes."""
 
 
 def plain(*contents: str, **flags: bool) -> list[AddedToken]:
