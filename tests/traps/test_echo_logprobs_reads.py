@@ -22,7 +22,7 @@ EXPECTED = prompt_scores(PROMPT, 0).logprobs
 
 
 def told(choice: dict[str, Any], asked: dict[str, Any]) -> list[float]:
-    """Logprobs of the prompt but for its first token, whichever field has them."""
+    """Return the prompt's logprobs except its first token's, from whichever field has them."""
     if "prompt_logprobs" in asked:
         return [own["logprob"] for at, own in enumerate(map(own_of, choice["prompt_logprobs"], PROMPT)) if at]
     logprobs: list[float] = choice["logprobs"]["token_logprobs"][1:50]
@@ -36,7 +36,7 @@ def own_of(told: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
 @pytest.mark.parametrize("asked", [{"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}], ids=["echo", "prompt"])
 @pytest.mark.parametrize("budget", [256, 20])
 async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, asked: dict[str, Any], budget: int) -> None:
-    """All positions are told over a warm cache as over a cold one; nothing is cached; what they wrote is there."""
+    """All positions are reported, with a warm or a cold cache; nothing is cached; written blocks are reusable."""
     async with small_runtime(max_num_batched_tokens=budget) as client:
 
         async def ask(**fields: Any) -> dict[str, Any]:
