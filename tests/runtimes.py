@@ -14,6 +14,7 @@ from unittest import mock
 
 import attrs
 import trio
+from prometheus_client.metrics import MetricWrapperBase
 
 from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
@@ -21,8 +22,8 @@ from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.executor import Executor
 from quipu.actors.executor.loading import load_executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
@@ -150,6 +151,13 @@ class Client:
         assert manager.pool.num_free + manager.pool.num_pinned_only + 1 == self.config.engine.num_blocks
         assert self.engine.batcher.sequences == {}
         assert self.engine.batcher.num_groups == 0
+
+
+def value_of(metric: MetricWrapperBase) -> float:
+    """Return the value of a counter or a gauge."""
+    (family,) = metric.collect()
+    (value,) = (sample.value for sample in family.samples if not sample.name.endswith("_created"))
+    return value
 
 
 def kill_engine(client: Client) -> None:

@@ -98,6 +98,10 @@ class Pins:
         """Sequences and steps for which something may yet be pinned."""
         return len(self._marks) + len(self._due)
 
+    def prefixes(self) -> list[PinnedPrefix]:
+        """Return what is pinned, in the order in which it was."""
+        return list(self._by_key.values())
+
     def blocks(self) -> list[list[int]]:
         """Return the blocks of each pin."""
         return [pin.blocks for pin in self._by_key.values()]

@@ -27,14 +27,14 @@ SLICE_MARGIN_BYTES = 256
 """How much longer a slice may be when normalized by itself: its first and last characters lack their neighbours."""
 MAX_UTF8_BYTES = 4
 
-_SHRINK = {"NFC": 4, "NFD": 3, "NFKC": 4, "NFKD": 4}
+SHRINK = {"NFC": 4, "NFD": 3, "NFKC": 4, "NFKD": 4}
 """The factor by which each may shrink a text, in bytes: seven bytes become the two of U+0390, a mathematical digit
 becomes one byte. ASCII does not change."""
 _GROWING = frozenset({"Prepend", "ByteLevel"})
 """Normalizers that never remove anything."""
-_BY_CHARACTER = frozenset({*_SHRINK, "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Precompiled"})
+_BY_CHARACTER = frozenset({*SHRINK, "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Precompiled"})
 """Normalizers that look only at a character and its immediate neighbours."""
-_KEEPS_ASCII = frozenset({*_SHRINK, *_GROWING, "Lowercase", "Strip"})
+_KEEPS_ASCII = frozenset({*SHRINK, *_GROWING, "Lowercase", "Strip"})
 """Normalizers that do not shrink ASCII, whitespace apart."""
 _DROPS_WHITESPACE = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer"})
 _DROPS_NOTHING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"})
@@ -145,8 +145,8 @@ def _leaves(component: Parts | None, inner: str) -> Iterator[Parts]:
 def _shrink_of(part: Parts) -> int | None:
     """Return of how many bytes a normalizer leaves at least one, whitespace apart; 0: no limit; None: unknown."""
     kind = part["type"]
-    if kind in _SHRINK:
-        return _SHRINK[kind]
+    if kind in SHRINK:
+        return SHRINK[kind]
     if kind in _GROWING or kind == "Strip":
         return 1
     if kind in _BY_CHARACTER:

@@ -50,9 +50,7 @@ class Rounds:
             await trio.lowlevel.checkpoint()
 
 
-async def test_other_tasks_run_between_accounts(
-    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tasks_run_between_accounts(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The accounts of one report are handled one by one if each takes its time."""
     rounds, settled = Rounds(), []
     settle = SideEffects.apply_due

@@ -13,36 +13,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import attrs
 import httpx
 import openai
 
 from tests.e2e.launcher import Launched, launch
+from tests.processes import PATIENCE_S, eventually, has_ended
 
-PATIENCE_S = 20.0
-"""How long a test waits for what must happen; only a test that fails waits so long."""
 NAMED = os.environ.get("QUIPU_COMMAND")
 QUIPU = Path(NAMED or Path(sys.executable).with_name("quipu"))
 """The command under test; `test_wheel.py` names that of an installed wheel."""
 Process = subprocess.Popen[bytes] | Launched
 BLOCK = 16
-
-T = TypeVar("T")
-
-
-def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
-    """Look until there is something true to see, and return it. The one place where a test lets time pass."""
-    deadline = time.monotonic() + within_s
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.005)
-    return seen
 
 
 def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
@@ -195,15 +182,6 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for its parent to hear of it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def runs(pid: int, module: str) -> bool:

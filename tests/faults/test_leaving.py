@@ -15,18 +15,10 @@ import trio.testing
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Client, kill_engine, num_passes, small_runtime, text_of
+from tests.runtimes import kill_engine, num_passes, small_runtime, text_of, value_of
+from tests.traps.wire import samples, settle
 
 PROMPT = random.Random(1).choices(range(300, 4000), k=40)
-
-
-async def settle(client: Client) -> None:
-    """Wait until everything that was started has ended."""
-    with trio.fail_after(60):
-        while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
-            await trio.sleep(0.01)
-    await trio.testing.wait_all_tasks_blocked()
-    client.assert_at_rest()
 
 
 async def test_before_start(autojump_clock: trio.abc.Clock) -> None:
@@ -159,7 +151,7 @@ async def test_leaving_twice(autojump_clock: trio.abc.Clock) -> None:
         ticket.leave()
         ticket.leave()
         await settle(client)
-        assert client.runtime.metrics._requests.labels("demo", "cancelled")._value.get() == 1
+        assert samples(client)['requests_total{outcome="cancelled"}'] == 1
 
 
 class CancelAt(trio.abc.Instrument):
@@ -196,9 +188,9 @@ async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int
             if not scope.cancelled_caught:
                 break
         for outcome in ("finished", "cancelled"):
-            if client.runtime.metrics._requests.labels("demo", outcome)._value.get():
+            if samples(client).get(f'requests_total{{outcome="{outcome}"}}'):
                 outcomes.add(outcome)
-        assert client.runtime.metrics.usage_disputed._value.get() == 0
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
     trio.lowlevel.remove_instrument(instrument)
     assert 20 < k < 1999, "the sweep has to go through a whole request"
     assert outcomes == {"finished", "cancelled"}
@@ -227,9 +219,9 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
                 nursery.start_soon(visit, index)
         await settle(client)
         assert trio.lowlevel.current_statistics().tasks_living == num_tasks
-        assert client.runtime.metrics.usage_disputed._value.get() == 0
-        requests = client.runtime.metrics._requests
-        assert requests.labels("demo", "finished")._value.get() >= answered
-        ends = [requests.labels("demo", o)._value.get() for o in ("finished", "cancelled", "failed", "rejected")]
-        assert sum(ends) == 200 and ends[2:] == [0, 0]
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+        counters = samples(client)
+        ends = {outcome: counters.get(f'requests_total{{outcome="{outcome}"}}', 0) for outcome in Outcome}
+        assert ends[Outcome.FINISHED] >= answered and sum(ends.values()) == 200
+        assert ends[Outcome.FAILED] == ends[Outcome.REJECTED] == 0
     assert 20 < answered < 200

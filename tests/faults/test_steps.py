@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -16,11 +15,8 @@ from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, kill_engine, small_runtime, text_of
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
+from tests.prompts import prompt_of
+from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
 
 
 @pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
@@ -47,7 +43,7 @@ async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: floa
         client.assert_at_rest()
         after = await client.ask(prompts[0], max_tokens=10)
         metrics = client.runtime.metrics
-        assert metrics.usage_disputed._value.get() == 0
+        assert value_of(metrics.usage_disputed) == 0
     failed = {index for index, answer in answers.items() if answer.error is not None}
     assert 1 <= len(failed) <= 4
     for index, answer in answers.items():
@@ -99,7 +95,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
         client.assert_at_rest()
         stats = client.runtime.entry_store.stats
         assert (stats.total_requests, stats.hit_requests) == (1, 0)
-        assert client.runtime.metrics.usage_disputed._value.get() == 0
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
     assert answers["writer"].error is not None
     assert answers["reader"].error is None
     assert answers["reader"].record.cached_tokens == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import attrs
@@ -11,17 +10,13 @@ import trio.testing
 
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Answer, Client
 from tests.web.fakes import Client as HttpClient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """Return token ids that no other seed starts with."""
-    return random.Random(seed).choices(range(300, 4000), k=length)
 
 
 def body(prompt: Any, **fields: Any) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,10 @@ from quipu.actors.tokenizer.encoder import EncodedChat, EncodedText, TextEncoder
 from quipu.actors.tokenizer.encoding_errors import WorkerUnavailable
 from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
+from tests.processes import PATIENCE_S, eventually, has_ended
 from tests.runtimes import Client, small_runtime
 from tests.vocabularies import Vocabulary
 
-PATIENCE_S = 30.0
 VOCABULARY = Vocabulary(DEMO)
 WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
 LONG = WORDS * (2 * SHORT_BYTES // len(WORDS))
@@ -53,20 +52,6 @@ def processes() -> Iterator[EncodeProcesses]:
     yield them
     them.close()
     assert them.process_ids == []
-
-
-def eventually(done: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.005)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
 
 
 # ---------------------------------------------------------------- what comes out

@@ -227,8 +227,8 @@ def test_how_much_normal_forms_shrink() -> None:
             source = sum(most.get(part, len(part.encode())) for part in unicodedata.normalize(decomposed, char))
             assert len(char.encode()) <= source  # no character holds more than its parts may come from
             if unicodedata.normalize(composed, char) == char:
-                assert source <= len(char.encode()) * text_bound._SHRINK[composed]
-        assert all(size <= len(char.encode()) * text_bound._SHRINK[decomposed] for char, size in most.items())
+                assert source <= len(char.encode()) * text_bound.SHRINK[composed]
+        assert all(size <= len(char.encode()) * text_bound.SHRINK[decomposed] for char, size in most.items())
 
 
 def test_training_corpus_is_counted() -> None:

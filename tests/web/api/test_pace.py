@@ -153,5 +153,5 @@ async def test_others_run_in_between() -> None:
         nursery.start_soon(others)
         before = turns_of_others
         await Client(app).post(MESSAGES, body(MESSAGES, turns(MESSAGES, 10_000)))
-        assert turns_of_others - before > 10_000 / pace._ITEMS_A_TURN
+        assert turns_of_others - before > 10_000 / pace.ITEMS_A_TURN
         nursery.cancel_scope.cancel()
