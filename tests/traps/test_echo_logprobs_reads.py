@@ -1,8 +1,8 @@
-"""Trap: prompt logprobs of a request that reads its prompt from the cache are missing, or those of somebody else.
+"""Trap: prompt logprobs of a request that reads its prompt from the cache are missing, or another request's.
 
-Logits exist only of positions that a pass computes; a cached block has KV and nothing else. Elsewhere the answer had
-fewer logprobs than tokens, nulls, or an error, and the usage said that the prompt was cached. Here `echo` and
-`prompt_logprobs` read nothing, say so, and still leave their blocks to others.
+Only positions that a pass computes have logits; a cached block has nothing but KV. Other servers returned fewer
+logprobs than tokens, nulls, or an error, and reported the prompt as cached. Here `echo` and `prompt_logprobs` read nothing,
+report that, and still leave their blocks to others.
 """
 
 from __future__ import annotations
