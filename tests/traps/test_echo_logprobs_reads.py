@@ -1,8 +1,8 @@
 """Trap: prompt logprobs of a request that reads its prompt from the cache are missing, or another request's.
 
 Only positions that a pass computes have logits; a cached block has nothing but KV. Other servers returned fewer
-logprobs than tokens, nulls, or an error, and reported the prompt as cached. Here `echo` and `prompt_logprobs` read nothing,
-report that, and still leave their blocks to others.
+logprobs than tokens, nulls, or an error, and reported the prompt as cached. Here `echo` and `prompt_logprobs` read
+nothing, report that, and still leave their blocks to others.
 """
 
 from __future__ import annotations
