@@ -29,10 +29,8 @@ ABSOLUTE = {"actors/ledger/migrations/env.py": "Alembic runs this file by its pa
 
 REPEATED = {
     # what each room of its kind has
-    "__init__", "actor", "answer", "body", "config", "fields", "generation", "models", "ops", "prompt", "render",
-    "routes", "serve", "shapes", "stream", "supervisor", "usage", "usage_record",
-    # messages/ has a file for each receiver
-    "executor",
+    "__init__", "actor", "answer", "config", "fields", "models", "ops", "routes", "shapes", "supervisor", "usage",
+    "usage_record",
     # the command and the decisions behind it
     "engine", "keys", "load", "prompts", "files",
     # models, backends and what is asked of them
