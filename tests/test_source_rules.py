@@ -32,7 +32,7 @@ REPEATED = {
     "__init__", "actor", "answer", "config", "fields", "models", "ops", "routes", "shapes", "supervisor", "usage",
     "usage_record",
     # the command and the decisions behind it
-    "engine", "keys", "load", "prompts", "files",
+    "engine", "keys", "prompts", "files",
     # models, backends and what is asked of them
     "attention", "experts", "logprobs", "refusals", "sampler", "sampling", "scores",
 }  # fmt: skip
