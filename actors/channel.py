@@ -1,8 +1,8 @@
-"""Typed channel ends: in memory, or over a Unix socket, behind one interface.
+"""Typed channel ends, in memory or over a Unix socket, behind one interface.
 
-    Channel     in memory, first in first out, bounded. Two ways in: `send` waits for one of `capacity` slots; `post`
-                always has room and is for what must never wait (a scope that leaves, one answer a sequence). Its
-                length is bounded by what may still be posted, as its caller says.
+    Channel     in memory, first in, first out, bounded. There are two ways to add items: `send` waits for one of
+                `capacity` slots; `post` always has room, and is for senders that must never wait (a scope that is
+                being left, one answer per sequence). Callers of `post` bound how much they may still post.
     FrameReader, FrameWriter
                 the same messages over a stream socket, between the web process and the engine process. A frame is
 
@@ -11,11 +11,11 @@
                     type    2 bytes: a number of WIRE_TYPES, or SUBMIT_AGAIN
                     body    msgpack
 
-                The prompt of a request's choices goes over once: a Submit that shares its lists with the one before it
-                of its request is sent without them, and given the same lists at the other end.
+                The prompt of a request with several choices is sent once: a Submit that shares its lists with the
+                previous one of its request is sent without them, and gets the same lists at the other end.
 
-What must always hold: what goes in comes out once, in order; a frame of another incarnation is dropped; the end of
-the file is the peer's death, and says so.
+What must always hold: items are received once, in order; a frame of another incarnation is dropped; end of file means
+that the peer is gone, and is reported as such.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import trio
 
 from .messages.accountant import StepReport
 from .messages.scheduler import Abort, ResetPrefixCache, Submit
-from .messages.supervisor import Alive, EngineReady, EngineRefused
+from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -38,19 +38,19 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 class Sender(Protocol[T_contra]):
     async def send(self, item: T_contra, /) -> None:
-        """Wait for a slot and put it in."""
+        """Wait for a slot and add an item."""
         ...
 
 
 class Poster(Protocol[T_contra]):
     def post(self, item: T_contra, /) -> None:
-        """Put it in; there is always room."""
+        """Add an item; there is always room."""
         ...
 
 
 class Receiver(Protocol[T]):
     async def receive_all(self) -> list[T]:
-        """Wait until there is something and take all of it, in order."""
+        """Wait until there are items and take all of them, in order."""
         ...
 
 
@@ -58,9 +58,9 @@ class Channel(Generic[T]):
     """An in-memory channel with one receiver and any number of senders."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: items that may wait after `send`; those of `post` do not count."""
+        """`capacity` limits the items that wait after `send`; items added by `post` do not count."""
         if capacity < 1:
-            raise ValueError(f"a channel needs room for one item at least, got capacity={capacity}")
+            raise ValueError(f"the capacity of a channel must be at least 1, got capacity={capacity}")
         self._items: list[T] = []
         self._num_free_slots = capacity
         self._num_queued_slots = 0
@@ -71,21 +71,21 @@ class Channel(Generic[T]):
         return len(self._items)
 
     async def reserve(self) -> None:
-        """Wait for a slot and keep it; `put_reserved` or `cancel_reservation` must follow. A checkpoint."""
+        """Wait for a slot and keep it. `put_reserved` or `cancel_reservation` must follow. This is a checkpoint."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._num_free_slots > 0:
             self._num_free_slots -= 1
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            await self._senders.park()  # whoever frees a slot hands it over
+            await self._senders.park()  # a freed slot is handed over
 
     def put_reserved(self, item: T) -> None:
-        """Use a slot that `reserve` gave."""
+        """Add an item in a slot obtained from `reserve`."""
         self._num_queued_slots += 1
         self.post(item)
 
     def cancel_reservation(self) -> None:
-        """Give a slot back unused."""
+        """Give back a slot obtained from `reserve`."""
         self._free_slots(1)
 
     async def send(self, item: T, /) -> None:
@@ -109,7 +109,7 @@ class Channel(Generic[T]):
         return items
 
     def take_nowait(self) -> list[T]:
-        """What is there now, perhaps nothing."""
+        """Take all items there are, which may be none."""
         items, self._items = self._items, []
         queued, self._num_queued_slots = self._num_queued_slots, 0
         self._free_slots(queued)
@@ -121,7 +121,7 @@ class Channel(Generic[T]):
 
     async def _wait_item(self) -> None:
         if self._receiver is not None:
-            raise trio.BusyResourceError("a channel has one receiver")
+            raise trio.BusyResourceError("another task is already receiving from this channel")
         self._receiver = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -133,7 +133,7 @@ class Channel(Generic[T]):
 
 # ---------------------------------------------------------------- over a socket
 
-WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport | Alive
+WireMessage = Submit | Abort | ResetPrefixCache | EngineReady | EngineRefused | StepReport | Heartbeat
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
     1: Submit,
@@ -142,38 +142,38 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     4: StepReport,
     5: ResetPrefixCache,
     6: EngineRefused,
-    8: Alive,
+    8: Heartbeat,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7
-"""A Submit whose prompt and keys are those of the Submit before it of its request."""
+"""Type of a Submit whose prompt and keys are those of the previous Submit of its request."""
 _HEADER = struct.Struct("<IIH")
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 << 20
-"""A longer frame is a broken peer."""
+"""Longest valid frame; a peer that sends a longer one is broken."""
 MAX_WRITE_BYTES = 1 << 18
-"""Frames that are encoded before the loop has a turn: a request may have hundreds of long prompts."""
+"""Bytes that are encoded before the loop gets to run: a request may have hundreds of long prompts."""
 
 
 class Prompts:
-    """The last Submit of each request of which others are to come: what both ends of a stream have seen."""
+    """The last Submit of each request that has more to come, as both ends of a stream have seen it."""
 
     def __init__(self) -> None:
-        self._by_party: dict[int, Submit] = {}
+        self._by_group: dict[int, Submit] = {}
 
     def __len__(self) -> int:
-        return len(self._by_party)
+        return len(self._by_group)
 
     def last_of(self, message: Submit) -> Submit | None:
-        return self._by_party.get(message.party_id)
+        return self._by_group.get(message.group_id)
 
     def note(self, message: Submit | Abort) -> Submit | None:
-        """What `message` leaves to be shared. Returns the Submit before it of the same request."""
+        """Record `message` as the one to share a prompt with. Returns the previous Submit of the same request."""
         if isinstance(message, Abort):
-            return self._by_party.pop(message.sequence_id, None) if message.ends_party else None
-        before = self._by_party.pop(message.party_id, None)
+            return self._by_group.pop(message.sequence_id, None) if message.ends_group else None
+        before = self._by_group.pop(message.group_id, None)
         if message.num_to_come:
-            self._by_party[message.party_id] = message
+            self._by_group[message.group_id] = message
         return before
 
 
@@ -182,7 +182,7 @@ def _shares_prompt(one: Submit, other: Submit) -> bool:
 
 
 class PeerGone(Exception):
-    """The other process closed its end, or died. Nothing more will come."""
+    """The other process closed its end or died. No further messages will be received."""
 
 
 class FrameWriter:
@@ -204,7 +204,7 @@ class FrameWriter:
         return _HEADER.pack(_HEADER.size - _LENGTH_BYTES + len(body), self._incarnation, number) + body
 
     async def send_all(self, messages: Iterable[WireMessage]) -> None:
-        """Write them in order, `MAX_WRITE_BYTES` and a message at a time. Raises PeerGone."""
+        """Write messages in order, in pieces of little more than `MAX_WRITE_BYTES`. Raises PeerGone."""
         frames: list[bytes] = []
         num_bytes = 0
         try:
@@ -231,10 +231,10 @@ class FrameReader:
         self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
         self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
         self._prompts = Prompts()
-        """As the writer has them."""
+        """Mirrors the writer's."""
 
     async def receive_all(self) -> list[WireMessage]:
-        """Wait for a whole frame and take every whole one that is there. Raises PeerGone at the end of the file."""
+        """Wait for a complete frame and take all complete ones. Raises PeerGone at end of file."""
         messages: list[WireMessage] = []
         while not messages:
             try:
@@ -252,7 +252,7 @@ class FrameReader:
         if number == SUBMIT_AGAIN and isinstance(message, Submit):
             before = self._prompts.last_of(message)
             if before is None:
-                raise PeerGone("a prompt is said to have come before, and has not")
+                raise PeerGone("a message refers to a prompt that was not sent before")
             ids, keys = before.prompt_token_ids, before.block_keys
             message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys)
         if isinstance(message, Submit | Abort):
@@ -267,7 +267,7 @@ class FrameReader:
             length, incarnation, number = _HEADER.unpack_from(buffer, at)
             if length > MAX_FRAME_BYTES:
                 buffer.release()
-                raise PeerGone(f"a frame of {length} bytes")
+                raise PeerGone(f"invalid frame of {length} bytes")
             end = at + _LENGTH_BYTES + length
             if end > len(buffer):
                 break

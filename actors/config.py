@@ -1,12 +1,17 @@
 """What a server is started with, resolved: every size that an actor needs, by name.
 
-Made by `web/cli/cli.py` (or a test) from flags and the checkpoint, handed to `wiring`, and sent to the engine process
-as JSON. Sizes of channels stand here too, so that every bound has a name.
+Made by `web/cli/settings.py` (or a test) from flags and the checkpoint, handed to `wiring`, and sent to the engine
+process as JSON. Sizes of channels stand here too, so that every bound has a name.
+
+What must always hold: whatever an operator can set is declared here with `setting` and nowhere else: its flag, default,
+bounds and help. To add a setting is to add one field, and to run `python -m scripts.declared_tables` for the docs.
 """
 
 from __future__ import annotations
 
 import attrs
+
+from .declarations import REQUIRED, setting, settings_of
 
 
 @attrs.frozen
@@ -28,66 +33,162 @@ class KvEventsConfig:
     """Batches that may wait for the thread that sends them."""
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class EngineConfig:
     """Everything the engine side needs; crosses the process border as JSON."""
 
     model_path: str
     """A folder in the Hugging Face layout."""
-    executor: str
-    """Name of a backend: `auto`, `cpu`, `reference` or `fake`."""
-    dtype: str
-    load_format: str
-    block_size: int
-    num_blocks: int | None
-    """Physical blocks of the KV cache, the null block included; None: as many as its memory holds."""
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    dtype: str = setting(
+        "auto",
+        "--dtype",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        help="data type of weights and KV cache; `auto`: the checkpoint's",
+    )
+    load_format: str = setting(
+        "auto", "--load-format", choices=("auto", "dummy"), help="`dummy`: random weights in the checkpoint's shapes"
+    )
+    block_size: int = setting(16, "--block-size", minimum=1, help="tokens that a KV block holds")
+    kv_cache_bytes: int | None = setting(
+        None,
+        "--kv-cache-memory",
+        "--kv-cache-memory-bytes",
+        reader="size",
+        metavar="SIZE",
+        help="memory of the KV cache, such as 4GiB",
+        resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/loading.md",
+    )
+    memory_utilization: float | None = setting(
+        None,
+        "--gpu-memory-utilization",
+        above=0,
+        maximum=1,
+        metavar="SHARE",
+        help="share of the memory of the device that computes (also a CPU's) for weights, passes and KV cache together",
+    )
+    num_blocks: int | None = setting(
+        None,
+        "--num-blocks",
+        "--num-gpu-blocks-override",
+        minimum=1,
+        help="KV blocks, the null block included, whatever memory they take",
+        resolved="as many as the memory of the KV cache holds",
+    )
+    max_model_len: int = setting(
+        REQUIRED,
+        "--max-model-len",
+        minimum=1,
+        help="longest prompt and output together, in tokens",
+        resolved="the model's own, shortened to what the KV cache has room for",
+    )
+    determinism: str = setting(
+        "auto",
+        "--determinism",
+        choices=("auto", "strict", "fast"),
+        help="`strict`: the results of a prompt are the same bits whatever its batch, chunks and cache; `auto`: strict "
+        "where that is free; /server_info shows which one runs",
+    )
+    num_threads: int | None = setting(
+        None,
+        "--threads",
+        minimum=1,
+        help="threads that compute",
+        resolved="OMP_NUM_THREADS, else as many as the CPUs that this process may use",
+    )
+    max_num_seqs: int = setting(256, "--max-num-seqs", minimum=1, help="maximum number of sequences in one step")
+    max_num_batched_tokens: int = setting(
+        2048, "--max-num-batched-tokens", minimum=1, help="maximum number of tokens in one step"
+    )
+    enable_prefix_caching: bool = setting(
+        True, "--enable-prefix-caching", help="reuse the KV of prompts that share a prefix"
+    )
+    share_pending_prefixes: bool = setting(
+        True,
+        "--share-pending-prefixes",
+        help="let a request wait a step or two for a prefix that another one is computing, where that pays",
+    )
+    max_pinned_share: float = setting(
+        0.5,
+        "--max-pinned-share",
+        minimum=0,
+        maximum=1,
+        metavar="SHARE",
+        help="share of the KV blocks that prompts marked with `cache_control` may keep from being reused; 0 is none",
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "--scheduling-policy",
+        choices=("fcfs", "priority", "fair"),
+        help="who is admitted first: by arrival, by the request's `priority`, or by what was computed for each tenant",
+    )
+    long_prefill_token_threshold: int = setting(
+        0,
+        "--long-prefill-token-threshold",
+        minimum=0,
+        metavar="TOKENS",
+        help="longest chunk of one prompt in a step that others share; 0 is off",
+    )
+    max_waiting_requests: int = setting(
+        0,
+        "--max-waiting-requests",
+        minimum=0,
+        metavar="N",
+        help="sequences that may wait for admission; requests beyond that are answered with 503; 0 is no limit",
+        resolved="four times --max-num-seqs, and 1024 at least",
+    )
+    max_waiting_tokens: int = setting(
+        0,
+        "--max-waiting-tokens",
+        minimum=0,
+        metavar="N",
+        help="prompt tokens that may wait for admission, likewise",
+        resolved="2048 for each of four times --max-num-seqs sequences, and eight of the longest prompts at least",
+    )
+    kv_events: KvEventsConfig | None = setting(  # noqa: RUF009 -- it declares the field, once
+        None,
+        "--kv-events-config",
+        reader="kv_events",
+        metavar="JSON",
+        help="publish what the prefix cache holds, token ids included (docs/kv-events.md)",
+        group="events",
+        key="kv_events_endpoint",
+    )
+    log_level: str = setting(
+        "info",
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="least severe messages that are logged",
+        group="log",
+        is_shown=False,
+    )
+    executor: str = setting(
+        "auto",
+        "--executor",
+        choices=("auto", "triton", "cpu", "reference", "fake"),
+        help="`triton`: kernels for an NVIDIA GPU; `cpu`: kernels compiled for this processor; `reference`: plain "
+        "torch; `auto`: the first of them that can run the model; `fake` computes nothing",
+        group="executor",
+    )
+    fake_step_seconds: float = setting(0.005, "--fake-step-seconds", group="executor")
+    """With the fake executor: how long a step takes."""
+    fake_poison_token_id: int | None = setting(None, "--fake-poison-token-id", group="executor")
+    """With the fake executor: a step that is fed this token raises."""
+    fake_token_id: int | None = setting(None, "--fake-token-id", group="executor")
+    """With the fake executor: draw this token and nothing else, and read no KV for it, so that a step costs nothing."""
     eos_token_ids: tuple[int, ...]
-    kv_cache_bytes: int | None = None
-    """Memory of the KV cache; where neither this nor `memory_utilization` is said, the backend chooses."""
-    memory_utilization: float | None = None
-    """Share of the device's memory for weights, passes and KV cache together."""
     may_shorten: bool = False
     """Nobody asked for `max_model_len`: it may become what the KV cache has room for."""
-    determinism: str = "auto"
-    """`strict`, `fast`, or `auto`: strict where that is free."""
-    num_threads: int | None = None
-    """That compute; None: as many as this process may use."""
-    enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
-    scheduling_policy: str = "fcfs"
-    """`fcfs`, `priority` or `fair`."""
-    long_prefill_token_threshold: int = 0
-    """Longest chunk of one prompt in a step that others share; 0 is off."""
-    max_waiting_requests: int = 0
-    """Sequences that may wait for admission; 0 is no limit."""
-    max_waiting_tokens: int = 0
-    """Prompt tokens that may wait for admission; 0 is no limit."""
     max_waiting_share: float = 1.0
-    """Of both, what may be one tenant's."""
-    share_pending_prefixes: bool = True
-    """A newcomer whose next block is being computed by somebody else waits for it, where that pays."""
+    """Share of both limits on waiting that one tenant may use."""
     step_overhead_tokens: int = 512
-    """Positions that cost as much to compute as a step does whatever is in it: what waiting has to save, for each step
-    that it takes."""
+    """Positions that take as long to compute as the fixed part of a step: what waiting for a pending prefix has to
+    save for each step that it takes."""
     watermark: float = 0.01
     """Share of the blocks that an admission leaves free while others run."""
-    max_pinned_share: float = 0.5
-    """Share of the blocks that prefixes with a `cache_control` may keep from being reused; 0 is none."""
-    log_level: str = "info"
-    fake_step_seconds: float = 0.0
-    """With the fake executor: how long a step takes."""
-    fake_poison_token_id: int | None = None
-    """With the fake executor: a step that is fed this token raises."""
-    fake_token_id: int | None = None
-    """With the fake executor: draw this token and nothing else, and read no KV for it, so that a step costs nothing."""
-    kv_events: KvEventsConfig | None = None
-    """None: nothing is published, and nothing collected."""
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class RuntimeConfig:
     """What the web side's actors need besides."""
 
@@ -108,12 +209,16 @@ class RuntimeConfig:
     one tenant half."""
     max_encode_waiting_bytes: int = 512 << 20
     """Bytes of their texts, likewise."""
-    chat_template_timeout_s: float = 5.0
-    """How long a chat template may take for one chat, or to compile."""
+    chat_template_timeout_s: float = setting(
+        5.0,
+        "--chat-template-timeout",
+        above=0,
+        metavar="SECONDS",
+        help="how long the chat template may take to compile, or to render one request, which then gets a 400",
+        group="text",
+    )
     report_slots: int = 16
     """Step reports that may wait for the accountant, and token batches for the detokenizer."""
-    plan_slots: int = 4
-    """Plans, proposals and grants that may wait inside the engine: more than are ever in flight."""
     max_open_requests: int = 4096
     max_prompt_scores: int = 1 << 22
     """Prompt positions of one request, times the tokens that are told of each (`echo` with `logprobs`,
@@ -122,9 +227,19 @@ class RuntimeConfig:
     """The same of all that its choices may put out."""
     max_restarts: int = 5
     """Engine deaths within `restart_window_s` after which the server gives up."""
-    step_timeout_s: float = 300.0
-    """How long one step may take before the engine counts as hung; 0 is for ever. The first one of a kind may have
-    kernels to compile."""
+    step_timeout_s: float = setting(
+        300.0,
+        "--step-timeout",
+        minimum=0,
+        metavar="SECONDS",
+        help="restart the engine when one step takes longer; 0 is never",
+        group="supervision",
+    )
+    """The first step of a kind may have kernels to compile."""
     restart_window_s: float = 60.0
     restart_backoff_s: float = 0.05
     """Doubled at every restart within the window."""
+
+
+SETTINGS = (*settings_of(EngineConfig), *settings_of(RuntimeConfig))
+"""All that an operator can set of the engine and the actors."""

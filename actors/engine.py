@@ -1,8 +1,8 @@
-"""The engine: scheduler, KV-block manager and executor, one restart group.
+"""The engine: scheduler, KV-block manager and executor, restarted as one group.
 
-`Engine` wires the three; `LoopHost` runs them in the web side's own loop (tests, simulation); `main` is what the engine
-process executes (`processes/engine_process.py`), with one end of the socket pair as file descriptor FD and the config
-as JSON. Only this module imports the executor, and with it torch.
+`Engine` connects the three. `LoopHost` runs them in the web side's own loop, for tests and simulation. `main` is what
+the engine process executes (`processes/engine_process.py`), with one end of the socket pair as file descriptor FD and
+the configuration as JSON. Only this module imports the executor, and torch with it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ import structlog
 import trio
 
 from .block_manager.actor import run_block_manager
-from .block_manager.reservation import BlockManagerCore
+from .block_manager.reservation import BlockManager
 from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
 from .config import EngineConfig
-from .executor.actor import Executor, load_executor, run_executor
+from .executor.actor import run_executor
+from .executor.loading import load_executor
+from .executor.step_runner import Executor
 from .kv_events.event_log import EventLog, KvEventsError
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve
 from .messages.executor import StepPlan
 from .messages.scheduler import Granted
-from .messages.supervisor import Alive, EngineReady, EngineRefused
+from .messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from .processes.heartbeat import HEARTBEAT_INTERVAL_S
 from .processes.log_writer import LogLines, LogWriter, Relay, standard_error
-from .processes.pulse import ALIVE_INTERVAL_S
 from .scheduler.actor import SchedulerMessage, run_scheduler
-from .scheduler.limits import Limits
+from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
 from .scheduler.waiting import Policy
 from .supervisor import Death, EngineLink
@@ -46,14 +48,14 @@ if TYPE_CHECKING:
     from .kv_events.publisher import EventPublisher
 
 PLAN_SLOTS = 4
-"""Plans, proposals, grants or reports that may wait between two of the three: more than are ever in flight."""
+"""Messages of one kind that may wait between two of the three actors: more than are ever in flight."""
 
 
 class Engine:
-    """The three actors' state and channels; `inbox` is where submits and aborts go in."""
+    """The three actors' state and channels. Submits and aborts are put into `inbox`."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        """Raises KvEventsError where these are configured and their sockets cannot be opened."""
+        """Raises KvEventsError if KV events are configured and their sockets cannot be opened."""
         self.executor = executor
         pool = executor.backend.memory_plan
         self.events: EventPublisher | None = None
@@ -64,7 +66,7 @@ class Engine:
             events = EventLog(config.block_size)
             self.events = EventPublisher(config.kv_events, events)
         self.inbox: Channel[SchedulerMessage] = Channel(config.max_num_seqs)
-        self.block_manager = BlockManagerCore(
+        self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -75,7 +77,7 @@ class Engine:
             observers=[] if events is None else [events],
         )
         self.batcher = Batcher(
-            Limits(
+            SchedulerConfig(
                 block_size=config.block_size,
                 num_blocks=pool.num_blocks,
                 max_num_seqs=config.max_num_seqs,
@@ -104,17 +106,17 @@ class Engine:
             nursery.start_soon(run_executor, self.executor, plans, self.inbox)
 
     def close_events(self) -> None:
-        """Let go of the sockets of KV events, if there are any. Call it once the actors have ended."""
+        """Close the sockets for KV events, if there are any. To be called once the actors have ended."""
         if self.events is not None:
             self.events.close()
 
-    def alive(self) -> Alive:
-        """What it is doing, for whoever wonders whether it does anything."""
-        under_way = self.executor.under_way
-        return Alive(0, 0.0) if under_way is None else Alive(under_way.step, time.monotonic() - under_way.since)
+    def heartbeat(self) -> Heartbeat:
+        """Return which step is running, and for how long."""
+        running = self.executor.running_step
+        return Heartbeat(0, 0.0) if running is None else Heartbeat(running.step, time.monotonic() - running.since)
 
     def ready(self, incarnation: int) -> EngineReady:
-        """What it serves with."""
+        """Return what the engine serves with."""
         capabilities, pool = self.executor.backend.capabilities, self.executor.backend.memory_plan
         return EngineReady(
             incarnation=incarnation,
@@ -139,7 +141,7 @@ class LoopHost:
         self._config = config
         self._load = load
         self.engine: Engine | None = None
-        """The one that runs now."""
+        """The engine that is running."""
 
     async def run(self, link: EngineLink) -> Death:
         engine = Engine(self._config, self._load(self._config))
@@ -163,15 +165,17 @@ class LoopHost:
                 nursery.start_soon(engine.run, reports)
         except* Exception as group:
             await link.deliver(reports.take_nowait())
-            return_value = Death(f"{type(_leaf(group)).__name__}: {_leaf(group)}")
+            error = _first_leaf(group)
+            death = Death(f"{type(error).__name__}: {error}")
         finally:
             self.engine = None
             engine.close_events()
             engine.executor.backend.close()
-        return return_value
+        return death
 
 
-def _leaf(error: BaseException) -> BaseException:
+def _first_leaf(error: BaseException) -> BaseException:
+    """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -180,12 +184,11 @@ def _leaf(error: BaseException) -> BaseException:
 async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Engine) -> None:
     """Serve one incarnation over a socket until the other end closes."""
     reader, writer = FrameReader(stream, incarnation), FrameWriter(stream, incarnation)
-
     writing = trio.Lock()
 
-    async def say(message: StepReport | Alive) -> None:
+    async def send(message: StepReport | Heartbeat) -> None:
         try:
-            writing.acquire_nowait()  # nearly always: without a checkpoint a step
+            writing.acquire_nowait()  # nearly always succeeds, which saves each step a checkpoint
         except trio.WouldBlock:
             await writing.acquire()
         try:
@@ -193,31 +196,31 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
         finally:
             writing.release()
 
-    async def say_alive() -> None:
+    async def send_heartbeats() -> None:
         while True:
-            await trio.sleep(ALIVE_INTERVAL_S)
-            await say(engine.alive())
+            await trio.sleep(HEARTBEAT_INTERVAL_S)
+            await send(engine.heartbeat())
 
     class Reports:
         async def send(self, report: StepReport, /) -> None:
-            await say(report)
+            await send(report)
 
     async with trio.open_nursery() as nursery:
         await writer.send_all([engine.ready(incarnation)])
         nursery.start_soon(engine.run, Reports())
-        nursery.start_soon(say_alive)
+        nursery.start_soon(send_heartbeats)
         try:
             while True:
                 for message in await reader.receive_all():
-                    if isinstance(message, EngineReady | EngineRefused | StepReport | Alive):
-                        raise RuntimeError(f"a {type(message).__name__} came to the engine, which only sends them")
+                    if isinstance(message, EngineReady | EngineRefused | StepReport | Heartbeat):
+                        raise RuntimeError(f"the engine received {type(message).__name__}, which only the engine sends")
                     await engine.inbox.send(message)
         except PeerGone:
-            nursery.cancel_scope.cancel()  # the web process is gone: free everything by ending
+            nursery.cancel_scope.cancel()  # the web process is gone: end, which frees everything
 
 
 def main(argv: list[str]) -> int:
-    """Run the engine process; its exit code tells the supervisor whether to try again."""
+    """Run the engine process. The exit code tells the supervisor whether another start may succeed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, incarnation, config_json = argv
     config = msgspec.json.decode(config_json.encode(), type=EngineConfig)
@@ -254,13 +257,13 @@ def main(argv: list[str]) -> int:
 
 
 def is_shortage(error: Exception) -> bool:
-    """Whether an engine that could not be loaded lacks what may be there later: memory, or descriptors."""
+    """Return whether an engine failed to load for lack of memory or file descriptors, which may be available later."""
     shortages = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in shortages)
 
 
 def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer: LogWriter) -> int:
-    """Tell the supervisor why there will be no engine; gives the exit code (EX_CONFIG). It is the one who says it."""
+    """Tell the supervisor, which logs it, why the engine cannot serve. Returns the exit code, EX_CONFIG."""
 
     async def send() -> None:
         async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
@@ -269,13 +272,13 @@ def refuse(connection: socket.socket, incarnation: int, reason: str, log_writer:
     try:
         trio.run(send)
     except* PeerGone:
-        log_writer.say(reason)  # nobody else can say it any more
+        log_writer.say(reason)  # the supervisor is gone and cannot log it
     log_writer.drain()
     return os.EX_CONFIG
 
 
 def _configure_log(level: str) -> LogWriter:
-    """One JSON object a line on stderr, as the web process writes where that is no terminal."""
+    """Log one JSON object per line on stderr, as the web process does unless stderr is a terminal."""
     writer = LogWriter(standard_error())
     structlog.configure(
         processors=[
@@ -288,7 +291,7 @@ def _configure_log(level: str) -> LogWriter:
         logger_factory=LogLines(writer),
         cache_logger_on_first_use=True,
     )
-    # the kernels know no structlog: what they say at load goes the same way
+    # the kernels do not use structlog: forward what they log while loading
     kernels = logging.getLogger("quipu.kernels")
     kernels.setLevel(level.upper())
     kernels.addHandler(Relay())

@@ -1,10 +1,9 @@
-"""Keeping a web-side actor running: restart it when it dies, give up when it dies too often.
+"""Keeps a web-side actor running: restarts it when it dies, and gives up when it dies too often.
 
-Used by `wiring`. An actor that is run like this keeps nothing that its death may take along: what it needs to go on is
-where its successor finds it (the accountant's daybook).
+Used by `wiring`. An actor run like this has no state that must survive it: what its successor needs is kept elsewhere
+(for the accountant, in its entry store).
 
-What must always hold: a death is never silent; more deaths than allowed within the window end the server with an
-error.
+What must always hold: every death is logged; more deaths than allowed within the window end the server with an error.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ async def keep_running(
     window_s: float,
     on_death: Callable[[], str | None],
 ) -> None:
-    """Run `start()` again and again until cancelled.
+    """Run `start()` again whenever it raises, until it returns or is cancelled.
 
-    `on_death` is told of each death before the next start; it may name who was in the actor's hands. Raises
-    ActorGivenUp from the last error.
+    `on_death` is called after each death, before the next start; it may return the id of the request that the actor was
+    working on. Raises ActorGivenUp from the last error.
     """
     deaths: deque[float] = deque()
     while True:

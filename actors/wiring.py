@@ -10,12 +10,13 @@
        │                   ▼  │
        └─────Delta──── detokenizer
 
-Restart groups: the engine (its three actors live and die together, see `supervisor.py`); the accountant, which goes on
-from its daybook; everything else is the server: if tokenizer or detokenizer raises, the server ends with an error.
+Restart groups: the engine, whose three actors are restarted together (see `supervisor.py`); the accountant, whose
+successor continues from the entry store; and the server: if the tokenizer or the detokenizer raises, the server exits
+with an error.
 
-The same actors run in both wirings: `single_loop` has the engine in this loop over in-memory channels (tests,
-simulation), `split` in a process of its own over a socket pair (serving). Torch is only ever loaded where the engine
-runs.
+The same actors run in both wirings: `single_loop` runs the engine in this event loop, over in-memory channels (tests,
+simulation); `split` runs it in a process of its own, over a socket pair (serving). Torch is loaded only where the
+engine runs.
 """
 
 from __future__ import annotations
@@ -32,34 +33,41 @@ import attrs
 import trio
 
 from .accountant.actor import Accountant
-from .accountant.entry_store import AccountantMessage, Daybook
+from .accountant.entry_store import AccountantMessage, EntryStore
 from .accountant.journal import Journal, NoJournal
 from .accountant.metrics import Metrics
 from .channel import Channel
 from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer, DetokenizerMessage
+from .detokenizer.decoder import Decoder
 from .processes.process_host import ProcessHost
-from .request_desk.desk import EngineMessage, Registry
+from .request_desk.desk import RequestDesk
+from .request_desk.engine_lane import EngineLane, EngineMessage
 from .request_desk.interface import ServingInfo
 from .restarts import keep_running
+from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost, Supervisor
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
+from .text_workers.lanes import Lanes
+from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .tokenizer.actor import TokenizerActor, TokenizerMessage
-from .tokenizer.vocabulary import Vocabulary
+from .tokenizer.encoder import load_encoder
+from .tokenizer.segment_cache import SegmentCache
+from .tokenizer.template_source import read_template
 
 ENGINE = "quipu.actors.engine"
-"""Named, not imported: only `single_loop` loads it into this process."""
+"""Imported by name, because only `single_loop` loads it into this process."""
 
 
 @attrs.frozen
 class Runtime:
-    """Everything that runs, for the web layer and for tests."""
+    """The running actors, for the web layer and for tests."""
 
-    desk: Registry
+    desk: RequestDesk
     metrics: Metrics
-    daybook: Daybook
+    entry_store: EntryStore
     detokenizer: Detokenizer
     host: EngineHost
     encode_processes: EncodeProcesses | None
@@ -73,26 +81,28 @@ async def open_runtime(
     host: EngineHost,
     *,
     journal: Journal | None = None,
-    hire_accountant: Callable[..., Accountant] = Accountant,
+    make_accountant: Callable[..., Accountant] = Accountant,
     make_renderer: MakeRenderer = ChatPool,
     encode_apart: bool = False,
 ) -> AsyncIterator[Runtime]:
-    """Run the web side's actors and `host`'s engines until the block is left.
+    """Run the web process's actors and `host`'s engines until the block is left.
 
-    Records go to `journal`; without one nothing is kept. `hire_accountant` makes each accountant. `encode_apart`: long
-    texts are encoded in processes of their own, else in threads. Raises CheckpointError for a tokenizer or a chat
-    template that cannot be used, the latter from within exception groups.
+    Usage records go to `journal`; without one they are not kept. `make_accountant` is called for each accountant.
+    `encode_apart`: encode long texts in processes of their own instead of threads. Raises CheckpointError for an
+    unusable tokenizer or chat template, the latter inside exception groups.
     """
     journal = NoJournal() if journal is None else journal
     encodes: Channel[TokenizerMessage] = Channel(config.encode_slots)
-    lane: Channel[EngineMessage] = Channel(config.submit_slots)
-    # posted to without waiting: a handful of messages an open request
+    lane = EngineLane(Channel[EngineMessage](config.submit_slots))
+    # these two are posted to without waiting: a few messages for each open request
     accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
 
-    vocabulary = Vocabulary(Path(config.engine.model_path))
+    folder = Path(config.engine.model_path)
+    library = load_library(folder)
+    encoder, decoder = load_encoder(library), Decoder(library)
     metrics = Metrics(config.model_names[0])
-    registry = Registry(
+    desk = RequestDesk(
         info,
         encoder=encodes,
         lane=lane,
@@ -103,50 +113,54 @@ async def open_runtime(
         show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
-    renderer = make_renderer(vocabulary.template, config.chat_template_timeout_s)
-    processes = EncodeProcesses(vocabulary.encoder, vocabulary.library.source) if encode_apart else None
-    tokenizer = TokenizerActor(config, vocabulary, registry, accounts, renderer, processes)
-    detokenizer = Detokenizer(vocabulary, accounts, registry.abort)
-    daybook = Daybook()
+    renderer = make_renderer(read_template(folder), config.chat_template_timeout_s)
+    processes = EncodeProcesses(encoder, library.source) if encode_apart else None
+    lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
+    segments = SegmentCache(config.token_cache_bytes)
+    prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
+    tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder)
+    detokenizer = Detokenizer(decoder, accounts, lane.abort)
+    entry_store = EntryStore()
 
-    async def keep_books() -> None:
-        accountant = hire_accountant(daybook, metrics, registry, journal, texts)
+    async def run_accountant() -> None:
+        accountant = make_accountant(entry_store, metrics, desk, journal, texts)
         await accountant.run(accounts)
 
     accountants = partial(
         keep_running,
         "accountant",
-        keep_books,
+        run_accountant,
         max_restarts=config.max_restarts,
         window_s=config.restart_window_s,
-        on_death=daybook.blame,
+        on_death=entry_store.record_crash,
     )
-    supervisor = Supervisor(config, host, registry, accounts)
+    supervisor = Supervisor(config, host, desk, accounts)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
+        nursery.start_soon(lanes.run)
         nursery.start_soon(tokenizer.run, encodes)
         nursery.start_soon(detokenizer.run, texts)
         nursery.start_soon(accountants)
         nursery.start_soon(supervisor.run)
-        yield Runtime(registry, metrics, daybook, detokenizer, host, processes)
+        yield Runtime(desk, metrics, entry_store, detokenizer, host, processes)
         nursery.cancel_scope.cancel()
 
 
 def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:
-    """The whole runtime in this loop, as an async context manager giving a `Runtime`."""
+    """Run everything in this event loop. Returns an async context manager that yields a `Runtime`."""
     engine = importlib.import_module(ENGINE)
     host = engine.LoopHost(config.engine, *([load_executor] if load_executor else []))
     return open_runtime(config, info, host, make_renderer=InlineRenderer)
 
 
 def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | None = None) -> Any:
-    """The web side here, the engine in a process of its own, as an async context manager giving a `Runtime`."""
+    """Run the engine in a process of its own. Returns an async context manager that yields a `Runtime`."""
     environment = dict(os.environ)
-    # read by libgomp when torch loads: a spinning thread would starve a busy neighbour, and be starved by it
+    # read by libgomp when torch loads: threads that spin would take CPU time from others and wait for them
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     if config.engine.num_threads is not None:
-        environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # where nobody says it, the backend does
+        environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)  # if it is not set, the backend decides
     host = ProcessHost(config.engine, environment, step_timeout_s=config.step_timeout_s)
     return open_runtime(config, info, host, journal=journal, encode_apart=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.accountant.entry_store import AccountantMessage, Daybook
+from quipu.actors.accountant.entry_store import AccountantMessage, EntryStore
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.accountant.metrics import Metrics
 from quipu.actors.channel import Receiver, Sender
@@ -27,7 +27,7 @@ from quipu.actors.messages.handler import Closed, Outlet, Started
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.processes.process_host import ProcessHost
-from quipu.actors.request_desk.desk import Registry
+from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.wiring import open_runtime
 from quipu.web.cli import cli
 from quipu.web.cli import serve as serve_command
@@ -44,13 +44,13 @@ class OpenRequest:
 class NullAccountant:
     def __init__(
         self,
-        daybook: Daybook,
+        entry_store: EntryStore,
         metrics: Metrics,
-        registry: Registry,
+        desk: RequestDesk,
         journal: Journal,
         detokenizer: Sender[Tokens],
     ) -> None:
-        self._registry = registry
+        self._desk = desk
         self._detokenizer = detokenizer
         self._open: dict[str, OpenRequest] = {}
         self._by_sequence: dict[int, str] = {}
@@ -80,7 +80,7 @@ class NullAccountant:
             columns = (report.token_sequence_ids, report.token_ids, report.ended_ids, report.ended_reasons)
             await self._detokenizer.send(Tokens(*columns, report.scores))
         for sequence_id in report.terminal_ids:
-            self._registry.terminal(sequence_id)
+            self._desk.lane.mark_ended(sequence_id)
             self._ended(self._by_sequence.get(sequence_id, ""))
 
     def _ended(self, request_id: str) -> None:
@@ -109,7 +109,7 @@ def split(config: Any, info: Any, journal: Any = None) -> Any:
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     host = ProcessHost(config.engine, environment)
     hire: Callable[..., Any] = NullAccountant
-    return open_runtime(config, info, host, hire_accountant=hire, encode_apart=True)
+    return open_runtime(config, info, host, make_accountant=hire, encode_apart=True)
 
 
 if __name__ == "__main__":

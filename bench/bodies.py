@@ -1,7 +1,7 @@
 """Bodies drawn from each endpoint's own fields: most of them right, some nearly, some not at all.
 
 Hypothesis strategies, used by the fuzz tests (`tests/faults/test_drawn_bodies.py`) and by `python -m bench.stalls
---fuzz`. A new field of an endpoint gets its line here.
+--fuzz`. A new field of an endpoint gets its line here; sampling fields are drawn as they are declared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy as Strategy
+
+from quipu.actors.declarations import SamplingField
+from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -57,31 +60,49 @@ OBJECT: Strategy[Any] = st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
 SCHEMA = st.fixed_dictionaries(
     {"type": st.just("object")}, optional={"properties": OBJECT, "required": JUNK, "description": TEXT}
 )
-SAMPLING: Mapping[str, Strategy[Any]] = {
-    "temperature": mostly(st.sampled_from([0, 0.7, 1]), st.sampled_from([2, -1, 3])),
-    "top_p": mostly(st.sampled_from([0.1, 1]), st.sampled_from([0, 1.5])),
-    "top_k": mostly(st.sampled_from([-1, 0, 1, 50, 10**6]), st.sampled_from([-2])),
-    "min_p": mostly(st.sampled_from([0, 0.5]), st.sampled_from([2])),
+
+
+def _numbers(field: SamplingField) -> Strategy[Any]:
+    """Numbers within the bounds of a field, its default among them, and a few outside of them."""
+    bounds = field.bounds
+    low = next((limit for limit in (bounds.minimum, bounds.above) if limit is not None), -1)
+    right, wrong = [field.default], [low - 1]
+    (right if bounds.above is None else wrong).append(low)
+    if bounds.maximum is not None:
+        right.append(bounds.maximum)
+        wrong.append(bounds.maximum + 1)
+    if field.reader == "number":
+        right.append(low + 0.3 * (2 if bounds.maximum is None else bounds.maximum - low))
+    elif bounds.maximum is None:
+        right += [1] if field.at_most_max_tokens else [1, 50, 10**6]
+    return mostly(st.sampled_from(right), st.sampled_from(wrong))
+
+
+_VALUES: Mapping[str, Strategy[Any]] = {
+    "boolean": st.booleans(),
     "seed": st.integers(-5, 5) | st.sampled_from([2**63, 2**64, -(2**63)]),
-    "presence_penalty": mostly(st.sampled_from([0, 1.5]), st.sampled_from([-3])),
-    "frequency_penalty": mostly(st.sampled_from([0, 1.5]), st.sampled_from([3])),
-    "repetition_penalty": mostly(st.sampled_from([1, 1.2]), st.sampled_from([0, -1])),
-    "logit_bias": mostly(
+    "biases": mostly(
         st.dictionaries(st.integers(0, 4095).map(str), st.floats(-100, 100), max_size=4),
         st.dictionaries(st.integers(-1, 4097).map(str) | st.text(max_size=3), st.floats(-101, 101), max_size=4),
     ),
-    "allowed_token_ids": mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=6), st.lists(TOKEN, max_size=6)),
-    "bad_words": st.lists(TEXT.map(lambda text: text[:300]), max_size=4),
-    "min_tokens": mostly(st.just(1), st.integers(-1, 9)),
+    "some_token_ids": mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=6), st.lists(TOKEN, max_size=6)),
+    "token_ids": mostly(st.lists(st.integers(0, 4095), max_size=4), st.lists(TOKEN, max_size=4)),
+    "words": st.lists(TEXT.map(lambda text: text[:300]), max_size=4),
+}
+"""By the reader that takes them (`web/api/sampling.py`)."""
+SAMPLING: Mapping[str, Strategy[Any]] = {
+    field.name: _VALUES[field.reader] if field.reader in _VALUES else _numbers(field) for field in SAMPLING_FIELDS
+}
+CHOICES: Mapping[str, Strategy[Any]] = {
     "stop": st.lists(st.text(min_size=1, max_size=5), max_size=5) | st.text(max_size=5) | st.just(["a" * 4096] * 16),
-    "stop_token_ids": mostly(st.lists(st.integers(0, 4095), max_size=4), st.lists(TOKEN, max_size=4)),
-    "ignore_eos": st.booleans(),
     "n": mostly(st.integers(1, 4), st.sampled_from([0, 16, 17])),
     "skip_special_tokens": st.booleans(),
     "include_stop_str_in_output": st.booleans(),
+    "response_format": mostly(st.just({"type": "text"}), JUNK),
+}
+ADMISSION: Mapping[str, Strategy[Any]] = {
     "priority": mostly(st.just(0), st.integers(-2, 2)),
     "cache_salt": st.text(max_size=5) | st.just("s" * 257),
-    "response_format": mostly(st.just({"type": "text"}), JUNK),
 }
 DELIVERY: Mapping[str, Strategy[Any]] = {
     "stream": st.booleans(),
@@ -201,6 +222,8 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
 OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
         **SAMPLING,
+        **CHOICES,
+        **ADMISSION,
         **DELIVERY,
         **_SCORES,
         "best_of": mostly(st.just(1), st.integers(0, 3)),
@@ -208,6 +231,8 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     },
     CHAT: {
         **SAMPLING,
+        **CHOICES,
+        **ADMISSION,
         **DELIVERY,
         **TEMPLATE,
         **_SCORES,
@@ -216,6 +241,8 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     },
     RESPONSES: {
         **SAMPLING,
+        **CHOICES,
+        **ADMISSION,
         **DELIVERY,
         **TEMPLATE,
         "instructions": TEXT,
@@ -230,12 +257,8 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         **_ANTHROPIC_PROMPT,
         "stream": st.booleans(),
         "stop_sequences": mostly(st.lists(st.text(min_size=1, max_size=5), max_size=4), JUNK),
-        "temperature": SAMPLING["temperature"],
-        "top_p": SAMPLING["top_p"],
-        "top_k": SAMPLING["top_k"],
-        "priority": SAMPLING["priority"],
-        "cache_salt": SAMPLING["cache_salt"],
-        "ignore_eos": st.booleans(),
+        **{field.name: SAMPLING[field.name] for field in SAMPLING_FIELDS if MESSAGES in field.apis},
+        **ADMISSION,
         "container": mostly(st.none(), JUNK),
     },
     COUNT: _ANTHROPIC_PROMPT,

@@ -25,7 +25,7 @@ from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import Granted
 from quipu.actors.scheduler.actor import SchedulerMessage, run_scheduler
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.shared.block_keys import chain_keys
 
 VOCABULARY = 128_000
@@ -60,7 +60,7 @@ def quiet_collector() -> Iterator[None]:
 def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> SimulatedEngine:
     """An engine with so many sequences that all decode; one in `block_size` of them opens a block in each step."""
     engine = SimulatedEngine(
-        Limits(
+        SchedulerConfig(
             block_size=block_size,
             num_blocks=num_blocks + 1,
             max_num_seqs=num_seqs,
@@ -86,7 +86,7 @@ def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> Simul
 
 
 def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
-    """Hearing of a step, and planning one: `on_done` and `next_move`, `walk` and `accept` where it asks."""
+    """Hearing of a step, and planning one: `on_done` and `next_action`, `grant` and `accept` where it asks."""
     engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
     with quiet_collector():
         engine.step_times.clear()
@@ -108,7 +108,7 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
     num_full = num_tokens // block_size
     times: dict[str, list[int]] = {name: [] for name in ("hash", "cold", "idle", "held", "release")}
     engine = SimulatedEngine(
-        Limits(
+        SchedulerConfig(
             block_size=block_size,
             num_blocks=num_blocks + 1,
             max_num_seqs=2,

@@ -27,7 +27,7 @@ from bench.engine_jobs import quiet_collector
 from bench.simulated import Job, SimulatedEngine
 from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.shared.block_keys import chain_keys
 
 BLOCK_SIZE = 16
@@ -136,7 +136,7 @@ def make_jobs(workload: Workload, rng: random.Random) -> deque[tuple[float, Job]
 def make_engine(workload: Workload, mode: Mode) -> SimulatedEngine:
     """An engine in which `num_decoding` sequences decode already, without an end."""
     engine = SimulatedEngine(
-        Limits(
+        SchedulerConfig(
             block_size=BLOCK_SIZE,
             num_blocks=NUM_BLOCKS,
             max_num_seqs=256,

@@ -1,8 +1,8 @@
-"""An engine whose device is a clock: the real Batcher and BlockManagerCore, and an executor that only says "done".
+"""An engine whose device is a clock: the real Batcher and BlockManager, and an executor that only says "done".
 
 Used by `trace_replay`, `sharing` and `engine_core`: what they need not know of the columns of the engine's messages.
 
-    submit ─▶ pump: next_move ─▶ walk ─▶ accept ─▶ plans      (timed; not every move asks the block manager)
+    submit ─▶ pump: next_action ─▶ grant ─▶ accept ─▶ plans      (timed; not every step asks the block manager)
                 ▲                                    │
                 └── finish_step: on_done (timed) ◀───┘ answer (not timed)
 
@@ -19,14 +19,14 @@ from collections.abc import Callable
 import attrs
 
 from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import StepDone, Submit
-from quipu.actors.scheduler.limits import Limits
-from quipu.actors.scheduler.planning import Batcher
+from quipu.actors.scheduler.config import SchedulerConfig
+from quipu.actors.scheduler.planning import Batcher, Outgoing
 
 FILLED_COLUMNS = [name for name in Reserve.__annotations__ if name.startswith("filled_")]
 clock = time.perf_counter_ns
@@ -63,7 +63,7 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerConfig,
         *,
         share_pending_prefixes: bool = True,
         step_overhead_tokens: int = STEP_OVERHEAD_TOKENS,
@@ -78,7 +78,7 @@ class SimulatedEngine:
         """
         self.limits = limits
         self.batcher = Batcher(limits)
-        self.manager = BlockManagerCore(
+        self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
@@ -122,14 +122,15 @@ class SimulatedEngine:
         """Plan steps until there is nothing more to plan: what the scheduler's actor does after it has listened."""
         while True:
             began = clock()
-            move = self.batcher.next_move()
+            action = self.batcher.next_action()
             self.scheduler_ns += clock() - began
-            if move is None:
+            if action is None:
                 return
-            if isinstance(move, Reserve):
-                plan, report, preempted = self._ask(move)
+            if isinstance(action, Reserve):
+                outgoing, preempted = self._ask(action)
             else:
-                plan, report, preempted = move.plan, move.report, False
+                outgoing, preempted = action, False
+            plan, report = outgoing.plan, outgoing.report
             if report is not None:
                 self._hear(report)
             if plan is not None:
@@ -141,17 +142,17 @@ class SimulatedEngine:
             elif not preempted:
                 return
 
-    def _ask(self, proposal: Reserve) -> tuple[StepPlan | None, StepReport | None, bool]:
-        """A plan, a report, and whether somebody was preempted for it."""
+    def _ask(self, proposal: Reserve) -> tuple[Outgoing, bool]:
+        """What to send, and whether somebody was preempted for it."""
         if not self._cache_outputs:
             self._cut_to_prompts(proposal)
         a = clock()
-        granted = self.manager.walk(proposal)
+        granted = self.manager.grant(proposal)
         b = clock()
-        plan, report = self.batcher.accept(granted)
+        outgoing = self.batcher.accept(granted)
         self.scheduler_ns += clock() - b
         self.manager_ns += b - a
-        return plan, report, bool(granted.preempted_ids)
+        return outgoing, bool(granted.preempted_ids)
 
     def finish_step(self) -> None:
         """The oldest plan has run."""

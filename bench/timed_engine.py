@@ -6,9 +6,10 @@ import sys
 
 from bench.spans import watch
 from quipu.actors import engine
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.config import EngineConfig
-from quipu.actors.executor.actor import Executor, load_executor
+from quipu.actors.executor.loading import load_executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.scheduler.planning import Batcher
 
 
@@ -20,9 +21,9 @@ def load(config: EngineConfig) -> Executor:
 
 def main() -> int:
     setattr(engine, "load_executor", load)  # noqa: B010 - a name that it imports, and does not offer
-    watch(BlockManagerCore, "walk", "match")
+    watch(BlockManager, "grant", "match")
     watch(Batcher, "submit", "schedule")
-    watch(Batcher, "next_move", "schedule")
+    watch(Batcher, "next_action", "schedule")
     watch(Batcher, "accept", "schedule")
     watch(Batcher, "on_done", "schedule")
     watch(Executor, "run", "books")

@@ -23,7 +23,7 @@ from quipu.actors.processes.process_host import ProcessHost
 from quipu.actors.tokenizer import actor as tokenizer
 from quipu.actors.tokenizer.encoder import TextEncoder
 from quipu.web.api import answer
-from quipu.web.api.openai import serve
+from quipu.web.api.openai import routes
 from quipu.web.cli import cli
 from quipu.web.http.sse import Sink
 
@@ -68,7 +68,7 @@ class TimedServer:
 def main() -> int:
     ProcessHost.MODULE = "bench.timed_engine"
     watch(answer, "parse_object", "parse")
-    watch(serve, "_read", "parse")
+    watch(routes, "_read", "parse")
     watch(TextEncoder, "encode_chat", "tokenise")
     watch(TextEncoder, "encode_text", "tokenise")
     watch(tokenizer, "chain_keys", "hash")

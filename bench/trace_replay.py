@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 
 from bench.simulated import Job, SimulatedEngine, StepTime
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.config import SchedulerConfig
 
 KEY_BYTES = 32
 MAX_TOKEN_ID = 1 << 31
@@ -103,7 +103,7 @@ def make_engine(requests: list[TracedRequest], setting: Setting) -> SimulatedEng
     capacity = setting.capacity
     if capacity is None:
         capacity = max(1, worst_case_blocks(requests, setting.block_tokens))
-    limits = Limits(
+    limits = SchedulerConfig(
         block_size=setting.block_tokens,
         num_blocks=capacity + 1,
         max_num_seqs=setting.max_num_seqs,

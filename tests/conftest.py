@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +25,14 @@ settings.register_profile(
     "long", max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_tls_context() -> Iterator[None]:
+    """Every HTTP client loads 150 certificates, 20 ms of work, for a TLS that no test speaks: once is enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -67,12 +67,17 @@ PLANTS = {
         one_import("actors.ledger.planted_web", "quipu.web.options"),
         one_import("actors.request_desk.planted_quart", "quart"),
     ],
-    "http-below": [
-        one_import("web.http.planted_api", "quipu.web.api.errors"),
-        one_import("web.http.planted_actors", "quipu.actors.config"),
+    "http-below": [one_import("web.http.planted_actors", "quipu.actors.config")],
+    "apis-apart": [
+        one_import("web.api.anthropic.planted_openai", "quipu.web.api.openai.chat"),
+        one_import("web.api.openai.planted_models", "quipu.web.api.models"),
     ],
-    "apis-apart": [one_import("web.api.anthropic.planted_openai", "quipu.web.api.openai.chat")],
-    "cli-above": [one_import("web.auth.planted_cli", "quipu.web.cli.settings")],
+    "web-layers": [
+        one_import("web.auth.planted_cli", "quipu.web.cli.settings"),
+        one_import("web.http.planted_api", "quipu.web.api.fields"),
+        one_import("web.telemetry.planted_request", "quipu.web.request.errors"),
+        one_import("web.request.planted_auth", "quipu.web.auth.keys"),
+    ],
     "no-circles": [
         Plant(  # of two modules
             {
@@ -156,10 +161,12 @@ def test_planted_violation_is_found(found: dict[str, str], contract: str, plant:
 
 
 @pytest.mark.parametrize(
-    ("contract", "folder"), [("actors-layers", "actors"), ("kernels-layers", "kernels")], ids=["actors", "kernels"]
+    ("contract", "folder"),
+    [("actors-layers", "actors"), ("kernels-layers", "kernels"), ("web-layers", "web"), ("apis-apart", "web/api")],
+    ids=["actors", "kernels", "web", "api"],
 )
 def test_new_room_must_be_given_a_layer(copy: Path, contract: str, folder: str) -> None:
-    """A room of `actors/` or `kernels/` that no layer names breaks the contract."""
+    """A room that no layer names breaks the contract of its folder."""
     room = copy / folder / "planted_room"
     room.mkdir()
     try:

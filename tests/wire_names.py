@@ -50,7 +50,8 @@ def collect(folder: Path) -> Names:
         "headers": source.headers(),
         "environment": source.variables(),
         "enums": source.enums(),
-        **server_names(folder, lambda server: {"request fields": request_fields(server.url, source.words())}),
+        "request fields": request_fields(source.words()),
+        **server_names(folder, _main()),
     }
 
 
@@ -65,14 +66,19 @@ def routes() -> list[str]:
 
 def flags() -> Names:
     """The flags of every subcommand with their kinds, choices and defaults."""
-    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["quipu"].partition(":")
-    main = getattr(import_module(module), name)
+    main = _main()
     found: Names = {}
     for argv in (["serve"], ["bench", "serve"], ["bench", "latency"], ["bench", "throughput"]):
         parser = _parser_of(main, argv)
         for command, inner in _commands(parser):
             found.setdefault(command, set()).update(map(_describe, inner._actions))
     return {command: sorted(described) for command, described in found.items()}
+
+
+def _main() -> Any:
+    """The command `quipu`, as an installation finds it."""
+    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["quipu"].partition(":")
+    return getattr(import_module(module), name)
 
 
 def _parser_of(main: Any, argv: list[str]) -> argparse.ArgumentParser:

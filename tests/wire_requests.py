@@ -1,22 +1,28 @@
-"""Which fields of a request's body a server knows, found by asking it: no table of the code is read.
+"""Which fields of a request's body the server knows, found by asking it: no table of the code is read.
 
-Every word of the source is sent as a field, many at a time, with a value that no field takes. What the server names in
-`X-Quipu-Ignored-Fields` it does not know; the others it refuses, with a code that is kept, or accepts. Used by
+Every word of the source is sent as a field, many at a time, with a value that no field takes. What the answer names in
+`X-Quipu-Ignored-Fields` is not known; the others are refused, with a code that is kept, or accepted. The
+app alone is asked, in front of a desk without an engine: nothing is generated, and no socket is between. Used by
 `wire_names.py`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote
 
 import attrs
-import httpx
+import trio
+from structlog.testing import capture_logs
+
+from quipu.web.app import make_app
+from tests.web.fakes import INFO, Client, Exchange, FakeDesk
 
 Body = dict[str, Any]
-HEADER = "X-Quipu-Ignored-Fields"
+HEADER = "x-quipu-ignored-fields"
 AT_ONCE = 16
 """As many as the header names."""
 ODD = {"no_field": 1}
@@ -75,38 +81,47 @@ PLACES = (
 )
 
 
-def request_fields(url: str, words: Iterable[str]) -> dict[str, list[str]]:
+def request_fields(words: Iterable[str]) -> dict[str, list[str]]:
     """By place, the fields that are known, each with what becomes of an odd value in it."""
-    with httpx.Client(base_url=url, timeout=30) as http:
-        return {f"/v1/{place.api} {place.path}".strip(): _known(http, place, list(words)) for place in PLACES}
+    desk = FakeDesk(info=attrs.evolve(INFO, model_names=("demo",)))
+    client = Client(make_app(desk))
+
+    async def ask_everywhere() -> dict[str, list[str]]:
+        return {f"/v1/{place.api} {place.path}".strip(): await _known(client, place, list(words)) for place in PLACES}
+
+    with capture_logs():  # a line a request is of no interest
+        return trio.run(ask_everywhere)
 
 
-def _known(http: httpx.Client, place: Place, words: list[str]) -> list[str]:
+async def _known(client: Client, place: Place, words: list[str]) -> list[str]:
     known = []
     waiting = [words[start : start + AT_ONCE] for start in range(0, len(words), AT_ONCE)]
     while waiting:
         batch = waiting.pop()
-        response = _ask(http, place, batch)
-        ignored = {unquote(path) for path in response.headers.get(HEADER, "").split(",")}
-        if response.status_code == 200 and "…" not in ignored:
+        exchange, answer = await _ask(client, place, batch)
+        ignored = {unquote(path) for path in exchange.headers.get(HEADER, "").split(",")}
+        if exchange.status == 200 and "…" not in ignored:
             rest = [word for word in batch if f"{place.path}{word}" not in ignored]
             known += [f"{word}: accepted" for word in rest]
             continue
-        error = response.json()["error"]
-        culprit = _named(error, place.path, batch) if response.status_code == 400 else None
+        culprit = _named(answer["error"], place.path, batch) if exchange.status == 400 else None
         if culprit is None:
-            assert len(batch) > 1, response.text
+            assert len(batch) > 1, answer
             waiting += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
         else:
-            known.append(f"{culprit}: {error.get('code', error['type'])}")
+            known.append(f"{culprit}: {answer['error'].get('code', answer['error']['type'])}")
             waiting.append([word for word in batch if word != culprit])
     return sorted(known)
 
 
-def _ask(http: httpx.Client, place: Place, batch: list[str]) -> httpx.Response:
+async def _ask(client: Client, place: Place, batch: list[str]) -> tuple[Exchange, Any]:
+    """Ask with a body that has these fields; return the exchange and its JSON, None of a stream."""
     limit = "max_output_tokens" if place.api == "responses" else "max_tokens"
     body = {"model": "demo", limit: 1, **place.fill(dict.fromkeys(batch, ODD))}
-    return http.post(f"/v1/{place.api}", json=body)
+    async with client.open("POST", f"/v1/{place.api}", body) as exchange:
+        is_stream = await exchange.wait_started() == 200 and "event-stream" in exchange.headers["content-type"]
+        data = await exchange.read()
+        return exchange, None if is_stream else json.loads(data)
 
 
 def _named(error: Body, path: str, batch: list[str]) -> str | None:

@@ -9,7 +9,6 @@ import csv
 import json
 import re
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ import msgspec
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.servers import BLOCK, PATIENCE_S, QUIPU, Server, eventually, serving
+from tests.e2e.collector import collecting
+from tests.e2e.servers import BLOCK, PATIENCE_S, Server, eventually, serving
 
 Names = dict[str, Any]
+Main = Callable[[list[str]], int]
 CHAT = {"messages": [{"role": "user", "content": "Which knots?"}]}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "A cord.", "max_tokens": 2},
@@ -53,17 +54,16 @@ OFTEN = frozenset({"date", "server", "content-length", "content-type", "transfer
 """Headers of every server, which nobody here names."""
 
 
-def server_names(folder: Path, ask_more: Callable[[Server], Names]) -> Names:
-    """Everything that a server says of itself while it is asked everything once, and what `ask_more` hears of it."""
+def server_names(folder: Path, main: Main) -> Names:
+    """Everything that a server says of itself while it is asked everything once. `main` is the command `quipu`."""
     home, ledger = folder / "home", folder / "ledger"
     home.mkdir()
     replay = f"ipc://{folder}/replay"
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events", "replay_endpoint": replay}
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--log-level", "debug", "--data-dir", str(ledger)]
     flags += ["--num-blocks", "12", "--max-model-len", str(8 * BLOCK), "--kv-events-config", json.dumps(events)]
-    flags += ["--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     names: Names = {}
-    with serving(home, *flags) as server:
+    with collecting() as collector, serving(home, *flags, "--otlp-traces-endpoint", collector.url) as server:
         answers = list(_answers(server))
         fields: dict[str, set[str]] = {}
         for name, _, answer in answers:
@@ -71,12 +71,11 @@ def server_names(folder: Path, ask_more: Callable[[Server], Names]) -> Names:
         names["response fields"] = {name: sorted(paths) for name, paths in fields.items()}
         sent = {header.lower() for _, headers, _ in answers for header in headers}
         names["response headers"] = sorted(sent - OFTEN)
-        names |= ask_more(server)
         names["KV events"] = _kv_events(server, replay)
         server.wait_at_rest()
         names["metrics"] = metric_names(server.get("/metrics").text)
     names["log lines"] = _log_lines(server.log_text)
-    names["ledger"] = _ledger(home, ledger)
+    names["ledger"] = _ledger(home, ledger, main)
     return names
 
 
@@ -166,7 +165,7 @@ def _kv_events(server: Server, replay: str) -> Names:
         context.destroy(linger=0)
 
 
-def _ledger(home: Path, ledger: Path) -> Names:
+def _ledger(home: Path, ledger: Path, main: Main) -> Names:
     """The columns of its tables, of its exports, and the keys of its lines."""
     names: Names = {}
     for path in sorted(ledger.rglob("*")):
@@ -183,8 +182,7 @@ def _ledger(home: Path, ledger: Path) -> Names:
                     known = names.setdefault(f"entry {entry['kind']}" if "kind" in entry else path.name, [])
                     known[:] = sorted({*known, *_paths(entry)})
     output = home / "export.csv"
-    command = [QUIPU, "ledger", "export", "--format", "csv", "--output", str(output), "--data-dir", str(ledger)]
-    subprocess.run(command, cwd=home, check=True, capture_output=True)
+    assert main(["ledger", "export", "--format", "csv", "--output", str(output), "--data-dir", str(ledger)]) == 0
     with output.open(newline="") as lines:
         names["export"] = next(csv.reader(lines))
     return names

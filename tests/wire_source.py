@@ -28,28 +28,32 @@ _METHODS_OF_LOGGERS = frozenset({"debug", "info", "warning", "error", "exception
 
 class SourceNames:
     def __init__(self, root: Path) -> None:
-        self._trees = [
+        trees = [
             ast.parse(path.read_text("utf-8"))
             for folder in FOLDERS
             for path in sorted((root / folder).rglob("*.py"))
             if "versions" not in path.parts  # migrations tell of the past
         ]
-        assert len(self._trees) > 50, "the code is somewhere else"
-        self._docstrings = {id(text) for tree in self._trees for text in _docstrings(tree)}
+        assert len(trees) > 50, "the code is somewhere else"
+        self._by_type: dict[type[ast.AST], list[ast.AST]] = {}
+        for tree in trees:
+            for node in ast.walk(tree):
+                self._by_type.setdefault(type(node), []).append(node)
+        self._docstrings = {id(node.value) for node in self._nodes(ast.Expr) if isinstance(node.value, ast.Constant)}
         self._literals = set(self._every_literal())
 
     def _every_literal(self) -> Iterator[str]:
-        for tree in self._trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and id(node) not in self._docstrings:
-                    if isinstance(node.value, str):
-                        yield node.value
-                    elif isinstance(node.value, bytes):
-                        yield node.value.decode("latin-1")
+        for node in self._nodes(ast.Constant):
+            if id(node) not in self._docstrings:
+                if isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node.value, bytes):
+                    yield node.value.decode("latin-1")
 
     def words(self) -> list[str]:
-        """Every literal that could be the name of a JSON field."""
-        return sorted(text for text in self._literals if _WORD.fullmatch(text))
+        """Every literal, and every declared field, that could be the name of a JSON field."""
+        declared = {node.target.id for node in self._declarations() if isinstance(node.target, ast.Name)}
+        return sorted(text for text in self._literals | declared if _WORD.fullmatch(text))
 
     def log_events(self) -> dict[str, list[str]]:
         """The keywords of every call whose first argument is an event's name; `**` for those made elsewhere."""
@@ -70,7 +74,10 @@ class SourceNames:
     def error_words(self) -> list[str]:
         """Codes and types of errors: what a call names beside a sentence, or as its code."""
         found = {text for text in self._literals if re.fullmatch(r"[a-z_]+_error", text)}
+        declarations = {id(node.value) for node in self._declarations()}
         for call in self._nodes(ast.Call):
+            if id(call) in declarations:
+                continue
             values = [*call.args, *(keyword.value for keyword in call.keywords)]
             if any(map(_is_sentence, values)):
                 for value in values:
@@ -119,17 +126,18 @@ class SourceNames:
                     found.add(" ".join(sorted(values)))
         return sorted(found)
 
+    def _declarations(self) -> Iterator[ast.AnnAssign]:
+        """Fields of classes that are declared by a call, such as `sampling_field`."""
+        for node in self._nodes(ast.AnnAssign):
+            if isinstance(node.value, ast.Call):
+                yield node
+
     def _nodes(self, kind: type[T]) -> Iterator[T]:
-        for tree in self._trees:
-            for node in ast.walk(tree):
-                if isinstance(node, kind):
+        for type_, nodes in self._by_type.items():
+            if issubclass(type_, kind):
+                for node in nodes:
+                    assert isinstance(node, kind)
                     yield node
-
-
-def _docstrings(tree: ast.Module) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            yield node.value
 
 
 def _is_dotted(text: str) -> bool:

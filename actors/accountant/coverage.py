@@ -1,10 +1,10 @@
-"""Sets of positions that mostly grow at their end. Pure; used by the account."""
+"""Sets of token positions that mostly grow at their end. Pure; used by the accounts."""
 
 from __future__ import annotations
 
 
 class Coverage:
-    """A set of positions, kept as disjoint ascending intervals; nearly always one, growing at its end."""
+    """A set of positions, kept as disjoint ascending intervals; nearly always a single one that grows at its end."""
 
     __slots__ = ("_intervals",)
 
@@ -12,7 +12,7 @@ class Coverage:
         self._intervals: list[list[int]] = []
 
     def add(self, start: int, end: int) -> int:
-        """Cover [start, end); how many of its positions were not covered before."""
+        """Cover [start, end) and return how many of its positions were not covered before."""
         if start >= end:
             return 0
         intervals = self._intervals

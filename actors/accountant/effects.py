@@ -1,91 +1,101 @@
-"""The reckoning: what a request's entries demand be done in the world, and is done once.
+"""Applies each request's side effects exactly once.
 
-Used by the accountant. Reads a page of the daybook, makes its account, and compares what is due with what has been
-done: counting an admission, telling the client its numbers, timing its first token, ending what failed, closing. An
-account is made only where something has been written that may demand something: making it costs more than the rest.
+Used by the accountant. Makes a request's account from its entries and compares what is due with what was applied:
+counting an admission, telling the client its numbers, timing its first token, stopping what failed, closing. An
+account is only made after an entry that may make something due, since making it costs more than the rest.
 
-What must always hold: counters of prompts and hits rise together, by one event; a prompt is counted only when the
-journal has room for its record; an account closes once, with one outcome, and its client hears the end only when the
-journal has let it go, save the end that a deadline makes, which waits for nobody.
+What must always hold: the counters of prompts and cache hits rise together, in one event; a prompt is counted only if
+the journal has room for its record; an account closes once, with one outcome; its client sees the end only after the
+journal has stored the record, except for a passed deadline, which is answered at once.
 """
 
 from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
-import structlog
 
 from ..messages.counts import Count, Estimate, Known, billable, kind_of, shown
-from ..messages.handler import Closed, Started
+from ..messages.handler import Closed, Outlet, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
 from ..messages.usage_record import UsageRecord
-from ..request_desk.desk import Registry
+from ..request_desk.desk import RequestDesk
 from .account import Account
-from .entry_store import MAX_DEATHS, CountedPrompt, Daybook, Page
+from .entry_store import MAX_CRASHES, CountedPrompt, EntryStore, RequestEntries
 from .journal import Journal
 from .metrics import Metrics
-from .prompt_account import PromptBook
-
-log = structlog.get_logger()
+from .prompt_account import PromptAccount
 
 
-class Reckoning:
-    def __init__(self, daybook: Daybook, metrics: Metrics, registry: Registry, journal: Journal) -> None:
-        self._daybook = daybook
+class Log(Protocol):
+    """The part of a structlog logger that is used here: the actor's own, so that this module needs none."""
+
+    def is_enabled_for(self, level: int, /) -> bool: ...
+
+    def debug(self, event: str, /, **fields: Any) -> object: ...
+
+    def error(self, event: str, /, **fields: Any) -> object: ...
+
+    def exception(self, event: str, /, **fields: Any) -> object: ...
+
+
+class SideEffects:
+    def __init__(self, store: EntryStore, metrics: Metrics, desk: RequestDesk, journal: Journal, log: Log) -> None:
+        self._store = store
         self._metrics = metrics
-        self._registry = registry
+        self._desk = desk
         self._journal = journal
+        self._log = log
 
-    def settle(self, page: Page, now: float) -> None:
-        """Do everything that is due for one request."""
-        self._daybook.in_hand = page
-        if page.num_deaths >= MAX_DEATHS:
-            self._give_up(page, now)
+    def apply_due(self, request: RequestEntries, now: float) -> None:
+        """Apply every side effect that is due for one request."""
+        self._store.current_request = request
+        if request.num_crashes >= MAX_CRASHES:
+            self._close_unaccountable(request, now)
         else:
             account = None
-            if page.num_changes != page.num_changes_settled:
-                account = page.account()
-                self._admit(page, account)
-                self._time_first_token(page, account)
-                self._tell_started(page, account)
-                page.num_changes_settled = page.num_changes
-            self._stop_failed(page)
-            if page.is_late and not page.effects.is_answered:
-                self._answer_late(page, account or page.account(), now)
-            if page.may_close:
-                self._close(page, account or page.account(), now)
-        self._daybook.in_hand = None
+            if request.num_changes != request.num_changes_settled:
+                account = request.account()
+                self._admit(request, account)
+                self._time_first_token(request, account)
+                self._tell_started(request, account)
+                request.num_changes_settled = request.num_changes
+            self._stop_failed(request)
+            if request.is_late and not request.applied.is_answered:
+                self._answer_late(request, account or request.account(), now)
+            if request.may_close:
+                self._close(request, account or request.account(), now)
+        self._store.current_request = None
 
     # ------------------------------------------------------------ admission
 
-    def _admit(self, page: Page, account: Account) -> None:
-        effects = page.effects
-        due = [(i, p) for i, p in account.prompts.items() if p.is_admitted and i not in effects.counted_prompts]
+    def _admit(self, request: RequestEntries, account: Account) -> None:
+        applied = request.applied
+        due = [(i, p) for i, p in account.prompts.items() if p.is_admitted and i not in applied.counted_prompts]
         if not due:
             return
         so_far = account.record(account.admitted_at or account.received_at)
-        is_first = not effects.counted_prompts
+        is_first = not applied.counted_prompts
         if is_first:
-            effects.retry_of = self._journal.retry_of(so_far)
-        has_room = self._journal.admit(_retrying(so_far, effects.retry_of))
+            applied.retry_of = self._journal.retry_of(so_far)
+        has_room = self._journal.admit(_with_retry(so_far, applied.retry_of))
         if is_first and not has_room:
-            effects.is_withdrawn = True
+            applied.is_withdrawn = True
             account.withdraw()
-            page.fail(RequestError(ErrorKind.OVERLOADED, "the usage ledger has no room for another record"))
-            account.error, account.fault = page.error, page.fault
+            request.fail(RequestError(ErrorKind.OVERLOADED, "the usage ledger has no room for another record"))
+            account.error, account.fault = request.error, request.fault
             return
         for index, prompt in due:
-            before = list(effects.counted_prompts.values())
-            effects.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
+            before = list(applied.counted_prompts.values())
+            applied.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
             self._count_admission(account, prompt, before)
 
-    def _count_admission(self, account: Account, prompt: PromptBook, before: list[CountedPrompt]) -> None:
-        """A prompt's numbers are frozen: one event raises every counter that they concern."""
-        metrics, stats = self._metrics, self._daybook.stats
+    def _count_admission(self, account: Account, prompt: PromptAccount, before: list[CountedPrompt]) -> None:
+        """Raise every counter that a prompt's frozen numbers concern, in one event."""
+        metrics, stats = self._metrics, self._store.stats
         cached = _num_known(prompt.cached)
         if not before:
             stats.total_requests += 1
@@ -100,20 +110,20 @@ class Reckoning:
         metrics.prefix_cache_hits.inc(cached)
         if cached:
             metrics.count_cached(prompt.by_tier)
-        if log.is_enabled_for(logging.DEBUG):
+        if self._log.is_enabled_for(logging.DEBUG):
             miss = None if prompt.miss is None else f"{prompt.miss.reason} at token {prompt.miss.token}"
-            log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
+            self._log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
 
-    # ------------------------------------------------------------ what the client hears
+    # ------------------------------------------------------------ what the client is told
 
-    def _time_first_token(self, page: Page, account: Account) -> None:
-        if account.first_token_at is not None and not page.effects.timed_first_token:
-            page.effects.timed_first_token = True
+    def _time_first_token(self, request: RequestEntries, account: Account) -> None:
+        if account.first_token_at is not None and not request.applied.timed_first_token:
+            request.applied.timed_first_token = True
             self._metrics.time_to_first_token.observe(account.first_token_at - account.received_at)
 
-    def _tell_started(self, page: Page, account: Account) -> None:
-        """Its numbers, with the admission of each prompt and again with its first token, when more may be written."""
-        if page.left or not account.admitted_prompts:
+    def _tell_started(self, request: RequestEntries, account: Account) -> None:
+        """Send the numbers at the admission of each prompt, and again if more was written by its first token."""
+        if request.left or not account.admitted_prompts:
             return
         numbers = (
             shown(account.prompt_tokens),
@@ -123,59 +133,67 @@ class Reckoning:
             account.created(CacheTtl.ONE_HOUR),
             account.num_frozen_prompts,
         )
-        if numbers != page.effects.told:
-            page.effects.told = numbers
-            page.opened.outlet.put(Started(*numbers[:5]))
+        if numbers != request.applied.told:
+            request.applied.told = numbers
+            request.opened.outlet.put(Started(*numbers[:5]))
 
     # ------------------------------------------------------------ the end
 
-    def _stop_failed(self, page: Page) -> None:
-        """One failed sequence fails its request and stops the others."""
-        if page.error is not None and not page.effects.stopped:
-            page.effects.stopped = True
-            if not page.left:
-                page.awaited = frozenset(self._registry.stop(page.request_id))
+    def _stop_failed(self, request: RequestEntries) -> None:
+        """Stop all sequences of a failed request: one failed sequence fails the request."""
+        if request.error is not None and not request.applied.stopped:
+            request.applied.stopped = True
+            if not request.left:
+                request.awaited = frozenset(self._desk.stop(request.request_id))
 
-    def _answer_late(self, page: Page, account: Account, now: float) -> None:
-        """A request's deadline has passed: its client is told at once, whatever the engine does. Its record follows."""
-        page.effects.is_answered = True
-        record = _retrying(account.record(now), page.effects.retry_of)
-        page.opened.outlet.put(Closed(record, page.error, is_final=False))
+    def _answer_late(self, request: RequestEntries, account: Account, now: float) -> None:
+        """Tell the client at once that its deadline has passed, whatever the engine does. The record follows."""
+        request.applied.is_answered = True
+        record = _with_retry(account.record(now), request.applied.retry_of)
+        request.opened.outlet.put(Closed(record, request.error, is_final=False))
 
-    def _close(self, page: Page, account: Account, now: float) -> None:
-        record = _retrying(account.record(now), page.effects.retry_of)
-        if not page.effects.counted_end:
-            page.effects.counted_end = True
+    def _close(self, request: RequestEntries, account: Account, now: float) -> None:
+        record = _with_retry(account.record(now), request.applied.retry_of)
+        if not request.applied.counted_end:
+            request.applied.counted_end = True
             self._count_end(account, record, now)
-        self._file(page, record)
+        self._file(request, record)
 
-    def _file(self, page: Page, record: UsageRecord) -> None:
-        if not page.effects.is_filed:
-            self._journal.close(record, partial(page.opened.outlet.put, Closed(record, page.error)))
-            page.effects.is_filed = True
-        if page.has_gap:
-            for sequence_id in page.entries:
-                self._registry.terminal(sequence_id)  # its own may be lost
-        self._daybook.close(page)
-        self._metrics.open_accounts.set(self._daybook.num_open_accounts)
+    def _file(self, request: RequestEntries, record: UsageRecord) -> None:
+        if not request.applied.is_filed:
+            release = partial(self._release, request.opened.outlet, Closed(record, request.error))
+            self._journal.close(record, release)
+            request.applied.is_filed = True
+        if request.has_gap:
+            for sequence_id in request.entries:
+                self._desk.lane.mark_ended(sequence_id)  # its own Terminal may be lost
+        self._store.close(request)
+        self._metrics.open_accounts.set(self._store.num_open_accounts)
 
-    def _give_up(self, page: Page, now: float) -> None:
-        """A request that kills its accountant: it fails, with the numbers that its client was told."""
-        page.fail(RequestError(ErrorKind.INTERNAL, "the request could not be accounted for"))
-        self._stop_failed(page)
-        if not page.may_close:
+    def _release(self, outlet: Outlet, closed: Closed) -> None:
+        """Let the client see the end. An error in its own outlet must not affect the requests after it."""
+        try:
+            outlet.put(closed)
+        except Exception:
+            self._log.exception("release.failed")
+
+    def _close_unaccountable(self, request: RequestEntries, now: float) -> None:
+        """Fail a request that makes the accountant crash, with the numbers that its client was told."""
+        request.fail(RequestError(ErrorKind.INTERNAL, "the request could not be accounted for"))
+        self._stop_failed(request)
+        if not request.may_close:
             return
-        record = page.bare_record(now)
-        if not page.effects.counted_end:
-            page.effects.counted_end = True
-            log.error("account.given_up", **fields_of(record))
+        record = request.bare_record(now)
+        if not request.applied.counted_end:
+            request.applied.counted_end = True
+            self._log.error("account.given_up", **fields_of(record))
             self._metrics.usage_disputed.inc()
             self._metrics.count_request(record.outcome)
             self._metrics.generation_tokens.inc(record.completion_tokens)
-        self._file(page, record)
+        self._file(request, record)
 
     def _count_end(self, account: Account, record: UsageRecord, now: float) -> None:
-        metrics = self._metrics
+        metrics, log = self._metrics, self._log
         if record.disputed:
             metrics.usage_disputed.inc()
             problems = account.problems()
@@ -191,17 +209,17 @@ class Reckoning:
             log.debug("account.closed", **fields_of(record))
 
 
-def _retrying(record: UsageRecord, first: str | None) -> UsageRecord:
-    return record if first is None else attrs.evolve(record, retry_of=first)
+def _with_retry(record: UsageRecord, retry_of: str | None) -> UsageRecord:
+    return record if retry_of is None else attrs.evolve(record, retry_of=retry_of)
 
 
 def _num_known(cached: Count) -> int:
-    """Cached tokens where they were counted; an estimate is nobody's hit."""
+    """Return cached tokens that were counted; an estimate does not count as a hit."""
     return billable(cached) or 0
 
 
 def fields_of(record: UsageRecord) -> dict[str, Any]:
-    """A record for a log line: numbers as numbers, and their kinds where they are not known."""
+    """Return a record as fields of a log line: numbers as numbers, and the kind of a count that is an estimate."""
     fields = attrs.asdict(record, recurse=False)
     for name in ("prompt", "cached", "cache_write"):
         count = fields.pop(name)

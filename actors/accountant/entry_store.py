@@ -1,13 +1,13 @@
-"""The daybook: what the accountant has heard of every open request, kept where its death does not reach.
+"""The entry store: everything the accountant has received about open requests, kept where its crash cannot lose it.
 
-An account is a function of its entries, and the daybook has the entries until the account closes, together with which
-of their effects on the world (counters, journal, client) have been made. The accountant keeps nothing else, so a new
-one goes on where the old one died. Owned by `wiring`, written by the accountant; synchronous.
+An account is a function of its entries. The store keeps them until the account closes, together with which of their
+side effects (counters, journal, client) have been applied. The accountant keeps nothing else, so its successor
+continues where it crashed. Owned by `wiring`, written by the accountant; synchronous.
 
-    inbox ──take──▶ pending ──▶ written into the requests' pages ──▶ effects that are due ──▶ done
+    inbox ──▶ pending ──▶ written into the requests' entries ──▶ side effects that are due ──▶ done
 
-What must always hold: a message is written once, whole, and leaves `pending` only after its effects; an effect's mark
-is set in the same breath as the effect.
+What must always hold: a message is written once and completely, and leaves `pending` only after its side effects; a
+side effect and the flag that it was applied are set without a checkpoint between them.
 """
 
 from __future__ import annotations
@@ -20,62 +20,63 @@ from ..messages.accountant import Completed, EngineDied, Left, OpenAccount, Prom
 from ..messages.counts import UNKNOWN, Count, Known, total
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
-from .account import Account, Ended, Entry, Gap, Span
+from .account import Account
+from .account_entries import Ended, Entry, Gap, Span
 
 AccountantMessage = OpenAccount | Prompted | Refused | StepReport | Completed | Left | EngineDied
 
 _ENDS = (Ended, Gap)
 
-MAX_DEATHS = 2
-"""A request in whose hands the accountant dies this often is failed."""
+MAX_CRASHES = 2
+"""A request on which the accountant crashes this often is failed."""
 
 
 @attrs.define(eq=False)
 class Pending:
-    """A message on its way through the accountant."""
+    """A message that the accountant is handling or will handle, and how far it got."""
 
     message: AccountantMessage
     at: float
-    """When it was taken: what its entries are dated, however often it is looked at."""
+    """When it was received: the time of its entries, however often handling it is retried."""
     is_written: bool = False
     is_timed: bool = False
     is_passed_on: bool = False
-    """Its tokens are with the detokenizer."""
+    """Its tokens were sent to the detokenizer."""
     is_shown: bool = False
-    """Its gauges are set and its preemptions counted."""
+    """Its gauges were set and its preemptions counted."""
 
 
 @attrs.frozen
 class CountedPrompt:
-    """A prompt as the counters took it."""
+    """A prompt's numbers as they were added to the counters."""
 
     num_prompt_tokens: int
     cached: Count
 
 
 @attrs.define
-class Effects:
-    """What has been done about a request, so that nothing is done twice."""
+class AppliedEffects:
+    """Which side effects of a request have been applied, so that none is applied twice."""
 
     counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
     """By index."""
     is_withdrawn: bool = False
-    """The journal had no room for it: its prompts are nobody's hits."""
+    """The journal had no room for it: its prompts are not counted."""
     told: tuple[int | None, ...] = ()
-    """The numbers that its client was last told."""
+    """The numbers that its client was last sent."""
     retry_of: str | None = None
     timed_first_token: bool = False
     stopped: bool = False
     is_answered: bool = False
-    """Its client has been told that its deadline has passed, before the engine had ended it."""
+    """Its client was told that the deadline has passed, before the engine ended the request."""
     counted_end: bool = False
     is_filed: bool = False
     """The journal has its record."""
 
 
 @attrs.define(eq=False)
-class Page:
-    """Everything heard of one open request, in order."""
+class RequestEntries:
+    """Everything received about one open request, in order."""
 
     opened: OpenAccount
     opened_unix_s: float
@@ -83,24 +84,24 @@ class Page:
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
     """By sequence."""
     num_changes: int = 0
-    """Entries of which something may have to be done before the end."""
+    """Entries that may make side effects due before the end."""
     num_changes_settled: int | None = None
-    """How many of them there were when all that was due had been done."""
+    """Their number when all that was due had been applied."""
     num_ends: int = 0
-    """Entries that say that a sequence has ended, or may have."""
+    """Entries by which a sequence has ended or may have."""
     has_gap: bool = False
-    """A report that may have concerned it was lost."""
+    """A step report that may have concerned it was lost."""
     completed: dict[int, Completed] = attrs.field(factory=dict)
     error: RequestError | None = None
-    """Why it fails: the first reason that was heard."""
+    """Why it fails: the first error received."""
     fault: Fault | None = None
-    """Set where that reason is a failure of the server's, and the client was still there."""
+    """Set if that error was the server's and the client had not left."""
     left: bool = False
     awaited: frozenset[int] | None = None
-    """Those of its sequences that an engine was given, once no other can follow; None: all of them."""
-    num_deaths: int = 0
-    """Times that the accountant died while it had this request in hand."""
-    effects: Effects = attrs.field(factory=Effects)
+    """Its submitted sequences, once no other can follow. None: all of them."""
+    num_crashes: int = 0
+    """How often the accountant crashed while handling this request."""
+    applied: AppliedEffects = attrs.field(factory=AppliedEffects)
 
     @property
     def request_id(self) -> str:
@@ -108,11 +109,11 @@ class Page:
 
     @property
     def is_late(self) -> bool:
-        """It fails because its deadline has passed."""
+        """Whether it fails because its deadline has passed."""
         return self.error is not None and self.error.kind is ErrorKind.TIMEOUT
 
-    def note(self, sequence_id: int, entry: Entry) -> None:
-        """Write one entry down."""
+    def add(self, sequence_id: int, entry: Entry) -> None:
+        """Add one entry."""
         self.entries[sequence_id].append(entry)
         if type(entry) in _ENDS:
             self.num_ends += 1
@@ -121,13 +122,14 @@ class Page:
             self.num_changes += 1
 
     def fail(self, error: RequestError, fault: Fault | None = None) -> None:
-        """Write down why the request fails; what is heard after the first reason changes nothing."""
+        """Set why the request fails; only the first error counts."""
         if self.error is None:
             self.error = error
-            self.fault = None if self.left else fault  # a client that has left has ended it before the server did
+            # a client that has left ended its request before the server failed it
+            self.fault = None if self.left else fault
 
-    def span(self, sequence_id: int, start: int, end: int) -> None:
-        """Write computed positions down; those that go on where the last ones ended make one entry with them."""
+    def add_span(self, sequence_id: int, start: int, end: int) -> None:
+        """Add computed positions, extending the last entry if they continue it."""
         entries = self.entries[sequence_id]
         if entries:
             last = entries[-1]
@@ -138,9 +140,9 @@ class Page:
 
     @property
     def may_close(self) -> bool:
-        """Every sequence that an engine was given has ended there, and its completion tokens are known.
+        """Whether every submitted sequence has ended in the engine and its completion tokens are known.
 
-        One whose Terminal may be lost is not waited for beyond its completion.
+        A sequence whose Terminal may have been lost counts as ended.
         """
         if self.error is None and not self.left and self.prompted is None:
             return False
@@ -156,7 +158,7 @@ class Page:
         )
 
     def account(self) -> Account:
-        """The account that these entries make."""
+        """Make the account from these entries."""
         account = self._open_account()
         if (prompted := self.prompted) is not None:
             for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
@@ -167,26 +169,26 @@ class Page:
                 prompted.breakpoints or [()] * len(prompted.sequence_ids),
                 strict=True,
             ):
-                account.prompted(sequence_id, prompt, choice, num_tokens, breakpoints)
+                account.add_sequence(sequence_id, prompt, choice, num_tokens, breakpoints)
         for sequence_id, entries in self.entries.items():
             for entry in entries:
                 account.apply(sequence_id, entry)
         for completed in self.completed.values():
             account.complete(completed.sequence_id, completed.num_completion_tokens, completed.finish_reason)
         account.error, account.fault = self.error, self.fault
-        if self.effects.is_withdrawn:
+        if self.applied.is_withdrawn:
             account.withdraw()
         return account
 
     def bare_record(self, now: float) -> UsageRecord:
-        """The record of a request whose entries cannot be booked: disputed, with what was counted and told."""
-        effects = self.effects
+        """Make the record of a request whose entries cannot be booked: disputed, with the numbers already reported."""
+        applied = self.applied
         account = self._open_account()
         account.error, account.fault = self.error, self.fault
         record = account.record(now)
-        counted = effects.counted_prompts.values()
-        written = effects.told[2] if effects.told else None
-        created_5m, created_1h = (*(n or 0 for n in effects.told[3:5]), 0, 0)[:2]
+        counted = applied.counted_prompts.values()
+        written = applied.told[2] if applied.told else None
+        created_5m, created_1h = (*(n or 0 for n in applied.told[3:5]), 0, 0)[:2]
         return attrs.evolve(
             record,
             outcome=Outcome.FAILED,
@@ -196,14 +198,14 @@ class Page:
             cached=total(prompt.cached for prompt in counted),
             cache_write=UNKNOWN if written is None else Known(written),
             completion_tokens=sum(c.num_completion_tokens for c in self.completed.values()),
-            retry_of=effects.retry_of,
+            retry_of=applied.retry_of,
             disputed=True,
         )
 
 
 @attrs.define
 class CacheStats:
-    """Cumulative, for the life of the web process: what `prefix_cache.stats` says."""
+    """What the log line `prefix_cache.stats` shows, cumulative over the life of the web process."""
 
     total_requests: int = 0
     hit_requests: int = 0
@@ -223,46 +225,46 @@ class CacheStats:
 
 
 @attrs.define(eq=False)
-class Daybook:
-    pages: dict[str, Page] = attrs.field(factory=dict)
-    """Of open accounts, by request."""
-    by_sequence: dict[int, Page] = attrs.field(factory=dict)
+class EntryStore:
+    requests: dict[str, RequestEntries] = attrs.field(factory=dict)
+    """Open accounts, by request id."""
+    by_sequence: dict[int, RequestEntries] = attrs.field(factory=dict)
     last_token_at: dict[int, float] = attrs.field(factory=dict)
-    """By sequence, since its first token."""
+    """By sequence id, once it has a token."""
     pending: deque[Pending] = attrs.field(factory=deque)
-    in_hand: Page | None = None
-    """The request that is being looked at: the one to blame for a death."""
+    current_request: RequestEntries | None = None
+    """The request being handled: the suspect if the accountant crashes."""
     num_reports: int = 0
-    """Step reports heard of the living engine."""
+    """Number of the current engine's last step report."""
     stats: CacheStats = attrs.field(factory=CacheStats)
 
     @property
     def num_open_accounts(self) -> int:
-        return len(self.pages)
+        return len(self.requests)
 
     def open(self, opened: OpenAccount, unix_s: float) -> None:
-        self.pages[opened.request_id] = Page(opened, unix_s)
+        self.requests[opened.request_id] = RequestEntries(opened, unix_s)
 
-    def prompted(self, message: Prompted) -> None:
-        """Nothing happens where the request has left meanwhile: nothing of it was submitted."""
-        page = self.pages.get(message.request_id)
-        if page is not None:
-            page.prompted = message
+    def add_prompts(self, message: Prompted) -> None:
+        """Register a request's sequences. Does nothing if it has left meanwhile, since none was submitted."""
+        request = self.requests.get(message.request_id)
+        if request is not None:
+            request.prompted = message
             for sequence_id in message.sequence_ids:
-                page.entries[sequence_id] = []
-                self.by_sequence[sequence_id] = page
+                request.entries[sequence_id] = []
+                self.by_sequence[sequence_id] = request
 
-    def close(self, page: Page) -> None:
-        """Its record is made: nothing more can concern it."""
-        del self.pages[page.request_id]
-        for sequence_id in page.entries:
+    def close(self, request: RequestEntries) -> None:
+        """Remove a request whose record was made."""
+        del self.requests[request.request_id]
+        for sequence_id in request.entries:
             del self.by_sequence[sequence_id]
             self.last_token_at.pop(sequence_id, None)
 
-    def blame(self) -> str | None:
-        """The accountant has died: the request that was in its hands, if any."""
-        page, self.in_hand = self.in_hand, None
-        if page is None:
+    def record_crash(self) -> str | None:
+        """Count a crash of the accountant, and return the id of the request that it was handling, if any."""
+        request, self.current_request = self.current_request, None
+        if request is None:
             return None
-        page.num_deaths += 1
-        return page.request_id
+        request.num_crashes += 1
+        return request.request_id

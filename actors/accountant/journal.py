@@ -1,10 +1,10 @@
-"""Where the accountant's records go before their clients hear the end: the interface, and the one that keeps nothing.
+"""The `Journal` protocol: where usage records are written before their clients see the end of the response.
 
-The accountant writes through a `Journal`; `ledger/` has the durable one. All of it is synchronous and never blocks for
-long: what has to wait for a disk calls back when it is done.
+The accountant writes through it; `ledger/` has the durable implementation, `NoJournal` keeps nothing. All methods are
+synchronous and never block for long: a journal that has to wait for a disk calls `release` when it is done.
 
-What must always hold: a release is called once, after its record is where a crash cannot lose it; after `admit` has
-said yes, the closing record has room, and is written.
+What must always hold: a release is called once, after its record is stored where a crash cannot lose it; after
+`admit` has returned True there is room for the closing record, and it is written.
 """
 
 from __future__ import annotations
@@ -12,59 +12,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import structlog
-
 from ..messages.usage_record import UsageRecord
-
-log = structlog.get_logger()
-
-
-def run_release(release: Callable[[], None]) -> None:
-    """Call a release. Where it raises, that is the trouble of its own request, and not of those behind it."""
-    try:
-        release()
-    except Exception:
-        log.exception("release.failed")
 
 
 class Journal(Protocol):
     def admit(self, so_far: UsageRecord) -> bool:
-        """A request is admitted: write what is known, as the record it shall have if nobody closes it.
+        """Write what is known of an admitted request, as its record in case it is never closed.
 
-        May come again for the same request, with more prompts admitted; the last one counts. False: there is no room
-        for it and its closing record, and nothing was written.
+        May be called again for the same request when more of its prompts are admitted; the last call counts. Returns
+        False, with nothing written, if there is no room for this entry and the closing record.
         """
         ...
 
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
-        """Write a closing record; `release` lets its client hear the end.
+        """Write a closing record; `release` lets the client see the end of its response and must not raise.
 
-        Also for requests that were never admitted; of those that were refused it may write a bounded number only.
+        Also called for requests that were never admitted; of rejected ones it may write a bounded number only.
         """
         ...
 
     def flush(self) -> None:
-        """Write everything that was said since the last time, in one go."""
+        """Write everything since the last flush at once."""
         ...
 
     def retry_of(self, record: UsageRecord) -> str | None:
-        """The first admitted request with the same idempotency digest within the window; None: none is known."""
+        """Return the first admitted request with the same idempotency digest within the window, if one is known."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why nobody is admitted, for `/health`; None where all is well."""
+        """Why no request is admitted, for `/health`; None if all is well."""
         ...
 
 
 class NoJournal:
-    """Keeps nothing, and always has room for it."""
+    """A journal that keeps nothing and always has room."""
 
     def admit(self, so_far: UsageRecord) -> bool:
         return True
 
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
-        run_release(release)
+        release()
 
     def flush(self) -> None:
         pass

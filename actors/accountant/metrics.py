@@ -1,7 +1,7 @@
-"""The Prometheus metrics, in the field's usual names under `quipu:`.
+"""The Prometheus metrics, under `quipu:` and otherwise with the names that vLLM uses.
 
-Written by the accountant only, save the lag of the loop, which the web layer watches; rendered by the web layer.
-Counters only ever add.
+Written by the accountant, except for the event loop's lag, which the web layer measures; rendered by the web layer.
+Counters never decrease.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..messages.accountant import StepReport
+
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
@@ -22,9 +24,9 @@ _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 class BulkHistogram(Collector):
-    """A histogram that takes many equal values at once, and each in a third of the client library's time.
+    """A histogram that can observe many equal values at once, and takes a third of the client library's time for one.
 
-    Of one writer, in one thread; read in the same loop.
+    Not thread-safe: written and read in one thread.
     """
 
     def __init__(self, name: str, text: str, model_name: str, buckets: tuple[float, ...]) -> None:
@@ -45,7 +47,7 @@ class BulkHistogram(Collector):
 
 
 class Metrics:
-    """One registry, one model."""
+    """All metrics of one server, which serves one model."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -90,13 +92,37 @@ class Metrics:
         self.kv_cache_usage_ratio = gauge("kv_cache_usage_ratio", "Held share of the KV blocks.")
 
     def set_blocks(self, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
-        """`total` without the null block; `free` counts cached blocks, `pinned` those that only a pin keeps."""
+        """Set the block gauges. `total` excludes the null block, `free` includes the cached ones.
+
+        `pinned` are blocks that only a pin keeps.
+        """
         used = total - free - pinned
         self.kv_blocks_used.set(used)
         self.kv_blocks_pinned.set(pinned)
         self.kv_blocks_cached.set(cached)
         self.kv_blocks_free.set(free - cached)
         self.kv_cache_usage_ratio.set(used / total if total else 0)
+
+    def set_step(self, report: StepReport, num_usable_blocks: int) -> None:
+        """Set the gauges to what a step report says, and count its preemptions and yielded pins."""
+        self.num_requests_running.set(report.num_running)
+        self.num_requests_waiting.set(report.num_waiting)
+        self.set_blocks(
+            total=num_usable_blocks,
+            free=report.num_free_blocks,
+            cached=report.num_cached_blocks,
+            pinned=report.num_pinned_blocks,
+        )
+        if report.num_preempted:
+            self.num_preemptions.inc(report.num_preempted)
+        if report.num_pins_yielded:
+            self.pins_yielded.inc(report.num_pins_yielded)
+
+    def set_engine_gone(self, num_usable_blocks: int) -> None:
+        """Set the gauges for a dead engine: its blocks are gone, and its successor's are all free."""
+        self.num_requests_running.set(0)
+        self.num_requests_waiting.set(0)
+        self.set_blocks(total=num_usable_blocks, free=num_usable_blocks, cached=0)
 
     def count_cached(self, by_tier: Mapping[str, int]) -> None:
         for tier, num_tokens in by_tier.items():

@@ -1,25 +1,23 @@
-"""What a client is told of one prompt: frozen at the first admission of its first choice.
+"""The numbers that a client is told about one prompt, frozen at the first admission of its first choice.
 
-Part of the account (`account.py`). Pure.
+Part of an `Account`. Pure.
 
     granted ──(revised: a load from a lower tier failed)──▶ settled ──▶ reported, counted, never changed
 
 A grant from the device settles at once. One from a lower tier settles with the first token: until then a load can
-fail, and what failed is computed, not reused.
+fail, and tokens that failed to load are computed, not reused.
 
 What must always hold: `cached` is the sum of its tiers; once settled it does not change; nothing is clamped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import attrs
 
-from ..messages.accountant import Side
 from ..messages.block_manager import CacheMiss
 from ..messages.counts import UNKNOWN, Count, Estimate, Known
 from ..messages.prompts import Breakpoint, CacheTtl
+from .account_entries import Admission
 from .coverage import Coverage
 
 DEVICE = "device"
@@ -27,49 +25,29 @@ TIERS = (DEVICE, "host", "disk", "remote")
 UNATTRIBUTED = "unattributed"
 
 
-@attrs.frozen(kw_only=True)
-class Admission:
-    """One admission of one sequence, as the engine booked it when the admission's first step was done."""
-
-    number: int
-    """1 at a sequence's first on its side, counted up by preemption."""
-    side: Side = Side.PREFILL
-    reused: int | None
-    """By the block manager. None: the engine does not count."""
-    tiers: Mapping[str, int] | None = None
-    """Of `reused`; None: all of it lay on the device."""
-    read: int
-    """By the executor."""
-    lent: int = 0
-    """Tokens behind the reused ones of which the manager has pointed out a copy. It counts as nobody's discount."""
-    copied: int = 0
-    """Those of them that the executor copied instead of computing them."""
-    miss: CacheMiss | None
-    incarnation: int | None
-    at: float
-
-
 @attrs.define(eq=False)
-class PromptBook:
+class PromptAccount:
+    """What is booked for one prompt, whichever of its choices did the work."""
+
     num_prompt_tokens: int
     breakpoints: tuple[Breakpoint, ...] = ()
-    """What its client has marked, in order."""
+    """The client's cache breakpoints, in order."""
     admission: Admission | None = None
-    """Of its first choice."""
+    """The first admission of its first choice."""
     settled: bool = False
     withdrawn: bool = False
-    """It could not be written down: nobody is told of it."""
+    """The journal had no room for its record: it is not reported."""
     reused: int = 0
-    """What is left of the grant after revisions."""
+    """Granted tokens, less those revised."""
     tiers: dict[str, int] = attrs.field(factory=dict)
     estimated: int | None = None
     written: Coverage = attrs.field(factory=Coverage)
     num_pinned: int = 0
-    """Tokens from the first on that the engine keeps because they are marked."""
+    """Length of the longest prefix that the engine has pinned because the client marked it."""
     frozen_write_tokens: int | None = None
-    """Set with the first choice's first token; later writes are not the client's."""
+    """Set at the first choice's first token; later writes are not charged to the client."""
     frozen_created: dict[CacheTtl, int] | None = None
-    """Likewise."""
+    """Set at the same time."""
 
     def admit(self, admission: Admission) -> None:
         self.admission = admission
@@ -79,7 +57,7 @@ class PromptBook:
         self.settled = admission.reused is not None and not lower
 
     def revise(self, tier: str, num_tokens: int) -> None:
-        """These tokens could not be loaded."""
+        """Take back granted tokens that could not be loaded."""
         self.reused -= num_tokens
         self.tiers[tier] = self.tiers.get(tier, 0) - num_tokens
 
@@ -94,7 +72,7 @@ class PromptBook:
             self.frozen_write_tokens = self.cache_write_tokens
             self.frozen_created = self.created
 
-    # ------------------------------------------------------------ what can be said
+    # ------------------------------------------------------------ results
 
     @property
     def is_admitted(self) -> bool:
@@ -112,19 +90,19 @@ class PromptBook:
 
     @property
     def by_tier(self) -> dict[str, int]:
-        """Known cached tokens by tier. What no known tier claims is nobody's: it is never labelled as the device's."""
+        """Cached tokens by tier. What no known tier claims is `unattributed`, never counted as the device's."""
         tiers = {tier: self.tiers.get(tier, 0) for tier in TIERS}
         return {**tiers, UNATTRIBUTED: self.reused - sum(tiers.values())}
 
     @property
     def cache_write_tokens(self) -> int:
-        """Positions written first by this request, those it was granted as cached aside."""
+        """Positions first written by this request, not counting those it was granted from the cache."""
         if self.frozen_write_tokens is not None:
             return self.frozen_write_tokens
         return self.written_up_to(self.num_prompt_tokens)
 
     def written_up_to(self, position: int) -> int:
-        """Those of them that lie before `position`."""
+        """Return how many of those positions lie before `position`."""
         both = Coverage()
         both.add(0, min(self.reused, position))
         before = both.total
@@ -134,9 +112,9 @@ class PromptBook:
 
     @property
     def created(self) -> dict[CacheTtl, int]:
-        """Of the written tokens, those up to the last breakpoint, by the ttl of the first breakpoint after each.
+        """Written tokens up to the last breakpoint, by the ttl of the first breakpoint after each.
 
-        Only those that are pinned. None are where it is not known what was reused: they might be the same ones.
+        Counts pinned positions only. All 0 where it is unknown what was reused, since these might be the same tokens.
         """
         if self.frozen_created is not None:
             return self.frozen_created
@@ -149,8 +127,8 @@ class PromptBook:
                 so_far = up_to
         return created
 
-    def dispute(self) -> list[str]:
-        """Why its parts do not make a whole; empty where they do."""
+    def problems(self) -> list[str]:
+        """Describe tiers with more tokens than were reused in all; empty if there are none."""
         return [
             f"{num_tokens} tokens of tier {tier}, {self.reused} in all"
             for tier, num_tokens in self.by_tier.items()

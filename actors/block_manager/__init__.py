@@ -1,1 +1,1 @@
-"""The KV-block manager: what each step may use of the KV cache, and what a prompt finds in it."""
+"""The KV-block manager: what each step may use of the KV cache, and what of a prompt is cached."""

@@ -1,9 +1,9 @@
-"""The KV-block manager: says what each step may use of the KV cache, and what a prompt finds there.
+"""The KV-block manager: decides what each step may use of the KV cache, and what of a prompt is cached.
 
-Talks to the scheduler only: one `Reserve` in, one `Granted` out, a step. Every decision is in `reservation.py`.
-Its grant of a cached prefix is the *reused* entry of the books. An exception here is the engine's death: block tables
-that cannot be trusted must not serve anybody. Where KV events are published, one batch a walk tells what it changed.
-The clock of pins is this loop's.
+Talks to the scheduler only: one `Reserve` in and one `Granted` out per step. All decisions are in `reservation.py`.
+Its grant of a cached prefix is the *reused* entry of the accounts. An exception here ends the engine: block tables that
+cannot be trusted must not serve any request. If KV events are published, each grant is followed by one batch of what it
+changed. Pins expire by this loop's clock.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import trio
 from ..channel import Receiver, Sender
 from ..messages.block_manager import Reserve
 from ..messages.scheduler import Granted
-from .reservation import BlockManagerCore
+from .reservation import BlockManager
 
 log = structlog.get_logger()
 
 
 async def run_block_manager(
-    core: BlockManagerCore,
+    block_manager: BlockManager,
     inbox: Receiver[Reserve],
     granted: Sender[Granted],
     flush_events: Callable[[], None] | None = None,
 ) -> None:
-    """Answer proposals until cancelled. `flush_events` is called at the start, and when a grant is on its way."""
+    """Answer each `Reserve` until cancelled. `flush_events` is called at the start and after each grant is sent."""
     if flush_events is not None:
         flush_events()
     while True:
-        for proposal in await inbox.receive_all():
-            grant = core.walk(proposal, trio.current_time())
+        for reserve in await inbox.receive_all():
+            grant = block_manager.grant(reserve, trio.current_time())
             await granted.send(grant)
             if grant.num_pins_yielded:
                 log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)

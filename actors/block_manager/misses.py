@@ -1,13 +1,13 @@
-"""Why a prompt's cached prefix ended where it did.
+"""Explains why a prompt's cached prefix ended where it did.
 
-A `MissTracker` follows the committed contents of the cache (it is an observer of the block pool) and, asked at an
-admission, compares the prompt with the longest chain that is there. Used by the KV-block manager. It decides nothing:
-without it the engine does the same.
+A `MissTracker` follows the committed contents of the cache (it is an observer of the block pool). At an admission it
+compares the prompt with the longest cached chain. Used by the KV-block manager, for information only: it changes no
+decision.
 
 A stored run is kept in parts of `MAX_RUN_BLOCKS`, each with its own tokens and no others, for as long as its first
-block is there. So a chain of which only the beginning is left keeps no more than a part of what it was.
+block is cached. So at most one part of a chain is kept for blocks that are no longer cached.
 
-What must always hold: what it keeps is bounded by the blocks of the pool, and a fixed number of evicted keys.
+What must always hold: what is kept is bounded by the number of blocks in the pool and a fixed number of evicted keys.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from ..messages.block_manager import CacheMiss, MissReason
 MAX_BRANCHES = 16
 """Continuations of one block that a prompt is compared with, newest first."""
 MAX_RUN_BLOCKS = 64
-"""Blocks that are kept because the first of them is there."""
+"""Longest run of blocks that is kept as long as its first block is cached."""
 
 
 @attrs.frozen(eq=False)
 class StoredRun:
-    """Neighbours of one chain that came into the cache together. Some may be gone again."""
+    """Consecutive blocks of one chain that were stored together. Some may have been evicted since."""
 
     keys: Sequence[bytes]
     parent_key: bytes
     token_ids: array[int]
-    """Theirs."""
+    """The tokens of these blocks."""
     block_index: int
-    """Place of the first of them in its chain."""
+    """Position of the first of them in its chain."""
 
 
 class MissTracker:
     """Explains misses from what is, and was, in the cache."""
 
     def __init__(self, num_blocks: int, block_size: int, is_stored: Callable[[bytes], bool]) -> None:
-        """`is_stored(key)`: whether a block's contents are there."""
+        """`is_stored(key)` returns whether a block with that key is cached."""
         self._block_size = block_size
         self._is_stored = is_stored
         self._by_first_key: dict[bytes, StoredRun] = {}
         self._runs_after: dict[bytes, list[StoredRun]] = {}
-        """Runs by the key that they follow, newest last. A run is known while its first block is there."""
+        """Runs by the key that they follow, newest last. A run is known while its first block is cached."""
         self._beginnings: Counter[tuple[int, ...]] = Counter()
-        """How many chains begin with these tokens, whoever may see them."""
+        """How many chains begin with these tokens, in whatever cache domain."""
         self._evicted: set[bytes] = set()
         self._evicted_before: set[bytes] = set()
-        """Those of the time before the other set was begun anew."""
+        """The previous generation of evicted keys; the two sets bound what is remembered."""
         self._max_evicted = 2 * num_blocks
-        """In each of the two."""
+        """Most keys in each of the two."""
 
     # ------------------------------------------------------------ observer of the pool
 
@@ -88,7 +88,7 @@ class MissTracker:
             self._evicted, self._evicted_before = set(), self._evicted
 
     def _forget(self, run: StoredRun) -> None:
-        """Its first block is gone, and the others went before it."""
+        """Drop a run whose first block was evicted; the others were evicted before it."""
         runs = self._runs_after[run.parent_key]
         runs.remove(run)
         if not runs:
@@ -106,12 +106,12 @@ class MissTracker:
         self._evicted.clear()
         self._evicted_before.clear()
 
-    # ------------------------------------------------------------ the question
+    # ------------------------------------------------------------ explaining a miss
 
     def explain(
         self, root_key: bytes, keys: list[bytes], token_ids: list[int], num_matched: int, limit: int
     ) -> CacheMiss:
-        """Why `num_matched` of the `limit` blocks that could have been reused were found."""
+        """Return why only `num_matched` of the `limit` blocks that could have been reused were found."""
         size = self._block_size
         start = num_matched * size
         if limit <= 0:
@@ -130,7 +130,7 @@ class MissTracker:
         return CacheMiss(MissReason.DIVERGED, start + shared)
 
     def _next_blocks(self, root_key: bytes, matched: list[bytes]) -> Iterator[tuple[StoredRun, int]]:
-        """Stored blocks that follow the matched ones: each one's run, and its place there."""
+        """Yield the stored blocks that follow the matched ones, each as its run and its index in it."""
         last_key = matched[-1] if matched else root_key
         for run in islice(reversed(self._runs_after.get(last_key, ())), MAX_BRANCHES):
             yield run, 0
@@ -142,7 +142,7 @@ class MissTracker:
                 yield run, place
 
     def _num_common(self, run: StoredRun, place: int, token_ids: list[int], start: int) -> int:
-        """How many tokens of a run's block a prompt has from `start` on."""
+        """Return how many leading tokens of a stored block the prompt has from `start` on."""
         stored_start = place * self._block_size
         for offset in range(min(self._block_size, len(token_ids) - start)):
             if run.token_ids[stored_start + offset] != token_ids[start + offset]:

@@ -1,7 +1,7 @@
-"""What can be asked of a pool of blocks beside its work: its contents, and whether its invariants hold.
+"""Inspection of a block pool: its contents, and whether its invariants hold.
 
-Used by tests, and nobody in a step. Both pools (`block_pool.py` and its twin in C) give a `state`; all that is here is
-computed from that.
+Used by tests and never during a step. Both pools (`block_pool.py` and its twin in C) return a `state`; everything here
+is computed from it.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 NULL_BLOCK = 0
-"""Never granted, never written: what padding points at."""
+"""Never granted and never written; padding points to it."""
 
 COMMITTED = 0
-"""The pending step of a key whose block is written (steps count from 1)."""
+"""Stands for a step where a key's block is written already (steps count from 1)."""
 
 
 class PoolState(NamedTuple):
-    """A copy of a pool, by block number."""
+    """A copy of a pool's state; lists are indexed by block number."""
 
     references: list[int]
     keys: list[bytes | None]
     pending: dict[int, int]
-    """The step that writes a block, while it is not done."""
-    owners: dict[int, int]
-    """Of each pinned block: how many pins it is part of."""
+    """The step that writes a block, by block, until the step is done."""
+    pin_counts: dict[int, int]
+    """Pins of each pinned block."""
     blank: list[int]
-    """Free, without a key; the last is taken first."""
+    """Free blocks without a key; the last is taken first."""
     queue: list[int]
-    """Blocks that were freed with a key, in that order."""
-    places: list[int]
-    """How often a block stands in the queue."""
+    """Blocks that were freed with a key, in order of being freed."""
+    num_entries: list[int]
+    """Entries of each block in the queue."""
 
 
 class PoolChecks(ABC):
-    """Questions to a pool."""
+    """Questions to a pool, answered from its `state`."""
 
     __slots__ = ()
 
@@ -66,24 +66,24 @@ class PoolChecks(ABC):
         return block != NULL_BLOCK and self.state().references[block] == 0
 
     def committed_keys(self) -> set[bytes]:
-        """Everything that observers have been told of and that is still there."""
+        """Return every key that observers were told of and that can still be found."""
         state = self.state()
         return {key for block, key in enumerate(state.keys) if key is not None and block not in state.pending}
 
     def pending_step(self, block: int) -> int:
-        """The step that writes a block; COMMITTED where none has yet to."""
+        """Return the step that is writing a block; COMMITTED if there is none."""
         return self.state().pending.get(block, COMMITTED)
 
     def blank_blocks(self) -> list[int]:
-        """Free, without a key; the last is taken first."""
+        """Return the free blocks without a key; the last is taken first."""
         return self.state().blank
 
     def cached_blocks(self) -> list[int]:
-        """Free, with a key; the first is evicted first."""
+        """Return the free blocks with a key; the first is evicted first."""
         return _cached_blocks(self.state())
 
     def check(self, tables: Iterable[Sequence[int]], pins: Iterable[Sequence[int]] = ()) -> None:
-        """Raise AssertionError unless every invariant of a pool holds, given all holders' tables and all pins."""
+        """Raise AssertionError unless every invariant holds, given all block tables and the blocks of all pins."""
         state = self.state()
         num_blocks = len(state.keys)
         counted = [0] * num_blocks
@@ -91,12 +91,12 @@ class PoolChecks(ABC):
             assert len(set(table)) == len(table), "a table holds a block twice"
             for block in table:
                 counted[block] += 1
-        owners = Counter(block for blocks in pins for block in blocks)
-        assert owners == state.owners, "owners differ from the pins"
-        assert len(owners) == self.num_pinned, "pinned blocks are miscounted"
+        pin_counts = Counter(block for blocks in pins for block in blocks)
+        assert pin_counts == state.pin_counts, "pin counts differ from the pins"
+        assert len(pin_counts) == self.num_pinned, "pinned blocks are miscounted"
         held = {b for b in range(1, num_blocks) if counted[b]}
-        pinned_only = owners.keys() - held
-        counted = [num + (b in owners) for b, num in enumerate(counted)]
+        pinned_only = pin_counts.keys() - held
+        counted = [num + (b in pin_counts) for b, num in enumerate(counted)]
         assert counted == state.references, "references differ from the tables and pins"
         cached = _cached_blocks(state)
         free = state.blank + cached
@@ -105,10 +105,10 @@ class PoolChecks(ABC):
         assert set(free) == {b for b in range(1, num_blocks) if counted[b] == 0}, "reference 0 <=> free"
         assert len(pinned_only) == self.num_pinned_only, "blocks that only pins keep are miscounted"
         assert self.num_free + len(held) + self.num_pinned_only + 1 == num_blocks, "blocks are lost"
-        assert all(state.keys[b] is not None for b in owners), "a pinned block has no key"
-        assert state.pending.keys().isdisjoint(owners), "a pinned block is not written yet"
+        assert all(state.keys[b] is not None for b in pin_counts), "a pinned block has no key"
+        assert state.pending.keys().isdisjoint(pin_counts), "a pinned block is not written yet"
         assert all(state.keys[b] is None for b in state.blank), "a blank block has a key"
-        assert Counter(state.queue) == Counter(dict(enumerate(state.places))), "places are miscounted"
+        assert Counter(state.queue) == Counter(dict(enumerate(state.num_entries))), "queue entries are miscounted"
         named = {key: block for block, key in enumerate(state.keys) if key is not None}
         assert len(named) == sum(key is not None for key in state.keys), "a key has two blocks"
         assert all(self.match([key], 1) == [block] for key, block in named.items()), "a key leads elsewhere"

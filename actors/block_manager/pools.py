@@ -1,6 +1,6 @@
-"""The pool of blocks that the engine runs with: in C where that is there, else in Python.
+"""Chooses the block pool that the engine runs with: the one in C where it is built, otherwise the one in Python.
 
-Both do the same; `block_pool.py` is the one to read. The reservation and the pins use either.
+Both behave the same; `block_pool.py` is the reference. `reservation.py` and `pins.py` use either.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ if TYPE_CHECKING or IS_COMPILED:
     from ..shared.native import _native as native
 
     class CompiledPool(native.BlockPool, PoolChecks):
-        """Keys have 32 bytes."""
+        """The pool in C. Keys must be 32 bytes long."""
 
         __slots__ = ()
 
         def __new__(cls, num_blocks: int) -> CompiledPool:
-            """As `BlockPool`. Nobody outside knows the seed of its index, so nobody can choose keys that collide."""
+            """Make a pool as `BlockPool` does. The seed of its index is secret, so that clients cannot choose colliding
+            keys."""
             return super().__new__(cls, num_blocks, secrets.randbits(64))
 
         def state(self) -> PoolState:
@@ -33,5 +34,5 @@ else:
 
 
 def make_pool(num_blocks: int) -> Pool:
-    """A pool of `num_blocks` physical blocks, the null block included. Raises ValueError below 2."""
+    """Make a pool of `num_blocks` physical blocks, including the null block. Raises ValueError below 2."""
     return CompiledPool(num_blocks) if IS_COMPILED else BlockPool(num_blocks)

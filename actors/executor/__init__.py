@@ -1,1 +1,1 @@
-"""The executor: runs passes on a backend and records what the blocks contain."""
+"""The executor: runs forward passes on a backend and records what the blocks contain."""

@@ -1,9 +1,9 @@
-"""From a plan to what a backend runs on, and from what it found out to what the scheduler is told.
+"""Converts a plan to a backend's batch, and a backend's scores to the scheduler's.
 
-Used by the executor alone, which keeps a `SequenceState` for each sequence between passes.
+Used by the executor only, which keeps a `SequenceState` for each sequence between passes.
 
-What must always hold: a batch's rows are those of its plan, in order; what changes a row's logits knows every token
-before the one that is drawn, whoever computed them; what nobody asks for is not in the batch.
+What must always hold: a batch's rows are those of its plan, in order; a row's logit processor knows every token before
+the one that is sampled, whoever computed them; scores and logit changes that no request asks for are not in the batch.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class SequenceState:
     slot: int
     sampling: SamplingParams
     num_outputs: int
-    """Drawn so far, by this admission and those before."""
+    """Outputs sampled so far, by this admission and earlier ones."""
     keys: list[bytes]
-    """Chain keys of its full blocks, the root first."""
+    """Chain keys of its full blocks, preceded by the root key."""
     tokens: list[int]
-    """Ids at positions 0.. that were fed, or will be."""
+    """Token ids from position 0 on that were fed, or will be."""
     table: list[int] = attrs.field(factory=list)
     processor: LogitProcessor | None = None
-    """Made when it first draws, where its sampling has rules; from then on told of every token."""
+    """Created at its first sampled token if its sampling has rules; from then on told of every token."""
     row_sampling: RowSampling = attrs.field(init=False)
-    """What every batch says of how it draws: made once, shared by its rows."""
+    """What every batch says about how it is sampled: made once, shared by all its rows."""
 
     @row_sampling.default
     def _make_row_sampling(self) -> RowSampling:
         return RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
 
     def processor_for_draw(self) -> LogitProcessor | None:
-        """What changes its logits. Called when all tokens before the next draw are known."""
+        """Return what changes its logits, if anything does. All tokens before the next one must be known."""
         rules = self.sampling.rules
         if rules is None:
             return None
@@ -63,7 +63,7 @@ class SequenceState:
         return self.processor
 
     def draw(self, token_id: int) -> None:
-        """Take note of an output."""
+        """Record a sampled token."""
         self.tokens.append(token_id)
         self.num_outputs += 1
         if self.processor is not None:
@@ -71,23 +71,23 @@ class SequenceState:
 
 
 @attrs.frozen
-class Loan:
-    """A block that holds what a row would write; the row's own block becomes a copy of it."""
+class BlockCopy:
+    """A block that contains what a row would write, and the row's own block, which becomes a copy of it."""
 
     source: int
     destination: int
     num_tokens: int
-    """That need not be computed then: all but the last, whose logits are wanted."""
+    """Tokens that need not be computed: all but the last, whose logits are needed."""
 
 
-def shorten(plan: StepPlan, loans: Mapping[int, Loan]) -> StepPlan:
-    """The plan without the tokens that are copied; `loans` by sequence."""
+def skip_copied(plan: StepPlan, copies: Mapping[int, BlockCopy]) -> StepPlan:
+    """Return the plan without the tokens that are copied. `copies` are by sequence."""
     starts, counts, token_ids = list(plan.row_starts), list(plan.row_counts), list(plan.row_token_ids)
     for row, sequence_id in enumerate(plan.row_ids):
-        if (loan := loans.get(sequence_id)) is not None:
-            starts[row] += loan.num_tokens
-            counts[row] -= loan.num_tokens
-            token_ids[row] = token_ids[row][loan.num_tokens :]
+        if (copy := copies.get(sequence_id)) is not None:
+            starts[row] += copy.num_tokens
+            counts[row] -= copy.num_tokens
+            token_ids[row] = token_ids[row][copy.num_tokens :]
     return msgspec.structs.replace(plan, row_starts=starts, row_counts=counts, row_token_ids=token_ids)
 
 
@@ -99,7 +99,11 @@ def make_batch(
     some_have_rules: bool,
     copies: Sequence[tuple[int, int]] = (),
 ) -> StepBatch:
-    """The pass of a plan, whose rows' sequences `states` are. Without scores and rules nobody is asked for any."""
+    """Make the batch of a plan. `states` are its rows' sequences.
+
+    `some_are_scored` and `some_have_rules` say whether any open sequence needs scores or changed logits; without them
+    the rows are not searched for any.
+    """
     token_ids: list[int] = []
     query_start = [0]
     for row_tokens in plan.row_token_ids:
@@ -122,7 +126,7 @@ def make_batch(
 
 
 def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: list[int]) -> Scoring | None:
-    """What the backend is asked to score, or None."""
+    """Return what the backend has to score, or None."""
     drawn = [
         (row, state.sampling.logprobs)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
@@ -142,7 +146,7 @@ def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: 
 
 
 def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Processing | None:
-    """What changes the logits of the rows that draw, or None."""
+    """Return what changes the logits of the rows that sample, or None."""
     processors = [
         (row, processor)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
@@ -160,14 +164,14 @@ def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Process
 
 
 def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
-    """What the backend found out, by sequence. Raises ValueError for a backend that leaves the question unanswered."""
+    """Return the backend's scores by sequence. Raises ValueError if the backend returned none."""
     if drawn.scores is None or drawn.prompt_scores is None:
-        raise ValueError("the backend gives no logprobs")
+        raise ValueError("the backend does not support logprobs")
     prompts = []
     start = 0
     asked = plan.to_score
     for token_ids in asked.token_ids if asked is not None else ():
-        # here, in the executor's thread: neither process's loop has to look at each number
+        # packed here, in the executor's thread, so that neither process's loop handles each number
         prompts.append(pack(_columns(drawn.prompt_scores.cut(start, start + len(token_ids)))))
         start += len(token_ids)
     return StepScores(

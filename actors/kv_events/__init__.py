@@ -1,1 +1,1 @@
-"""KV events: what the prefix cache holds, published for routers."""
+"""KV events: the contents of the prefix cache, published for routers."""

@@ -1,14 +1,14 @@
-"""What the prefix cache holds, told to the outside as it changes: the events, their wire form, their numbers.
+"""Changes of the prefix cache's contents: the events, their wire format, and their sequence numbers.
 
-An `EventLog` follows the committed contents of the cache (it is an observer of the block pool) and hands out what one
-walk changed. A `BatchQueue` numbers the encoded batches, holds those that are not sent yet, and keeps the latest for
-subscribers that missed some. Both belong to `actors/kv_events/publisher.py`, which owns the sockets.
+An `EventLog` follows the committed contents of the cache (it is an observer of the block pool) and collects what each
+grant of the block manager changes. A `BatchQueue` numbers the encoded batches, holds those not sent yet, and keeps the
+latest for subscribers that missed some. Both are used by `publisher.py`, which owns the sockets.
 
-The wire form is vLLM's (`vllm/distributed/kv_events.py`, as of 0.32), so that whatever indexes its caches indexes ours:
-a batch is an array, an event a map tagged by `type`, a block hash our 32-byte key.
+The wire format is vLLM's (`vllm/distributed/kv_events.py`, as of 0.32), so that routers that index vLLM's caches can
+index these: a batch is an array, an event a map tagged by `type`, a block hash the block's 32-byte key.
 
-What must always hold: whoever applies every batch in order holds exactly the committed keys; a number is never given
-twice; nothing here grows without bound.
+What must always hold: a subscriber that applies every batch in order knows exactly the committed keys; no number is
+used twice; nothing here grows without bound.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import attrs
 import msgspec
 
 MEDIUM_DEVICE = "GPU"
-"""vLLM's name for the tier that the executor reads from, whatever device that is."""
+"""vLLM's name for the tier that the executor reads from, whatever the device."""
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
-"""Instead of a number: all that was kept has been sent."""
+"""Takes the place of a sequence number once everything kept has been sent."""
 
 GROUP = 0
-"""All layers share one block table."""
+"""The only KV cache group: all layers share one block table."""
 
 
 class KvEventsError(Exception):
-    """A socket of KV events cannot be opened as configured; the message says which, and why."""
+    """A socket for KV events cannot be opened as configured. The message says which one and why."""
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
-    """Blocks that can be found from now on, each following the one before it in its chain."""
+    """Blocks that can be found from now on, each following the previous one in its chain."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
-    """What the first of them follows; None where it is a chain's first. It may be gone, or never have been told."""
+    """Parent of the first block; None if that begins a chain. It may have been evicted, or never reported."""
     token_ids: list[int]
-    """`block_size` for each of them, in order."""
+    """`block_size` token ids for each block, in order."""
     block_size: int
     lora_id: int | None
     medium: str | None
@@ -50,7 +50,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_onl
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_only=True):
-    """Blocks that are found no more: evicted."""
+    """Blocks that were evicted."""
 
     block_hashes: list[bytes]
     medium: str | None
@@ -58,14 +58,14 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_on
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
-    """Nothing is found any more: the cache was reset, or is that of a new engine."""
+    """The cache is empty: it was reset, or belongs to a new engine."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one walk changed."""
+    """What one grant changed."""
 
     ts: float
     """Seconds since the epoch."""
@@ -74,14 +74,14 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class EventLog:
-    """Collects what changes until it is taken. Begins with the cache being empty."""
+    """Collects events until they are taken. Starts with an `AllBlocksCleared`."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._events: list[Event] = [AllBlocksCleared()]
 
     def take(self) -> list[Event]:
-        """Everything since it was last asked, oldest first."""
+        """Return all events since the last call, oldest first."""
         events, self._events = self._events, []
         return events
 
@@ -131,17 +131,17 @@ class NumberedBatch:
 
 
 class BatchQueue:
-    """Numbers batches from 0. At most `max_queue_size` wait to be sent, and the last `buffer_steps` are kept."""
+    """Numbers batches from 0. At most `max_queue_size` wait to be sent; the last `buffer_steps` are kept."""
 
     def __init__(self, *, buffer_steps: int, max_queue_size: int) -> None:
         self._next = 0
         self._unsent: deque[NumberedBatch] = deque(maxlen=max_queue_size)
         self._kept: deque[NumberedBatch] = deque(maxlen=buffer_steps)
         self.num_dropped = 0
-        """Batches that nobody sent in time. They are kept like the others."""
+        """Batches that were not sent in time. They are kept like the others."""
 
     def append(self, payload: bytes) -> None:
-        """The next batch. Where too many wait, the oldest is not sent: its number will be missing."""
+        """Add the next batch. If too many are waiting, the oldest is not sent, and subscribers see a gap."""
         batch = NumberedBatch(self._next, payload)
         self._next += 1
         self.num_dropped += len(self._unsent) == self._unsent.maxlen
@@ -154,5 +154,5 @@ class BatchQueue:
         return unsent
 
     def kept_from(self, sequence: int) -> list[NumberedBatch]:
-        """Those still kept with this number or a higher one. The first has a higher one where some are lost."""
+        """Return the kept batches with this number or a higher one. The first one's is higher if some are lost."""
         return [batch for batch in self._kept if batch.sequence >= sequence]

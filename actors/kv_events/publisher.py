@@ -1,14 +1,14 @@
-"""Publishes what the prefix cache holds to whoever routes by it: KV events over ZeroMQ, as vLLM publishes them.
+"""Publishes the contents of the prefix cache for routers: KV events over ZeroMQ, as vLLM publishes them.
 
-The block manager's actor calls `flush` after each walk. Encoding and numbering happen there; the two sockets belong to
-a thread, since ZeroMQ knows no trio. Nothing in the engine ever waits for that thread or for a subscriber.
+The block manager's actor calls `flush` after each grant, which encodes and numbers a batch. The two sockets belong to a
+thread, because ZeroMQ does not support trio. Nothing in the engine ever waits for that thread or for a subscriber.
 
     PUB     every batch: [topic, number, payload]; a number is 8 bytes, big-endian
-    ROUTER  a request is [number]; the answer every batch kept from that number on, as on PUB, then
-            [no topic, number -1, no payload]
+    ROUTER  a request is [number]; the reply is every batch kept from that number on, as on PUB, then
+            [empty topic, number -1, empty payload]
 
-A subscriber that is too slow, or a thread that is, costs that subscriber a gap in the numbers, which it repairs by
-asking for a replay; it never costs the engine a step. Payloads carry token ids: who can subscribe can read prompts.
+If a subscriber or the thread is too slow, the subscriber sees a gap in the numbers, which it repairs by requesting a
+replay; the engine is never delayed. Payloads contain token ids: anyone who can subscribe can read prompts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = structlog.get_logger("quipu.kv_events")
 
 DATA_PARALLEL_RANK = 0
 CLOSING_S = 0.5
-"""How long the end waits for subscribers to take the last batches."""
+"""How long `close` waits for subscribers to take the last batches."""
 MAX_REQUEST_BYTES = 64
-"""A peer that sends the replay socket a longer frame is disconnected: a request has 8 bytes."""
+"""Longest frame on the replay socket, where a request has 8 bytes; peers that send more are disconnected."""
 
 
 class EventPublisher:
@@ -50,7 +50,7 @@ class EventPublisher:
             self._pub = self._context.socket(zmq.PUB)
             self._pub.set_hwm(config.hwm)
             self.endpoint = _open(self._pub, config.endpoint, binds=config.binds)
-            """Where subscribers reach it, a wildcard port resolved; or whom it reaches."""
+            """Bound address, with a wildcard port resolved; or the address it connects to."""
             self._router: zmq.Socket[bytes] | None = None
             self.replay_endpoint: str | None = None
             if config.replay_endpoint is not None:
@@ -74,7 +74,7 @@ class EventPublisher:
         )
 
     def flush(self) -> None:
-        """Publish what has changed since the last time as one batch, if anything has. Never waits for a socket."""
+        """Publish the changes since the last call as one batch, if there are any. Never waits for a socket."""
         events = self._events.take()
         if not events:
             return
@@ -84,11 +84,11 @@ class EventPublisher:
             num_dropped = self._queue.num_dropped
         os.eventfd_write(self._wake, 1)
         if num_dropped and not self._has_dropped:
-            self._has_dropped = True  # once: a log that grows with the trouble would add to it
+            self._has_dropped = True  # log it only once: more log lines would make an overload worse
             log.warning("kv_events.overflow", help="batches are produced faster than sent; subscribers must replay")
 
     def close(self) -> None:
-        """Send what is left, for a bounded time, and close the sockets. Afterwards their addresses are free."""
+        """Send what is left for a bounded time, and close the sockets, so that their addresses are free."""
         if not self._closing:
             self._closing = True
             os.eventfd_write(self._wake, 1)
@@ -121,11 +121,11 @@ class EventPublisher:
         with self._lock:
             batches = self._queue.take_unsent()
         for batch in batches:
-            # never blocks: a PUB drops what a subscriber beyond its high-water mark does not take
+            # never blocks: a PUB socket drops messages for subscribers beyond their high-water mark
             self._pub.send_multipart((self._topic, batch.sequence_bytes, batch.payload))
 
     def _replay(self, router: zmq.Socket[bytes]) -> None:
-        """Answer one request. What is no request gets no answer."""
+        """Answer one replay request. Malformed requests are ignored."""
         frames = router.recv_multipart()
         if len(frames) != 3 or frames[1] or len(frames[2]) != SEQUENCE_BYTES:
             log.debug("kv_events.no_request", num_frames=len(frames))

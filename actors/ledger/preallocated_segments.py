@@ -1,9 +1,9 @@
 """Segments with room in them, in the order in which they are filled.
 
-The journal fills them from the event loop; new ones are made in a worker thread before they are needed, or, in a
-burst, on the spot. Segments are used in the order of their numbers: the lock sees to it.
+The journal fills them from the event loop. New ones are allocated in a worker thread before they are needed or, in a
+burst, on the spot; a lock keeps their numbers in order.
 
-What must always hold: every byte counted here is already taken on the disk.
+What must always hold: every byte counted here is already allocated on the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .segment_files import Position, SegmentFile, Storage
 
 @attrs.define(eq=False)
 class OpenSegment:
-    """One that may still be written to."""
+    """A segment that may still be written to."""
 
     number: int
     file: SegmentFile
@@ -30,16 +30,16 @@ class OpenSegment:
         return Position(self.number, self.used)
 
     @property
-    def room(self) -> int:
-        """What lines can surely use: the last line that does not fit wastes less than its own length."""
+    def num_bytes(self) -> int:
+        """Bytes that lines can use for certain: the last line that does not fit wastes less than its own length."""
         return max(0, self.size - self.used - MAX_LINE_BYTES)
 
 
-class Room:
-    """The segment that is being filled, and those made for later."""
+class PreallocatedSegments:
+    """The segment that is being filled, and the spare ones."""
 
     def __init__(self, storage: Storage, *, segment_bytes: int, next_number: int) -> None:
-        """Makes the first segment. Raises OSError."""
+        """Allocate the first segment. Raises OSError."""
         self._storage = storage
         self._segment_bytes = segment_bytes
         self._next_number = next_number
@@ -49,20 +49,24 @@ class Room:
 
     @property
     def num_bytes(self) -> int:
-        return self.current.room + sum(segment.room for segment in self._spare)
+        """Bytes that lines can use, in all segments."""
+        return self.current.num_bytes + sum(segment.num_bytes for segment in self._spare)
 
     @property
     def num_spare(self) -> int:
         return len(self._spare)
 
-    def make(self, *, unless_spare: bool = False) -> None:
-        """One more segment. In any thread. Raises OSError."""
+    def allocate(self, *, unless_spare: bool = False) -> None:
+        """Allocate one more segment, or with `unless_spare` none if there is a spare one. Raises OSError.
+
+        May be called in any thread.
+        """
         with self._lock:
             if not (unless_spare and self._spare):
                 self._spare.append(self._create())
 
     def advance(self) -> OpenSegment:
-        """Go on to the next segment; the one that was current. Raises OSError if there is none and none can be made."""
+        """Move on to the next segment and return the full one. Raises OSError if a segment must be made and cannot."""
         full = self.current
         with self._lock:
             if not self._spare:

@@ -1,8 +1,8 @@
-"""What an earlier life left in the write-ahead file, read once at a start, before anything new is written.
+"""Recovery at start-up: reads what earlier servers left in the write-ahead file, before anything new is written.
 
-A torn end (a write that a kill has cut off) is cut away; damage elsewhere is left for `quipu ledger verify` to name.
-Requests that were admitted and never closed are returned, to be closed by the life that begins. Nothing else is
-changed, so a crash in the middle of it leaves the same work, or less of it, for the next start.
+A torn end (a write that a kill cut off) is truncated; damage elsewhere is left for `quipu ledger verify` to report.
+Requests that were admitted and never closed are returned, for the new server to close. Nothing else is changed, so
+after a crash during recovery the next start has the same work to do, or less.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ log = structlog.get_logger("quipu.ledger")
 
 
 @attrs.frozen
-class Left:
-    """What there is to do about earlier lives."""
+class Recovered:
+    """What earlier servers left to do."""
 
     open_records: tuple[UsageRecord, ...]
-    """As they were at their admission, oldest first."""
+    """Of requests that were never closed, as they were at their admission, oldest first."""
     after: dict[str, object] | None
-    """Server, number and hash of the last chained entry: the next life names it in its start."""
+    """Server, number and hash of the last chained entry, which the next `start` entry names."""
     next_segment: int
     empty_segments: tuple[int, ...]
-    """To be deleted once there is a newer one."""
+    """To be deleted once there is a newer segment."""
 
 
-def look_back(storage: Storage, retries: RetryIndex) -> Left:
-    """Read everything, cut what is torn, and tell `retries` who was admitted. Raises OSError and LedgerError."""
+def recover(storage: Storage, retries: RetryIndex) -> Recovered:
+    """Read everything, truncate a torn end, and add admitted requests to `retries`. Raises OSError and LedgerError."""
     open_records: dict[str, UsageRecord] = {}
     after: dict[str, object] | None = None
     empty: list[int] = []
@@ -42,8 +42,8 @@ def look_back(storage: Storage, retries: RetryIndex) -> Left:
     for number in numbers:
         data = storage.read(number)
         found = scan(data, Position(number, 0))
-        for placed in found.entries:
-            entry = placed.entry
+        for located in found.entries:
+            entry = located.entry
             if entry.kind is EntryKind.ADMITTED:
                 record = _record_of(entry)
                 open_records.pop(record.request_id, None)
@@ -67,11 +67,11 @@ def look_back(storage: Storage, retries: RetryIndex) -> Left:
             storage.truncate(number, used)
         if used == 0:
             empty.append(number)
-    return Left(tuple(open_records.values()), after, max(numbers, default=0) + 1, tuple(empty))
+    return Recovered(tuple(open_records.values()), after, max(numbers, default=0) + 1, tuple(empty))
 
 
 def closing_of(record: UsageRecord, now: float) -> UsageRecord:
-    """The record of a request whose server has died: what was known at its admission, and that it failed."""
+    """Make the closing record of a request whose server died: what was known at its admission, and that it failed."""
     return attrs.evolve(record, outcome=Outcome.FAILED, finish_reason=None, closed_at=now, fault=Fault.RECOVERED)
 
 
@@ -80,5 +80,5 @@ def _record_of(entry: Entry) -> UsageRecord:
         return entry.record()
     except (KeyError, ValueError) as error:
         raise LedgerError(
-            f"the write-ahead file holds a record that this quipu cannot read ({error}): a newer one wrote it"
+            f"the write-ahead file has a record that this version of quipu cannot read ({error}); a newer one wrote it"
         ) from None

@@ -1,10 +1,10 @@
 """The ledger of a running server: opened before its runtime, closed after it.
 
-    lock the folder ─▶ look back (recovery.py) ─▶ first segment, `start`, closings of earlier lives ─▶ serve
-    serve ─▶ `stop` with the counters' sums ─▶ sync ─▶ load what is left, for a bounded time
+    lock the folder ─▶ recover (recovery.py) ─▶ first segment, `start`, closing records for dead servers ─▶ serve
+    serve ─▶ `stop` with the counters' values ─▶ sync ─▶ load what is left, for a bounded time
 
-What must always hold: nothing is admitted before earlier lives are closed; a database that is away keeps nobody from
-starting, serving or stopping.
+What must always hold: no request is admitted before the requests of dead servers are closed; an unreachable database
+does not keep the server from starting, serving or stopping.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import structlog
 import trio
 
 from .database import LedgerError, make_engine, migrate, reason
-from .durable_journal import LedgerJournal
+from .durable_journal import DurableJournal
 from .entries import MAX_LINE_BYTES, Chain
 from .folder import LedgerFolder
 from .loader import Loader
-from .preallocated_segments import Room
-from .recovery import Left, closing_of, look_back
+from .preallocated_segments import PreallocatedSegments
+from .recovery import Recovered, closing_of, recover
 from .refusals import RefusalBudget
 from .retries import RetryIndex
 from .segment_files import DiskStorage, Storage
@@ -37,7 +37,7 @@ log = structlog.get_logger("quipu.ledger")
 
 DAY_S: Final = 86_400.0
 FIRST_CONNECT_S: Final = 8.0
-"""How long a start waits for the database; without an answer it starts all the same."""
+"""How long a start waits for the database before it goes on without it."""
 
 
 @attrs.frozen
@@ -46,35 +46,35 @@ class LedgerConfig:
     url: str | None = None
     """None: SQLite in the data directory."""
     fsync: bool = False
-    """A client hears the end of its response only when its record survives a power loss."""
+    """A client sees the end of its response only when its record would survive a power loss."""
     segment_bytes: int = 8 << 20
     idempotency_window_s: float = DAY_S
     max_idempotency_keys: int = 10_000
-    """Of each tenant; the oldest are forgotten first, and then link nothing."""
+    """Per tenant. The oldest are forgotten first; retries of them are not recognized."""
     max_refusal_records: int = 500
-    """Records of refused requests that are written for each tenant an hour; the rest are counted only."""
+    """Records of rejected requests written per tenant and hour; the rest are only counted."""
     retention_days: float = 0.0
-    """0: records are kept for ever."""
+    """0: records are kept forever."""
     version: str = ""
-    """Of quipu, for the `start` entry."""
+    """quipu's version, for the `start` entry."""
 
 
 @attrs.define(eq=False)
 class Ledger:
-    """Made by `open_ledger`."""
+    """An open ledger, made by `open_ledger`."""
 
-    journal: LedgerJournal
+    journal: DurableJournal
     loader: Loader
     server: str
-    """This life's incarnation."""
+    """This server's incarnation: a random id for each start."""
     num_recovered: int
     segment_bytes: int
     counters: Callable[[], Mapping[str, float]] | None = None
-    """Asked at the end: the counters' last values, for `quipu ledger reconcile`."""
+    """Called at the end for the counters' last values, for `quipu ledger reconcile`."""
 
     @property
     def trouble(self) -> str | None:
-        """Why nobody is admitted; None where all is well."""
+        """Why no request is admitted; None if all is well."""
         return self.journal.trouble
 
 
@@ -82,23 +82,27 @@ class Ledger:
 async def open_ledger(
     config: LedgerConfig, *, storage: Storage | None = None, unix_time: Callable[[], float] = time.time
 ) -> AsyncIterator[Ledger]:
-    """Keep a ledger until the block is left. Raises LedgerError where it cannot be kept as asked."""
+    """Keep a ledger until the block is recovered. Raises LedgerError if it cannot be kept as configured."""
     if config.segment_bytes < 4 * MAX_LINE_BYTES:
         raise LedgerError(f"--ledger-segment-bytes must be at least {4 * MAX_LINE_BYTES}")
     folder = LedgerFolder(config.data_dir)
     with folder.locked():
         try:
-            folder.tighten()
+            folder.make_private()
             about = folder.open_for_writing(config.url)
             storage = storage or DiskStorage(folder.path)
             retries = RetryIndex(config.idempotency_window_s, config.max_idempotency_keys)
-            left = look_back(storage, retries)
+            recovered = recover(storage, retries)
             server = f"srv-{secrets.token_hex(8)}"
-            room = Room(storage, segment_bytes=config.segment_bytes, next_number=left.next_segment)
+            segments = PreallocatedSegments(
+                storage, segment_bytes=config.segment_bytes, next_number=recovered.next_segment
+            )
             refusals = RefusalBudget(config.max_refusal_records)
-            journal = LedgerJournal(room, Chain(server), retries, refusals, fsync=config.fsync, unix_time=unix_time)
-            _begin(journal, left, config.version, unix_time())
-            for number in left.empty_segments:
+            journal = DurableJournal(
+                segments, Chain(server), retries, refusals, fsync=config.fsync, unix_time=unix_time
+            )
+            _begin(journal, recovered, config.version, unix_time())
+            for number in recovered.empty_segments:
                 storage.delete(number)
         except OSError as error:
             raise LedgerError(f"cannot keep a ledger in {config.data_dir}: {error.strerror or error}") from None
@@ -115,7 +119,7 @@ async def open_ledger(
             retention_s=config.retention_days * DAY_S or None,
             unix_time=unix_time,
         )
-        ledger = Ledger(journal, loader, server, len(left.open_records), config.segment_bytes)
+        ledger = Ledger(journal, loader, server, len(recovered.open_records), config.segment_bytes)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(journal.run)
@@ -128,20 +132,22 @@ async def open_ledger(
             engine.dispose()
 
 
-def _begin(journal: LedgerJournal, left: Left, version: str, now: float) -> None:
-    """This life's first entry, and the last ones of those before it. Raises OSError."""
-    journal.start({"version": version, "after": left.after})
-    for record in left.open_records:
+def _begin(journal: DurableJournal, recovered: Recovered, version: str, now: float) -> None:
+    """Write this server's first entry and the closing records of dead servers. Raises OSError."""
+    journal.start({"version": version, "after": recovered.after})
+    for record in recovered.open_records:
         journal.recover(closing_of(record, now))
-    if left.open_records:
-        log.warning("ledger.recovered", num_requests=len(left.open_records), help="their server died; closed as failed")
+    if recovered.open_records:
+        log.warning(
+            "ledger.recovered", num_requests=len(recovered.open_records), help="their server died; closed as failed"
+        )
     journal.flush()
     if journal.trouble:
         raise OSError(journal.trouble)
 
 
 async def _first_connect(engine: sa.Engine) -> None:
-    """Say early what is wrong with the database for good; that it is away is no reason not to start."""
+    """Raise LedgerError early for a database that cannot be used; an unreachable one does not prevent the start."""
     with trio.move_on_after(FIRST_CONNECT_S):
         try:
             await trio.to_thread.run_sync(partial(migrate, engine), abandon_on_cancel=True)

@@ -14,19 +14,19 @@ class MissReason(StrEnum):
     """Why a prompt's cached prefix ends where it does."""
 
     NONE = "none"
-    """It does not: every block that may be reused was."""
+    """No miss: every block that may be reused was."""
     DISABLED = "disabled"
-    """Prefix caching is off."""
+    """Prefix caching is disabled."""
     TOO_SHORT = "shorter_than_a_block"
-    """No full block without the last prompt token."""
+    """The prompt without its last token does not fill a block."""
     EVICTED = "evicted"
-    """The next block was there and has been reused for something else."""
+    """The next block was cached and has been evicted."""
     OTHER_DOMAIN = "other_domain"
-    """The same tokens are there, under another tenant or salt. For operators only: a client must not learn it."""
+    """The same tokens are cached under another tenant or salt. For operators only: clients must not be told."""
     DIVERGED = "diverged"
-    """The longest chain that is there goes on differently, or not at all."""
+    """The longest cached chain continues differently or ends."""
     NEEDS_PROMPT_LOGPROBS = "needs_prompt_logprobs"
-    """The request reads nothing: it wants to know of every prompt position (`echo`, `prompt_logprobs`)."""
+    """The request asks for the scores of every prompt position (`echo`, `prompt_logprobs`), so all are computed."""
 
 
 @attrs.frozen
@@ -37,14 +37,14 @@ class CacheMiss:
 
 
 class Reserve(msgspec.Struct, frozen=True, gc=False):
-    """An ordered proposal for one step; one synchronous function of `core` walks it, and `Granted` is what came of it.
+    """What the scheduler asks for one step, and what it has to say about earlier ones. Answered by `Granted`.
 
-    Applied in the order of the fields. An empty proposal (no rows, no candidates) carries commits and frees when there
-    is no next step.
+    Processed in the order that `block_manager/reservation.py` describes. Without rows and candidates it carries commits
+    and frees when there is no next step.
     """
 
     step: int
-    """Number of the step proposed; keys published by this walk belong to it."""
+    """Number of the proposed step; the keys that this message publishes belong to it."""
     failed_steps: list[int]
     """Steps that raised or were dropped, newest first: their pending keys are unpublished."""
     committed_steps: list[int]
@@ -54,37 +54,37 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     filled_keys: list[bytes]
     filled_parent_keys: list[bytes]
     filled_token_ids: list[list[int]]
-    """Blocks that decoding completed in committed steps; their keys were not known before."""
+    """Blocks that decoding filled in committed steps; their keys were not known before."""
     free_sequence_ids: list[int]
-    """Sequences to release: ended, failed, or withdrawn."""
+    """Sequences to release: ended, failed, or returned to the queue."""
     row_ids: list[int]
-    """Running sequences that need something of the KV cache in this step, in the order they are served: those that
-    prefill, and those whose next position opens a block. The others are in the step unless they are preempted."""
+    """Running sequences that need something from the KV cache in this step, in the order of being served: those that
+    prefill, and those whose next position opens a block. The others run unless they are preempted."""
     row_starts: list[int]
     """First position each row computes in this step."""
     row_counts: list[int]
     """Positions each row computes in this step."""
     victim_ids: list[int]
-    """Whom to preempt when blocks run out, first victim first; empty where they are known to be enough."""
+    """Whom to preempt when blocks run out, first victim first; empty if there are certainly enough."""
     candidate_ids: list[int]
-    """Waiting sequences, in the order they are admitted."""
+    """Waiting sequences, in the order of admission."""
     candidate_num_tokens: list[int]
-    """Tokens each has to compute, cached ones included."""
+    """Tokens each has to compute, including cached ones."""
     candidate_num_prompt_tokens: list[int]
-    """How many of them are the prompt's: after a preemption there are outputs too."""
+    """How many of these are prompt tokens: after a preemption there are output tokens too."""
     candidate_keys: list[list[bytes]]
-    """Chain keys of each one's full blocks."""
+    """Chain keys of each candidate's full blocks."""
     candidate_root_keys: list[bytes]
-    """What each chain starts from."""
+    """Root key of each chain."""
     candidate_token_ids: list[list[int]]
-    """Each one's tokens. Never changed by whoever sends or gets them."""
+    """Each candidate's tokens. Neither side changes these lists."""
     token_budget: int
     """Positions left for candidates once every row is served."""
     candidate_chunk_limit: int = 1 << 30
     """Most positions that one candidate computes in this step."""
     reset_prefix_cache: bool = False
-    """Before anything else: from here on nothing that was published can be found."""
+    """Before anything else, forget all published keys."""
     unread_ids: list[int] = []
-    """Candidates that no cached block may serve."""
+    """Candidates that may not use cached blocks."""
     candidate_pins: dict[int, tuple[Pin, ...]] = {}
-    """Prefixes to be kept, by candidate, of those that want any."""
+    """Prefixes to pin, by candidate that asks for any."""

@@ -1,4 +1,4 @@
-"""What the executor receives: one plan a step."""
+"""What the executor receives: one plan per step."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     step: int
     generation: int
     released_ids: list[int]
-    """Sequences the executor may forget, applied even when the plan is dropped."""
+    """Sequences that the executor may forget, even if the plan is dropped."""
     admitted_ids: list[int]
     admitted_sampling: list[SamplingParams]
     admitted_root_keys: list[bytes]
     admitted_keys: list[list[bytes]]
-    """Chain keys of the blocks that were granted as cached, in order, to be checked against the executor's tags."""
+    """Chain keys of the blocks granted as cached, in order, to be checked against the executor's tags."""
     admitted_tokens: list[list[int]]
-    """Token ids in those blocks; the executor continues the chain from them."""
+    """Token ids in those blocks, from which the executor continues the chain."""
     admitted_num_outputs: list[int]
-    """Outputs drawn before this admission (after a preemption): the next draw's position."""
+    """Outputs sampled before this admission, if the sequence was preempted: the position of the next one."""
     row_ids: list[int]
     row_epochs: list[int]
     row_starts: list[int]
     row_counts: list[int]
     row_new_blocks: list[list[int]]
     row_token_ids: list[list[int]]
-    """Ids to feed; empty where the row feeds the token that the step before it draws (still on the device)."""
+    """Token ids to feed; empty if the row feeds the token sampled by the step before it, still on the device."""
     row_samples: list[bool]
-    """Whether the row's last position draws a token."""
-    admitted_lent: list[int] = []
-    """Parallel to `admitted_ids`, as in `Granted`. Contents are those of the time before this pass."""
+    """Whether a token is sampled at the row's last position."""
+    admitted_copy_sources: list[int] = []
+    """Parallel to `admitted_ids`, as in `Granted`. The contents to copy are those before this pass."""
     to_score: ToScore | None = None
     masks: TokenMasks | None = None
 
 
 class TokenMasks(msgspec.Struct, frozen=True, gc=False):
-    """What a grammar allows in this step, by row: the executor applies it, nobody here makes it yet.
+    """Tokens that a grammar allows in this step, by row. The executor applies masks; nothing makes them yet.
 
-    Whoever does must know all of a row's tokens: such a row cannot be planned before the step before it is done.
+    Making a mask requires all tokens of a row, so such a row cannot be planned before the previous step is done.
     """
 
     rows: list[int]
-    """Ascending; each draws a token in this step."""
+    """In ascending order; each samples a token in this step."""
     words: list[bytes]
-    """Of each: ceil(vocabulary / 32) words of 32 bits, little-endian. A token whose bit (lowest first) is 0 is not
-    drawn; one bit at least is 1, or the step fails."""
+    """For each row, ceil(vocabulary / 32) words of 32 bits, little-endian. A token whose bit (lowest first) is 0 is not
+    sampled. At least one bit must be 1, or the step fails."""
 
 
 class ToScore(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +56,6 @@ class ToScore(msgspec.Struct, frozen=True, gc=False):
 
     rows: list[int]
     positions: list[int]
-    """Of the first token that each row scores: the position before it is among those the row computes."""
+    """Position of the first token that each row scores; the row computes the position before it."""
     token_ids: list[list[int]]
-    """The prompt's tokens from there on, as far as this row scores them."""
+    """The prompt tokens from there on that the row scores."""

@@ -1,4 +1,4 @@
-"""What the scheduler receives: requests, grants of the KV-block manager, and results of the executor."""
+"""What the scheduler receives: requests, grants from the KV-block manager, and results from the executor."""
 
 from __future__ import annotations
 
@@ -13,47 +13,50 @@ from .scores import StepScores
 
 @attrs.frozen
 class Submit:
-    """One sequence, ready to run. Exactly one `Terminal` column entry will answer it."""
+    """One sequence, ready to run. It is answered by exactly one entry in the terminal columns of a `StepReport`."""
 
     sequence_id: int
     prompt_token_ids: list[int]
     root_key: bytes
-    """Where the chain of block keys starts: domain, model, KV layout."""
+    """Start of the chain of block keys: stands for domain, model and KV layout."""
     block_keys: list[bytes]
     """Chain keys of the prompt's full blocks, in order."""
     sampling: SamplingParams
     tenant: str = ""
-    """Who is served, for policies that are fair among them."""
+    """Cache domain's owner, for policies that are fair among tenants."""
     priority: int = 0
-    """Lower is served first, where the policy looks at it."""
+    """Lower values are served first under the `priority` policy."""
     reads_cache: bool = True
-    """Whether cached blocks may serve it. False: every position is computed, and published as ever."""
+    """Whether it may use cached blocks. If False, every position is computed, and still published."""
     pins: tuple[Pin, ...] = ()
-    """Prefixes to be kept once they are computed, shortest first."""
-    party_id: int = 0
-    """The first sequence of its request; 0 for one that is alone."""
+    """Prefixes to keep in the cache once they are computed, shortest first."""
+    group_id: int = 0
+    """Id of the first sequence of its request; 0 if it is the only one."""
     num_to_come: int = 0
-    """Sequences of its request that follow: they are let in or refused together."""
+    """Sequences of its request that follow; all are accepted or refused together."""
     tokens_to_come: int = 0
-    """Prompt tokens of those."""
+    """Prompt tokens of the sequences that follow."""
 
 
 @attrs.frozen
 class Abort:
-    """End a sequence: its client left, or a stop string was found, or a sibling failed. Ignored if it has ended."""
+    """End a sequence: its client left, a stop string was found, or another sequence of its request failed.
+
+    Ignored if it has ended.
+    """
 
     sequence_id: int
-    ends_party: bool = False
-    """It is its request's first, and no other will be submitted."""
+    ends_group: bool = False
+    """The sequence is the first of its request, and no other will be submitted."""
 
 
 @attrs.frozen
 class ResetPrefixCache:
-    """Nothing that has been published is found any more; what is held drains. Requests sent after it miss."""
+    """Forget all published keys. Blocks in use drain; requests sent after this message find nothing cached."""
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
-    """What the walk of one `Reserve` came to. Of the sequences it proposed, those not named got nothing."""
+    """The answer to one `Reserve`. Sequences of the `Reserve` that are not named here got nothing."""
 
     step: int
     sequence_ids: list[int]
@@ -61,34 +64,34 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     starts: list[int]
     counts: list[int]
     new_blocks: list[list[int]]
-    """Physical blocks appended to each one's table; for a candidate its whole table so far."""
+    """Physical blocks appended to each sequence's table; for a candidate, its whole table so far."""
     admitted_ids: list[int]
     admitted_reused: list[int]
-    """Prompt tokens in cached blocks, per admitted sequence: the *reused* entry of the books."""
+    """Prompt tokens in cached blocks, per admitted sequence: the *reused* entry of the accounts."""
     admitted_misses: list[CacheMiss]
-    """Why each one's hit ends where it does."""
-    admitted_lent: list[int]
-    """A block with what each one's last block will hold, to be copied and not to be kept; 0, the null block, where
-    there is none."""
+    """Why each sequence's cached prefix ends where it does."""
+    admitted_copy_sources: list[int]
+    """Per admitted sequence, a block with the contents of its last prompt block, to be copied but not held; 0, the null
+    block, if there is none."""
     preempted_ids: list[int]
     written_ids: list[int]
     written_starts: list[int]
     written_ends: list[int]
-    """Prompt positions in blocks that a sequence was the first to commit, by the commits of this walk."""
+    """Prompt positions in blocks that a sequence was the first to commit, by the commits of this `Reserve`."""
     num_free_blocks: int
     num_cached_blocks: int
-    """Blocks that nobody holds but whose contents can be hit."""
+    """Free blocks whose contents can still be found."""
     pinned_ids: list[int] = []
     pinned_ends: list[int] = []
-    """Prompt tokens of each one's prefixes that the commits of this walk have pinned, or found pinned."""
+    """Prompt tokens in prefixes that the commits of this `Reserve` have pinned, or found pinned."""
     num_pinned_blocks: int = 0
-    """Blocks that no sequence holds, but a pin does. They are not free."""
+    """Blocks that only pins keep. They are not free."""
     num_pins_yielded: int = 0
-    """Pins that this walk has let go because somebody needed blocks."""
+    """Pins released because sequences needed their blocks."""
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
-    """What one pass did; every row is booked, whatever happened to its sequence meanwhile."""
+    """What one pass did. Every row is booked, whatever has happened to its sequence in the meantime."""
 
     step: int
     generation: int
@@ -96,20 +99,20 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     row_epochs: list[int]
     row_starts: list[int]
     row_ends: list[int]
-    """Spans of positions whose KV was written: the *computed* entries of the books."""
+    """Spans of positions whose KV was written: the *computed* entries of the accounts."""
     sampled_rows: list[int]
-    """Indexes into the rows that drew a token."""
+    """Indexes of the rows that sampled a token."""
     sampled_token_ids: list[int]
     read_ids: list[int]
     """Sequences whose first step of an admission this was."""
     read_tokens: list[int]
-    """Tokens in granted blocks that the executor's own tags confirm: the *read* entry of the books."""
+    """Tokens in granted blocks that the executor's own tags confirm: the *read* entry of the accounts."""
     seconds: float
     scores: StepScores | None = None
-    """None, as nearly always: nobody asks."""
+    """None if no request asks for scores."""
     copied_tokens: list[int] = []
-    """Parallel to `read_ids`: tokens behind those whose KV was copied from a lent block, once its tag was confirmed:
-    the *copied* entry. Empty: none."""
+    """Parallel to `read_ids`: tokens after those read whose KV was copied from a block with a confirmed tag, the
+    *copied* entry. Empty if there are none."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Scored tokens on their way from the executor to the client: as columns in the engine, as objects in answers."""
+"""Scored tokens on their way from the executor to the client: columns in the engine, objects in responses."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import msgspec
 
 
 class Scores(msgspec.Struct, array_like=True, frozen=True):
-    """What the model gave some tokens, as parallel columns."""
+    """Logprobs and ranks of tokens, as parallel columns."""
 
     token_ids: list[int]
     logprobs: list[float]
     """Log-softmax of the raw logits, before temperature and filters."""
     ranks: list[int]
-    """1 is the likeliest."""
+    """1 is the most likely."""
     top_ids: list[list[int]]
-    """The likeliest tokens, best first, as many as were asked for."""
+    """The most likely tokens, best first, as many as were requested."""
     top_logprobs: list[list[float]]
 
 
 class PackedScores(msgspec.Struct, array_like=True, frozen=True):
-    """`Scores` of prompt tokens as bytes (`shared/scored_tokens.py`): thousands of them come at once.
+    """`Scores` of prompt tokens as bytes (`shared/scored_tokens.py`), because thousands of them arrive at once.
 
-    Arrays of unsigned ints of 4 bytes, and of floats of 8, as this machine has them.
+    Arrays of unsigned 4-byte integers and of 8-byte floats, in native byte order.
     """
 
     token_ids: bytes
     logprobs: bytes
     ranks: bytes
     num_top: int
-    """Likeliest tokens beside each."""
+    """Number of most likely tokens given for each token."""
     top_ids: bytes
     top_logprobs: bytes
 
 
 class StepScores(msgspec.Struct, array_like=True, frozen=True):
-    """What one step found out for those who ask."""
+    """The scores that one step computed for the sequences that ask for them."""
 
     drawn_ids: list[int]
-    """Sequences whose drawn tokens are scored, in the order of the tokens."""
+    """Sequences whose sampled tokens are scored, in the order of the tokens."""
     drawn: Scores
     prompt_ids: list[int]
     """Sequences whose prompt tokens are scored..."""
@@ -50,41 +50,41 @@ class StepScores(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LikelyToken(msgspec.Struct, frozen=True, gc=False):
-    """A token that might have stood somewhere, and what the model gave it."""
+    """An alternative to a token, and its score."""
 
     token_id: int
     text: str
-    """Of this token alone: U+FFFD stands for bytes that make no character without others."""
+    """Text of this token alone; U+FFFD replaces bytes that are not a character by themselves."""
     utf8: bytes
-    """Its own bytes."""
+    """The token's own bytes."""
     logprob: float
     rank: int
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False):
-    """A token of a prompt or an output, and what the model gave it."""
+    """A token of a prompt or an output, and its score."""
 
     token_id: int
     text: str
     utf8: bytes
     offset: int
-    """Characters of its choice's text before it."""
+    """Number of characters before it in its choice's text."""
     logprob: float | None
-    """None for a prompt's first token, which follows nothing; `rank` likewise."""
+    """None for a prompt's first token, which has no context; `rank` likewise."""
     rank: int | None
     top: tuple[LikelyToken, ...]
-    """The likeliest in its place, best first; it is among them or not."""
+    """The most likely tokens at its position, best first; it need not be among them."""
 
 
 class TokenScores(Protocol):
-    """Scored tokens that become objects when they are written out, a few at a time."""
+    """Scored tokens that become objects a few at a time, when they are written."""
 
     def __len__(self) -> int: ...
 
     def offset(self, at: int, /) -> int:
-        """Characters of its choice's text before one token."""
+        """Return the number of characters before one token in its choice's text."""
         ...
 
     def tokens(self, start: int, end: int, num_top: int, /) -> Iterator[ScoredToken]:
-        """Those from `start` to `end`, each with `num_top` of its likeliest at most."""
+        """Yield the tokens from `start` to `end`, each with at most `num_top` of the most likely ones."""
         ...

@@ -1,4 +1,4 @@
-"""What the supervisor hears of an engine: that it is ready, that it refuses to start, that it is alive."""
+"""What an engine tells the supervisor: that it is ready, that it cannot serve, that it is alive."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class EngineReady:
     backend: str
     dtype: str
     max_model_len: int | None = None
-    """None: as configured."""
+    """None means as configured."""
     instruction_set: str | None = None
     determinism: str = "strict"
-    """What runs: `strict` (a row's bits do not depend on its batch, chunks and cache) or `fast`."""
+    """The mode in use: `strict` (a row's bits do not depend on its batch, chunks or cache) or `fast`."""
     num_threads: int | None = None
     weights_bytes: int = 0
     kv_cache_bytes: int = 0
     workspace_bytes: int | None = None
-    """What the largest pass took at its highest; None where it was not run."""
+    """Peak memory of the largest pass; None if it was not run."""
 
 
 @attrs.frozen
 class EngineRefused:
-    """Only message of an engine that cannot serve as it is configured, now or later."""
+    """Only message of an engine that cannot serve as configured, so that restarting it would not help."""
 
     reason: str
 
 
 @attrs.frozen
-class Alive:
-    """Said by an engine every second, also during a step: its loop runs."""
+class Heartbeat:
+    """Sent by an engine every second, also during a step, to show that its loop runs."""
 
     step: int
-    """The step that the executor runs; 0: none."""
+    """The step that the executor is running; 0 if there is none."""
     seconds: float
-    """Since it began, by the engine's clock."""
+    """Time since the step began, by the engine's clock."""

@@ -1,1 +1,1 @@
-"""Processes beside this one: how they are started, watched and ended, and how any of them logs."""
+"""Child processes of the web process: how they are started, watched and ended, and how processes log."""

@@ -1,9 +1,9 @@
-"""How a child process of the web process is started, what it does first, and how all of them are ended at once.
+"""How child processes of the web process are started, what they do first, and how all of them are killed.
 
-Used by `text_workers/chat_worker.py` and `text_workers/encode_worker.py`, in part by `engine_process.py`.
+Used by `text_workers/chat_worker.py` and `text_workers/encode_worker.py`, and in part by `engine_process.py`.
 
-What must always hold: such a process ends with its parent, also with a killed one, whatever it is doing; it never has
-more memory than it was given.
+What must always hold: a child ends when its parent does, even if the parent is killed and whatever the child is doing;
+it never uses more memory than its limit.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from contextlib import suppress
 from pathlib import Path
 
 OWN_GROUP = 0
-"""The process group of a child is its own: Ctrl-C at the terminal is for the web process. Not its session: where each
-session is scheduled as one (Linux's autogroup), a niceness counts among its own processes only."""
+"""Argument for `process_group`: each child has its own, so that Ctrl-C in the terminal reaches the web process only. It
+keeps its parent's session, because with Linux's autogroup a niceness is relative to processes of the same session."""
 NICENESS = 10
-"""Children step back behind everything that answers somebody, before they import anything: to start takes longer than
-most of what they are asked. They still have a tenth of a processor that somebody else wants."""
+"""Children yield to everything that serves requests, even before they import anything, because starting takes longer
+than most of their work. On a contended processor they still get a tenth of it."""
 
 Read = Callable[[int], bytes]
-"""Gives exactly so many bytes, or raises EOFError."""
+"""Reads exactly the given number of bytes, or raises EOFError."""
 
 
 def command_of(module: str) -> list[str]:
-    """What starts `module` as a child: its `main`, with the socket that `become_child` takes as standard input."""
+    """Return the command that runs a module's `main` as a child; its standard input must be a socket to its parent."""
     code = f"import os; os.nice({NICENESS}); from {module} import main; main()"
     return [sys.executable, "-P", "-c", code]
 
 
 def become_child(memory_bytes: int) -> tuple[socket.socket, Read]:
-    """Bind this process to its parent by the socket that is its standard input. `memory_bytes`: of address space."""
+    """Bind this process to its parent by the socket on standard input, and limit its address space."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     link = socket.socket(fileno=os.dup(0))
@@ -54,7 +54,7 @@ def become_child(memory_bytes: int) -> tuple[socket.socket, Read]:
 
 
 def end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:
-    """Wait for the other end of the socket to close."""
+    """Wait for the other end of the socket to close, then call `end(0)`."""
     poll = select.poll()
     poll.register(fileno, select.POLLRDHUP)
     poll.poll()
@@ -62,14 +62,14 @@ def end_with_parent(fileno: int, end: Callable[[int], None] = os._exit) -> None:
 
 
 def kill_children() -> None:
-    """Kill every child of this process, and with each its group: also one that is stopped or does not listen."""
+    """Kill every child of this process and its process group, even if it is stopped or unresponsive."""
     for children in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread that has ended
+        with suppress(OSError):  # the thread has ended
             for pid in map(int, children.read_text().split()):
                 kill_group(pid)
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child, and the processes that it has started in a group of its own, if they are there."""
+    """Kill a child, and its process group if it leads one. Does nothing if they are gone."""
     with suppress(OSError):
         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)

@@ -1,11 +1,11 @@
-"""Writes log lines in a thread, so that nothing that logs ever waits for who reads the log, or fails with it.
+"""Writes log lines in a thread, so that code that logs never waits for the log's reader, nor fails with it.
 
-Set up by `web/telemetry/logs.py` and, in its process, by the engine. Lines wait in a queue that is bounded; what does
-not fit is dropped and counted. Where a line cannot be written (its reader has gone, its partition is full), it is
-dropped, too: a log is no reason to stop serving.
+Set up by `web/telemetry/logs.py` and, in the engine process, by `engine.py`. Lines wait in a bounded queue; those that
+do not fit are dropped and counted. A line that cannot be written (its reader is gone, its partition is full) is dropped
+too: a log is no reason to stop serving.
 
-What must always hold: handing a line over neither blocks nor raises; lines are written in the order in which they were
-handed over, each whole or, where writing fails, not at all or cut; lines about errors find room when all others do not.
+What must always hold: `put` neither blocks nor raises; lines are written in order, each of them completely unless
+writing fails; error lines find room when the queue is full for others.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any
 import structlog
 
 MAX_BYTES = 4 << 20
-"""Of lines that wait."""
+"""Size of the queue."""
 ERROR_BYTES = 1 << 20
-"""Beyond that, for lines about errors."""
+"""Additional room for error lines."""
 LINGER_S = 1.0
-"""How long the end of a process waits for its last lines to be written."""
+"""How long a process that ends waits for its last lines to be written."""
 RETRY_S = 0.05
-"""Before a descriptor that does not block, and takes nothing, is tried again, at most."""
+"""Longest wait before a non-blocking descriptor that is not writable is tried again."""
 
 
 def standard_error() -> int:
-    """Its descriptor; none at all where this process was started without one, whose number may be a client's by now."""
+    """Return its descriptor, or -1 if this process was started without one: number 2 may be a client's socket."""
     return -1 if sys.stderr is None else sys.stderr.fileno()
 
 
@@ -49,12 +49,12 @@ class LogWriter:
         self._is_empty = threading.Condition(self._lock)
         self._is_writing = False
         self.num_dropped = 0
-        """Lines that were not written, or not as a whole."""
+        """Lines that were not written completely."""
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
     def put(self, line: bytes, *, is_error: bool = False) -> None:
-        """Have a line written; `line` ends with a line break."""
+        """Queue a line, which must end with a line break."""
         with self._lock:
             if self._num_bytes + len(line) > MAX_BYTES + (ERROR_BYTES if is_error else 0):
                 self.num_dropped += 1
@@ -64,11 +64,11 @@ class LogWriter:
             self._has_lines.notify()
 
     def say(self, message: str) -> None:
-        """Have the command's own last words written, in plain text."""
+        """Queue a plain-text message of the command itself."""
         self.put(f"quipu: {message}\n".encode("utf-8", "replace"), is_error=True)
 
     def drain(self, timeout_s: float = LINGER_S) -> None:
-        """Wait until everything is written, but not for longer than that."""
+        """Wait until everything is written, for at most `timeout_s`."""
         with self._lock:
             self._is_empty.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
 
@@ -91,26 +91,26 @@ class LogWriter:
                     self.num_dropped += not is_written
 
     def _write(self, line: bytes) -> bool:
-        """Whether all of it was written; waits for a reader that does not read."""
+        """Write a line, waiting for a slow reader. Returns whether all of it was written."""
         rest = memoryview(line)
         while rest:
             try:
                 rest = rest[os.write(self._fileno, rest) :]
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EINTR):
-                    return False  # the next line is tried all the same: a partition may have room again
+                    return False  # the next line is still tried: the partition may have room again
                 self._wait_writable()
         return True
 
     def _wait_writable(self) -> None:
         try:
             select.select((), (self._fileno,), (), RETRY_S)
-        except (OSError, ValueError):  # closed, or a number too large for it
+        except (OSError, ValueError):  # closed, or too large for select
             time.sleep(RETRY_S)
 
 
 class LogLines:
-    """What structlog calls with a rendered line: `LoggerFactory` of one writer, and the logger that it makes."""
+    """A structlog `LoggerFactory` for one writer, and the logger that it returns."""
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
@@ -133,11 +133,11 @@ def _line(message: bytes | str) -> bytes:
 
 
 class Relay(logging.Handler):
-    """Hands records of the standard library's logging to structlog."""
+    """Forwards records of the standard library's logging to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             exc_info = record.exc_info or None
             structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=exc_info)
-        except Exception:  # a record that cannot be rendered is no reason to fail for who made it
+        except Exception:  # a record that cannot be rendered must not fail its caller
             self.handleError(record)

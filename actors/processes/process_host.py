@@ -1,9 +1,9 @@
-"""The host of an engine in a process of its own: starts it, carries its messages, and sees how it ends.
+"""Hosts an engine in its own process: starts it, relays its messages, and finds out how it ended.
 
-Run by the supervisor, once an engine. An engine that hangs is killed (`pulse.py` judges): it says nothing any
-more, or one step takes too long.
+Run by the supervisor, once per engine. An engine that hangs is killed, as judged by `heartbeat.py`: it has been silent
+for too long, or one step takes too long.
 
-What must always hold: when `run` returns, the process has ended, and everything that it said has been delivered.
+What must always hold: when `run` returns, the process has ended and all its messages have been delivered.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import trio
 
 from ..channel import FrameReader, FrameWriter, PeerGone
 from ..config import EngineConfig
-from ..messages.supervisor import Alive
+from ..messages.supervisor import Heartbeat
 from ..supervisor import Death, EngineLink
 from .child import OWN_GROUP, kill_group
-from .pulse import TICK_S, Pulse
+from .heartbeat import TICK_S, HeartbeatMonitor
 
 
 class ProcessHost:
-    """Runs the engine in a process of its own, over a stream socket pair whose end of file is its death.
+    """Runs the engine in its own process, over a stream socket pair whose end of file means that it has died.
 
-    An engine that hangs once it is ready is killed. While it loads, its silence says nothing.
+    An engine that hangs after it was ready is killed. While it is loading, silence is expected.
     """
 
     STOP_GRACE_S = 2.0
     MODULE = "quipu.actors.processes.engine_process"
-    """What the process runs; a benchmark's own runs this one, and watches it."""
+    """Module that the process runs. A benchmark replaces it by one that measures it."""
 
     def __init__(self, config: EngineConfig, environment: dict[str, str], *, step_timeout_s: float = 0.0) -> None:
-        """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 is for ever."""
+        """`step_timeout_s`: how long a step may take before the engine counts as hung; 0 means no limit."""
         self._config = config
         self._environment = environment
         self._step_timeout_s = step_timeout_s
@@ -46,7 +46,7 @@ class ProcessHost:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            return _no_start(error)
+            return _start_failure(error)
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         async with stream:
@@ -54,11 +54,11 @@ class ProcessHost:
                 try:
                     process = await self._start(theirs.fileno(), link.incarnation)
                 except (OSError, MemoryError) as error:
-                    return _no_start(error)
+                    return _start_failure(error)
             self.process = process
             try:
-                hung = await self._talk(link, stream, process)
-                link.lost(hung or "its connection has closed")
+                hung = await self._relay(link, stream, process)
+                link.lost(hung or "its connection was closed")
                 with trio.move_on_after(self.STOP_GRACE_S):
                     await process.wait()
             finally:
@@ -80,14 +80,14 @@ class ProcessHost:
             process_group=OWN_GROUP,
         )
 
-    async def _talk(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
-        """Carry messages both ways until the engine's end closes. Returns why it was killed, if it was because it hung.
+    async def _relay(self, link: EngineLink, stream: trio.SocketStream, process: trio.Process) -> str | None:
+        """Relay messages both ways until the engine closes its end. Returns why it was killed, if it hung.
 
-        A killed one's last messages are still read: what it had done counts.
+        The last messages of a killed engine are still read, because what it had done counts.
         """
         reader = FrameReader(stream, link.incarnation)
         writer = FrameWriter(stream, link.incarnation)
-        pulse = Pulse(self._step_timeout_s)
+        monitor = HeartbeatMonitor(self._step_timeout_s)
         is_reading = False
         hung: str | None = None
 
@@ -96,7 +96,7 @@ class ProcessHost:
                 while True:
                     await writer.send_all(await link.take())
             except PeerGone:
-                pass  # the reader sees it too, after the last report
+                pass  # the reader notices it too, after the last report
 
         async def watch() -> None:
             nonlocal hung
@@ -104,7 +104,7 @@ class ProcessHost:
             while hung is None:
                 await trio.sleep(TICK_S)
                 now = trio.current_time()
-                hung = pulse.pass_time(now - last, could_hear=is_reading and link.is_ready)
+                hung = monitor.advance(now - last, could_receive=is_reading and link.is_ready)
                 last = now
             link.lost(hung)
             kill_group(process.pid)
@@ -117,17 +117,17 @@ class ProcessHost:
                     is_reading = True
                     messages = await reader.receive_all()
                     is_reading = False
-                    pulse.hear()
+                    monitor.on_message()
                     for message in messages:
-                        if isinstance(message, Alive):
-                            pulse.note(message)
+                        if isinstance(message, Heartbeat):
+                            monitor.on_heartbeat(message)
                     await link.deliver(messages)
             except PeerGone:
                 nursery.cancel_scope.cancel()
         return hung
 
     async def _stop(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        """Ask (close its socket), wait a while, kill."""
+        """Ask the engine to end by closing its socket, wait for a while, then kill it."""
         with trio.CancelScope(shield=True):
             if process.returncode is None:
                 await trio.aclose_forcefully(stream)
@@ -142,9 +142,9 @@ def _explain(returncode: int | None) -> Death:
     if returncode is not None and returncode < 0:
         return Death(f"killed by {signal.Signals(-returncode).name}")
     if returncode == os.EX_TEMPFAIL:
-        return Death("there was too little memory, or too few descriptors, to load it", is_shortage=True)
+        return Death("there was not enough memory, or not enough file descriptors, to load it", is_shortage=True)
     return Death(f"its process ended with exit code {returncode}")
 
 
-def _no_start(error: OSError | MemoryError) -> Death:
-    return Death(f"no engine can be started: {error or type(error).__name__}", is_shortage=True)
+def _start_failure(error: OSError | MemoryError) -> Death:
+    return Death(f"the engine cannot be started: {error or type(error).__name__}", is_shortage=True)

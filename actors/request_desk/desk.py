@@ -1,14 +1,12 @@
-"""Which requests are open, and which of their sequences an engine holds: the web side's front desk.
+"""The request desk: which requests are open, what of them goes to the engine, and what the web layer may ask.
 
-Not an actor: a synchronous object of the web process. Handlers open and leave requests here; the tokenizer submits
-through it; the accountant tells it of Terminals and failures; the supervisor's link takes from its lane.
+Not an actor but a synchronous object of the web process, shared by everyone in it. Handlers open and leave requests
+here; the tokenizer submits through it; the accountant stops failed requests; the supervisor sets the health.
 
-The lane to the engine is first in, first out. `Submit` waits for a slot, looks at the request's `left` flag and goes
-in with no checkpoint between; `Abort` never waits, for its Submit has made its room. So no Submit follows its own
-Abort, and none goes out for a request that has left.
+A Submit waits for a slot of the engine's lane, then checks the request's `stopped` flag and is queued, with no
+checkpoint between. So none is sent for a request that has left.
 
-What must always hold: every submitted sequence is in `_live` until its Terminal or its engine's death; `leave` can be
-called in any state, any number of times.
+What must always hold: `leave` can be called in any state and any number of times.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
-from ..channel import Channel, Poster, Sender
+from ..channel import Poster, Sender
 from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
 from ..messages.handler import Counted
@@ -29,25 +27,25 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import CountTokens, Encode
 from ..shared.seeds import recorded_seed
+from .encoding import EncodingRequests
+from .engine_lane import EngineLane
 from .interface import DeskClosed, Health, PromptRefused, ServingInfo, State
 from .mailbox import Mailbox
-from .open_requests import CountSlot, LiveSequence, OpenRequest
-
-EngineMessage = Submit | Abort | ResetPrefixCache
+from .open_requests import CountSlot, OpenRequest
 
 NOBODY = Caller()
 
-LAST_WORDS_S = 2.0
-"""How long a drain waits for those that it failed to leave."""
+FINAL_RECORDS_S = 2.0
+"""How long a drain waits for the requests that it has failed to leave."""
 
 
 class RequestTicket:
     """One open request, for its handler."""
 
-    def __init__(self, registry: Registry, request: Encode, mailbox: Mailbox) -> None:
-        self._registry = registry
+    def __init__(self, desk: RequestDesk, request: Encode, mailbox: Mailbox) -> None:
+        self._desk = desk
         self._request: Encode | None = request
-        """Until it is handed to the tokenizer: the ticket lives as long as the answer, its prompts need not."""
+        """Dropped once the tokenizer has it: the ticket lives as long as the response, its prompts need not."""
         self._request_id = request.request_id
         self._mailbox = mailbox
 
@@ -62,29 +60,29 @@ class RequestTicket:
     async def start(self) -> None:
         request, self._request = self._request, None
         if request is None:
-            raise RuntimeError("a request is started once")
-        await self._registry.hand_over(request)
+            raise RuntimeError("this request was started before")
+        await self._desk.hand_over(request)
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
-        self._registry.when_encoded(self._request_id, call)
+        self._desk.when_encoded(self._request_id, call)
 
     def expire(self, after_s: float) -> None:
-        self._registry.expire(self._request_id, after_s)
+        self._desk.expire(self._request_id, after_s)
 
     def leave(self) -> None:
         self._request = None
-        self._registry.leave(self._request_id)
+        self._desk.leave(self._request_id)
 
 
-class Registry:
-    """The front desk (see `front.FrontDesk`), and what the web side's actors share about open requests."""
+class RequestDesk:
+    """Implements `interface.Desk`, and holds what the web process's actors share about open requests."""
 
     def __init__(
         self,
         info: ServingInfo,
         *,
         encoder: Sender[Encode | CountTokens],
-        lane: Channel[EngineMessage],
+        lane: EngineLane,
         accountant: Poster[OpenAccount | Left | Refused],
         detokenizer: Poster[Track | Forget],
         metrics: Callable[[], bytes],
@@ -93,7 +91,7 @@ class Registry:
         max_open_requests: int,
     ) -> None:
         self._info = info
-        self.encoder = encoder
+        self._encoder = encoder
         self.lane = lane
         self._accountant = accountant
         self._detokenizer = detokenizer
@@ -102,12 +100,9 @@ class Registry:
         self._show_pool = show_pool
         self._max_open_requests = max_open_requests
         self._open: dict[str, OpenRequest] = {}
-        self._encoding: dict[str, OpenRequest] = {}
-        """Those that the tokenizer has, also when they have left: a thread may still be at their texts."""
+        self._encoding = EncodingRequests(encoder)
         self._num_counts = 0
-        """Of `count_tokens` that wait."""
-        self._live: dict[int, LiveSequence] = {}
-        self._next_sequence_id = 1
+        """Calls of `count_tokens` in progress."""
         self._health = Health(State.STARTING, 0, "the engine is loading")
         self._draining = False
         self._idle = trio.Event()
@@ -147,7 +142,7 @@ class Registry:
         del prompt
         self._num_counts += 1
         try:
-            await self.encoder.send(request)
+            await self._encoder.send(request)
             del request
             answer = await slot.wait()
         finally:
@@ -158,55 +153,39 @@ class Registry:
                 return num_tokens
             case RequestError() as error:
                 raise PromptRefused(error)
-            case None:
-                raise RuntimeError("a count was answered with nothing")
 
     async def hand_over(self, request: Encode) -> None:
-        """Send a request to the tokenizer; waits while its inbox is full, but not for one that fails meanwhile.
-
-        Its ticket's `start`.
-        """
+        """Implement `Ticket.start`."""
         opened = self._open.get(request.request_id)
-        if opened is None:
-            return
-        opened.is_encoding = True
-        self._encoding[request.request_id] = opened
-        with trio.CancelScope() as scope:
-            self.when_stopped(request.request_id, scope.cancel)
-            try:
-                await self.encoder.send(request)
-                opened.on_stopped = None
-            except BaseException:
-                self.encoded(request.request_id)
-                raise
+        if opened is not None:
+            await self._encoding.send(opened, request)
 
     def when_encoded(self, request_id: str, call: Callable[[], object]) -> None:
-        """See `Ticket.when_encoded`."""
-        request = self._open.get(request_id) or self._encoding.get(request_id)
+        """Implement `Ticket.when_encoded`."""
+        request = self._open.get(request_id) or self._encoding.find(request_id)
         if request is None or request.is_encoded:
             call()
         else:
             request.on_encoded.append(call)
 
     def expire(self, request_id: str, after_s: float) -> None:
-        """A request's deadline has passed."""
+        """Fail a request whose deadline has passed."""
         error = RequestError(ErrorKind.TIMEOUT, f"the request took longer than {after_s:g} seconds")
         self._accountant.post(Refused(request_id, error))
 
     def leave(self, request_id: str) -> None:
-        """The request's scope has ended."""
+        """Release a request whose scope has ended."""
         request = self._open.pop(request_id, None)
         if request is None:
             return
         self._stop(request)
         if not request.is_encoding:
-            self._call_encoded(request)
+            request.mark_encoded()
         self._accountant.post(Left(request_id, tuple(request.submitted_ids)))
         if not self._open:
             self._idle.set()
 
     def reset_prefix_cache(self) -> None:
-        """Every request that is submitted from now on misses."""
         self.lane.post(ResetPrefixCache())
 
     def health(self) -> Health:
@@ -225,53 +204,38 @@ class Registry:
 
     @property
     def num_live_sequences(self) -> int:
-        return len(self._live)
+        return self.lane.num_live_sequences
 
     @property
     def num_usable_blocks(self) -> int:
-        """Of the KV cache, the null block left out; 0 until an engine has said it, where nobody else did."""
+        """Blocks of the KV cache without the null block; 0 until configured or reported by an engine."""
         return 0 if self._info.num_blocks is None else self._info.num_blocks - 1
 
     # ------------------------------------------------------------ for the tokenizer
 
-    def new_sequence_ids(self, count: int) -> tuple[int, ...]:
-        first = self._next_sequence_id
-        self._next_sequence_id += count
-        return tuple(range(first, first + count))
-
     def may_submit(self, request_id: str) -> bool:
-        """Whether the request is still there. A Submit must follow with no checkpoint between."""
+        """Whether the request may still submit. The Submit must follow with no checkpoint between."""
         request = self._open.get(request_id)
         return request is not None and not request.stopped
 
     def when_stopped(self, request_id: str, call: Callable[[], object]) -> None:
-        """Have `call` hear that a request has left or failed; at once, if that is so already."""
+        """Call `call` when a request leaves or fails; at once if it already has."""
         request = self._open.get(request_id)
-        if request is None or request.stopped:
+        if request is None:
             call()
         else:
-            request.on_stopped = call
+            request.when_stopped(call)
 
     def encoded(self, request_id: str) -> None:
-        """The tokenizer is done with a request, whatever came of it, and holds nothing of its prompts."""
-        request = self._encoding.pop(request_id, None)
-        if request is not None:
-            request.is_encoding = False
-            request.on_stopped = None
-            self._call_encoded(request)
-
-    def _call_encoded(self, request: OpenRequest) -> None:
-        request.is_encoded = True
-        calls, request.on_encoded = request.on_encoded, []
-        for call in calls:
-            call()
+        """Note that the tokenizer is done with a request, whatever the result, and holds none of its prompts."""
+        self._encoding.remove(request_id)
 
     def outlet(self, request_id: str) -> Mailbox:
-        """Where the events of an open request go. Raises KeyError once it has left."""
+        """Return where an open request's events go. Raises KeyError once it has left."""
         return self._open[request_id].mailbox
 
     async def submit(self, submit: Submit, track: Track) -> bool:
-        """Send one sequence to the engine, unless its request has left. False then."""
+        """Send one sequence to the engine; return False if its request has left or failed."""
         await self.lane.reserve()
         if not self.may_submit(track.request_id):
             self.lane.cancel_reservation()
@@ -279,24 +243,16 @@ class Registry:
         request = self._open[track.request_id]
         request.submitted_ids.append(submit.sequence_id)
         request.num_to_come = submit.num_to_come
-        self._live[submit.sequence_id] = LiveSequence()
         self._detokenizer.post(track)
         self.lane.put_reserved(submit)
         return True
 
-    # ------------------------------------------------------------ for detokenizer and accountant
-
-    def abort(self, sequence_id: int) -> None:
-        """Have the engine end a sequence. Nothing happens if it has been told, or has ended."""
-        live = self._live.get(sequence_id)
-        if live is not None and not live.aborted:
-            live.aborted = True
-            self.lane.post(Abort(sequence_id))
+    # ------------------------------------------------------------ for the accountant
 
     def stop(self, request_id: str) -> tuple[int, ...]:
-        """Submit nothing more of a request and end what was submitted; which sequences that were.
+        """Submit nothing more of a request, abort its sequences, and return which were submitted.
 
-        Empty for a request that has left: its `Left` message has said it.
+        Returns nothing for a request that has left, since its `Left` message has them.
         """
         request = self._open.get(request_id)
         if request is None:
@@ -305,63 +261,39 @@ class Registry:
         return tuple(request.submitted_ids)
 
     def _stop(self, request: OpenRequest) -> None:
-        request.stopped = True
-        if request.on_stopped is not None:
-            call, request.on_stopped = request.on_stopped, None
-            call()
+        request.mark_stopped()
         for sequence_id in request.submitted_ids:
-            self.abort(sequence_id)
+            self.lane.abort(sequence_id)
         if request.num_to_come:
             request.num_to_come = 0
-            self.lane.post(Abort(request.submitted_ids[0], ends_party=True))
+            self.lane.post(Abort(request.submitted_ids[0], ends_group=True))
         if request.submitted_ids:
             self._detokenizer.post(Forget(tuple(request.submitted_ids)))
 
-    def give_up(self, sequence_ids: Sequence[int]) -> None:
-        """Nothing more is expected of these; their last tokens, where they had not come, are lost."""
+    def abandon(self, sequence_ids: Sequence[int]) -> None:
+        """Stop waiting for sequences whose reports were lost; tokens that have not arrived are lost too."""
         for sequence_id in sequence_ids:
-            self.abort(sequence_id)
+            self.lane.abort(sequence_id)
         self._detokenizer.post(Forget(tuple(sequence_ids)))
 
-    def incarnation_of(self, sequence_id: int) -> int | None:
-        """The engine that holds a sequence; None: none does."""
-        live = self._live.get(sequence_id)
-        return None if live is None else live.incarnation
-
-    def terminal(self, sequence_id: int) -> None:
-        """The engine has answered for a sequence."""
-        self._live.pop(sequence_id, None)
-
     # ------------------------------------------------------------ for the supervisor
-
-    async def take_for(self, incarnation: int) -> list[EngineMessage]:
-        """What goes to the engine next; from here on it holds those sequences."""
-        messages = await self.lane.receive_all()
-        for message in messages:
-            if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
-                live.incarnation = incarnation
-        return messages
-
-    def held_by(self, incarnation: int) -> tuple[int, ...]:
-        """Sequences that an engine was given and has not answered."""
-        return tuple(i for i, live in self._live.items() if live.incarnation == incarnation)
 
     def set_health(self, health: Health) -> None:
         self._health = health
 
     def introduce(self, engine: EngineReady) -> None:
-        """An engine is ready: what it has found out is what is served with from now on."""
+        """Serve with what a ready engine has found out from now on."""
         longest = self._info.max_model_len if engine.max_model_len is None else engine.max_model_len
         self._info = attrs.evolve(self._info, num_blocks=engine.num_blocks, max_model_len=longest, engine=engine)
         self._show_pool(engine.num_blocks - 1)
 
     async def drain(self, grace_s: float) -> None:
-        """Open nothing more; wait `grace_s` seconds for the open requests, then fail those that are left."""
+        """Open no more requests, wait `grace_s` seconds for the open ones, then fail the rest."""
         self._draining = True
         with trio.move_on_after(grace_s):
             await self._idle.wait()
         for request_id in self._open:
             error = RequestError(ErrorKind.OVERLOADED, "the server shut down before this request was complete")
             self._accountant.post(Refused(request_id, error))
-        with trio.move_on_after(LAST_WORDS_S):
+        with trio.move_on_after(FINAL_RECORDS_S):
             await self._idle.wait()

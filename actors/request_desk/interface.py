@@ -1,10 +1,10 @@
-"""The front desk: what the web layer sees of the actors.
+"""The interface of the request desk: everything that the web layer sees of the actors.
 
-A handler opens a `Ticket` for its request, hangs `ticket.leave` on the request's scope, and reads the ticket's
-mailbox. Nothing else connects web and actors.
+A handler opens a `Ticket` for its request, calls `ticket.leave` at the end of the request's scope, and reads the
+ticket's mailbox. `desk.py` implements it; a fake in the web layer's tests does, too.
 
-What must always hold: `leave` is synchronous, may be called in any state and any number of times, and after it no
-Submit of the request can go out.
+What must always hold: `leave` is synchronous and may be called in any state and any number of times; after it no
+Submit of the request is sent.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .mailbox import Mailbox
 
 
 class DeskClosed(Exception):
-    """No request can be opened now (draining, too many open, given up). Answer 503 with Retry-After."""
+    """No request can be opened now (draining, too many open, engine failed). Answer 503 with Retry-After."""
 
 
 class PromptRefused(Exception):
-    """A prompt that cannot be tokenised, and why. Answer with the error."""
+    """A prompt that cannot be tokenized. Answer with `error`."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
@@ -36,13 +36,13 @@ class PromptRefused(Exception):
 
 
 class State(StrEnum):
-    """What the supervisor knows of the engine."""
+    """What the supervisor knows about the engine."""
 
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
     DRAINING = "draining"
-    REFUSING = "refusing"  # no usage record can be written, so nobody is admitted
+    REFUSING = "refusing"  # no usage record can be written, so no request is admitted
     FAILED = "failed"
 
 
@@ -52,16 +52,16 @@ class Health:
     incarnation: int
     """Engines started so far."""
     detail: str
-    """Why, where it is not ready."""
+    """Why it is not ready."""
 
     @property
     def is_ready(self) -> bool:
-        """A token can be produced."""
+        """Whether a token can be produced."""
         return self.state is State.READY
 
     @property
     def is_healthy(self) -> bool:
-        """Nothing is broken: also while the first engine loads or the server drains."""
+        """Whether nothing is broken; also true while the first engine loads or the server drains."""
         return self.state in (State.STARTING, State.READY, State.DRAINING)
 
 
@@ -70,23 +70,23 @@ class ServingInfo:
     """What is served, for `/v1/models` and `/server_info`."""
 
     model_names: tuple[str, ...]
-    """The first is the model's own; any of them may be asked for."""
+    """The first is the model's own name; a request may use any of them."""
     created: int
     """Unix seconds."""
     max_model_len: int
-    """As configured, until an engine has said what its KV cache has room for."""
+    """As configured, until an engine reports what its KV cache has room for."""
     block_size: int
     num_blocks: int | None
-    """None until an engine has said it, where nobody else did."""
+    """None until configured or reported by an engine."""
     vocab_size: int
     settings: dict[str, object]
-    """Everything the server was started with, resolved."""
+    """Every resolved setting that the server was started with."""
     engine: EngineReady | None = None
-    """What the last engine that was ready has found out."""
+    """What the last engine that became ready has found out."""
 
 
 def describe_pool(engine: EngineReady) -> dict[str, float]:
-    """What an engine's blocks come to: tokens, and sequences of the longest length that they hold at once."""
+    """Return how many tokens an engine's blocks hold, and how many sequences of the maximum length at once."""
     num_tokens = (engine.num_blocks - 1) * engine.block_size
     if engine.max_model_len is None:
         return {"num_tokens": num_tokens}
@@ -98,49 +98,48 @@ class Ticket(Protocol):
 
     @property
     def request_id(self) -> str:
-        """The server's own id."""
+        """The id that the server gave it."""
         ...
 
     @property
     def mailbox(self) -> Mailbox: ...
 
     async def start(self) -> None:
-        """Hand the request to the tokenizer; waits while its inbox is full, until the request fails (`expire`)."""
+        """Send the request to the tokenizer. Waits while its inbox is full, unless the request fails (`expire`)."""
         ...
 
     def when_encoded(self, call: Callable[[], object], /) -> None:
-        """Have `call` hear, once, that the request's prompts are not needed any more, at once if that is so already.
+        """Call `call` once when the request's prompts are no longer needed; at once if that is so already.
 
-        Its sequences are submitted, or it was refused, or has left and nothing works on it. `call` must not raise or
-        block.
+        They are not needed once all sequences are submitted, the request was refused, or it has left and nothing works
+        on it. `call` must not raise or block.
         """
         ...
 
     def expire(self, after_s: float) -> None:
-        """Its deadline has passed: fail it, if it has not ended. Its mailbox gets the error at once."""
+        """Fail a request whose deadline has passed, unless it has ended. Its mailbox gets the error at once."""
         ...
 
     def leave(self) -> None:
-        """Release everything: account, sequences, mailbox. Belongs on the request's scope and nowhere else."""
+        """Release everything: account, sequences, mailbox. Called by the request's scope and by nothing else."""
         ...
 
 
-class FrontDesk(Protocol):
+class Desk(Protocol):
+    """Opens requests and answers questions about the server."""
+
     @property
     def info(self) -> ServingInfo: ...
 
     def open(self, request: Encode, endpoint: str, caller: Caller = ..., /) -> Ticket:
-        """Open the account of a request; `request.request_id` comes from `new_request_id`.
-
-        Raises DeskClosed.
-        """
+        """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed."""
         ...
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
-        """Tokens of a prompt as a request would have them; waits for the tokenizer. No account, no engine.
+        """Return the number of tokens that a request with this prompt would have. Opens no account, uses no engine.
 
-        `prompt_param` names the prompt's field in errors. Counts as an open request while it waits. Raises
-        PromptRefused, also where the prompt does not fit the context, and DeskClosed.
+        `prompt_param` names the prompt's field in errors. Counts as an open request while it waits for the tokenizer.
+        Raises PromptRefused, also if the prompt exceeds the context length, and DeskClosed.
         """
         ...
 
@@ -149,9 +148,9 @@ class FrontDesk(Protocol):
     def health(self) -> Health: ...
 
     def reset_prefix_cache(self) -> None:
-        """Have nothing found of what the prefix cache holds; requests under way are not touched."""
+        """Drop the prefix cache. Running requests are not affected."""
         ...
 
     def render_metrics(self) -> bytes:
-        """Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         ...

@@ -1,11 +1,11 @@
-"""Where one request's events wait for its handler.
+"""The queue in which one request's events wait for its handler.
 
-One writer side (accountant and detokenizer, in one loop), one reader (the request's handler). `put` is synchronous and
-never blocks: many items cost the reader one wake-up. What it may hold is bounded by what its request may produce
-(`max_tokens` items and a handful more).
+The accountant and the detokenizer write, in one event loop; the request's handler reads. `put` is synchronous and never
+blocks, and any number of items costs the reader a single wake-up. The length is bounded by what the request may produce
+(`max_tokens` items and a few more).
 
-What must always hold: items come out in the order they went in, each once, also across `attach`; nothing comes out
-after the first `Closed`, be it final or not.
+What must always hold: items come out in order and once each, also across `attach`; nothing comes out after the first
+`Closed`, final or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..messages.handler import Closed, OutletEvent
 
 
 class Mailbox:
-    """A single-reader queue of outlet events that wakes its reader once for everything that is there."""
+    """A single-reader queue of outlet events that wakes its reader once for all waiting items."""
 
     __slots__ = ("_consume", "_is_answered", "_items", "_on_closed", "_task", "closed")
 
@@ -28,9 +28,9 @@ class Mailbox:
         self._consume: Callable[[list[OutletEvent]], None] | None = None
         self._on_closed: Callable[[Closed], object] | None = None
         self._is_answered = False
-        """A `Closed` has been put: for the reader nothing follows."""
+        """A `Closed` has been put: the reader gets nothing after it."""
         self.closed: Closed | None = None
-        """The request's last item, once it has been put and is final."""
+        """The final `Closed`, once it has been put."""
 
     def put(self, event: OutletEvent, /) -> None:
         closed = event if isinstance(event, Closed) else None
@@ -41,7 +41,7 @@ class Mailbox:
             self._hand_out(event)
         if closed is not None:
             self._is_answered = True
-            # nothing follows: who reads is let go of, which would otherwise be a cycle for the collector
+            # nothing follows: drop the reader, which would otherwise be part of a reference cycle
             self._consume = None
             if is_final and self._on_closed is not None:
                 self._on_closed(closed)
@@ -57,7 +57,7 @@ class Mailbox:
             trio.lowlevel.reschedule(task)
 
     def attach(self, consume: Callable[[list[OutletEvent]], None]) -> None:
-        """From now on hand events to `consume` at once, beginning with those that wait. It must not raise or block."""
+        """Pass events to `consume` immediately from now on, first those that wait. It must not raise or block."""
         if not self._is_answered:
             self._consume = consume
         if self._items:
@@ -65,17 +65,17 @@ class Mailbox:
             consume(items)
 
     def when_closed(self, call: Callable[[Closed], object]) -> None:
-        """Have `call` hear of the final item, also where nobody reads any more. It must not raise or block."""
+        """Call `call` with the final item, even if there is no reader any more. It must not raise or block."""
         self._on_closed = call
 
     async def get(self) -> list[OutletEvent]:
-        """Wait until there is something and take all of it. A checkpoint."""
+        """Wait for items and take all of them. A checkpoint."""
         await self._wait_item()
         items, self._items = self._items, []
         return items
 
     async def peek(self) -> OutletEvent:
-        """Wait for the first item and leave it in place. A checkpoint."""
+        """Wait for the first item and return it without taking it. A checkpoint."""
         await self._wait_item()
         return self._items[0]
 

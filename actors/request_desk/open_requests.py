@@ -1,4 +1,4 @@
-"""What the front desk keeps of each open request, each sequence, and each count that waits. Used by `desk.py`."""
+"""What the request desk keeps about each open request and each awaited token count. Used by `desk.py`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,44 @@ from .mailbox import Mailbox
 
 @attrs.define(eq=False)
 class OpenRequest:
-    """One request between its opening and its leaving."""
+    """One request, from its opening until its scope has left."""
 
     request_id: str
     mailbox: Mailbox
     submitted_ids: list[int] = attrs.field(factory=list)
     num_to_come: int = 0
-    """Sequences that the engine expects besides."""
+    """Sequences of this request that the engine still expects."""
     stopped: bool = False
     """It has left or failed: nothing more of it is submitted."""
     is_encoding: bool = False
-    """The tokenizer has it."""
+    """The tokenizer holds it."""
     is_encoded: bool = False
-    """Its prompts are not needed any more."""
+    """Its prompts are no longer needed."""
     on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
     on_stopped: Callable[[], object] | None = None
 
+    def when_stopped(self, call: Callable[[], object]) -> None:
+        """Call `call` when the request leaves or fails; at once if it already has."""
+        if self.stopped:
+            call()
+        else:
+            self.on_stopped = call
 
-@attrs.define(eq=False)
-class LiveSequence:
-    """A submitted sequence that has not been answered by a Terminal."""
+    def mark_stopped(self) -> None:
+        self.stopped = True
+        if self.on_stopped is not None:
+            call, self.on_stopped = self.on_stopped, None
+            call()
 
-    incarnation: int | None = None
-    """The engine that was given it; None while it waits in the lane."""
-    aborted: bool = False
+    def mark_encoded(self) -> None:
+        self.is_encoded = True
+        calls, self.on_encoded = self.on_encoded, []
+        for call in calls:
+            call()
 
 
 class CountSlot:
-    """Where the tokenizer leaves the answer to one `CountTokens`."""
+    """Where the tokenizer puts the answer to one `CountTokens`."""
 
     def __init__(self) -> None:
         self._answer: Counted | RequestError | None = None
@@ -53,8 +63,9 @@ class CountSlot:
         self._answer = answer
         self._answered.set()
 
-    async def wait(self) -> Counted | RequestError | None:
+    async def wait(self) -> Counted | RequestError:
         await self._answered.wait()
+        assert self._answer is not None
         return self._answer
 
     def when_left(self, call: Callable[[], object], /) -> None:
@@ -63,7 +74,7 @@ class CountSlot:
             call()
 
     def leave(self) -> None:
-        """Nobody waits any more."""
+        """Give up waiting for the answer."""
         self._has_left = True
         if self._on_left is not None:
             self._on_left()

@@ -1,9 +1,9 @@
 """The scheduler: continuous batching over a paged KV cache.
 
-Hears `Submit` and `Abort` from the web side and step results from the executor, in one inbox. For each step it asks
-the KV-block manager once (`Reserve`), unless the step needs nothing of it, sends the executor its `StepPlan` and then,
-only then, the web side its `StepReport`: the device never waits for fan-out. Every decision is in `planning.py`.
-An exception here is the engine's death.
+Receives `Submit` and `Abort` from the web side and step results from the executor, all in one inbox. For each step it
+asks the KV-block manager once (`Reserve`), unless the step needs nothing from it, sends the executor its `StepPlan`,
+and only then sends the web side its `StepReport`: the device never waits for fan-out. All decisions are made in
+`planning.py` and `completion.py`. An exception here ends the engine.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ async def run_scheduler(
     """Schedule until cancelled."""
     while True:
         for message in await inbox.receive_all():
-            hear(batcher, message)
-        while (move := batcher.next_move()) is not None:
+            handle(batcher, message)
+        while (action := batcher.next_action()) is not None:
             preempted = False
-            if isinstance(move, Reserve):
-                await reserve.send(move)
+            if isinstance(action, Reserve):
+                await reserve.send(action)
                 (grant,) = await granted.receive_all()
-                plan, report = batcher.accept(grant)
+                outgoing = batcher.accept(grant)
                 preempted = bool(grant.preempted_ids)
             else:
-                plan, report = move.plan, move.report
-            if plan is not None:
-                await plans.send(plan)
-            if report is not None:
-                await reports.send(report)
-            if plan is None and not preempted:
+                outgoing = action
+            if outgoing.plan is not None:
+                await plans.send(outgoing.plan)
+            if outgoing.report is not None:
+                await reports.send(outgoing.report)
+            if outgoing.plan is None and not preempted:
                 break
 
 
-def hear(batcher: Batcher, message: SchedulerMessage) -> None:
+def handle(batcher: Batcher, message: SchedulerMessage) -> None:
     match message:
         case StepDone():
             batcher.on_done(message)
@@ -55,8 +55,8 @@ def hear(batcher: Batcher, message: SchedulerMessage) -> None:
             batcher.submit(message)
         case Abort():
             batcher.abort(message.sequence_id)
-            if message.ends_party:
-                batcher.end_party(message.sequence_id)
+            if message.ends_group:
+                batcher.end_group(message.sequence_id)
         case ResetPrefixCache():
             batcher.reset_prefix_cache()
         case StepFailed():

@@ -1,7 +1,7 @@
 """Steps that have been sent and not answered, and what to take back when one fails.
 
-Used by the batcher only. A failed step ends its generation: whatever else of that generation is in flight will be
-answered by StepDropped, and then all of it goes back together, newest first.
+Used by the batcher only. A failed step ends its generation: the executor answers the other steps of that generation
+with `StepDropped`. Once all are answered they are taken back together, newest first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class FirstStep:
 
     row: int
     admission: int
-    """Number of the admission: 1, and one more after each preemption."""
+    """Number of the admission: 1, plus one for each preemption."""
     reused: int
-    """Prompt tokens that were granted as cached."""
+    """Prompt tokens granted as cached."""
     miss: CacheMiss
-    lent: int
+    copy_source: int
     """Block to copy the rest of the prompt from; 0 for none."""
 
 
@@ -35,17 +35,17 @@ class StepInFlight:
 
     plan: StepPlan
     sequences: list[Sequence]
-    """Of the plan's rows, in their order. Never changed."""
+    """Those of the plan's rows, in the same order. Never changed."""
     firsts: list[FirstStep]
-    num_departures: int
-    """Departures from the running set before it was sent: if there were none since, every row is still current."""
+    num_removals: int
+    """The running set's count when the step was sent: if it has not changed since, every row is still current."""
     publishes: bool
-    """The block manager published keys for it, which are committed or taken back when it is answered."""
+    """The block manager has published keys for it, to be committed or taken back when it is answered."""
     error: str | None = None
 
 
 class StepsInFlight:
-    """The steps in the order they were sent; answers come in that order."""
+    """Steps in the order in which they were sent, which is the order of their answers."""
 
     def __init__(self) -> None:
         self._sent: deque[StepInFlight] = deque()
@@ -57,20 +57,23 @@ class StepsInFlight:
 
     @property
     def is_broken(self) -> bool:
-        """A step has failed, and not everything of its generation has been answered."""
+        """Whether a step has failed and its generation has steps that are not answered yet."""
         return bool(self._broken)
 
     def send(self, step: StepInFlight) -> None:
         self._sent.append(step)
 
     def take(self, step: int) -> StepInFlight | None:
-        """The step that is answered; None for an answer that came before, or to nothing."""
+        """Return the step that is answered, or None if the answer is a duplicate or belongs to no step."""
         if self._sent and self._sent[0].plan.step == step:
             return self._sent.popleft()
         return None
 
     def break_off(self, step: StepInFlight, error: str | None) -> list[StepInFlight]:
-        """A step has failed (`error`) or was dropped (None): what goes back now, newest first; perhaps nothing yet."""
+        """Note that a step failed (`error`) or was dropped (None).
+
+        Returns the steps to take back now, newest first; none while others of the generation are still in flight.
+        """
         step.error = error
         self._broken.append(step)
         if error is not None:

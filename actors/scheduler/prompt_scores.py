@@ -1,10 +1,10 @@
-"""Which prompt tokens a step scores, and which scores are handed out.
+"""Which prompt tokens a step scores, and which scores are reported.
 
-Used by the batcher, for requests that ask. A token is scored by the step that computes the position before it, so the
-first of a prompt never is.
+Used by the batcher for requests that ask for prompt logprobs. A token is scored by the step that computes the position
+before it, so the first token of a prompt never is.
 
-What must always hold: each prompt token's scores are handed out once, in order, however often the prompt is computed
-(chunks, preemption, steps that were dropped); drawn tokens' scores are handed out with the tokens, or void with them.
+What must always hold: each prompt token's scores are reported once, in order, however often the prompt is computed
+(chunks, preemption, dropped steps); the scores of sampled tokens are reported with the tokens, or void with them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .report_builder import ReportBuilder
 from .sequence import Sequence
 
 
-def ask_scores(asked: ToScore | None, sequence: Sequence, row: int, start: int, end: int) -> ToScore | None:
-    """Add what a row that computes `[start, end)` has to score: tokens whose scores are not known yet."""
+def add_prompt_scoring(asked: ToScore | None, sequence: Sequence, row: int, start: int, end: int) -> ToScore | None:
+    """Add the tokens that a row computing positions `[start, end)` has to score: those not scored yet."""
     first = max(start + 1, sequence.num_scored)
     last = min(end + 1, sequence.num_prompt_tokens)
     if first >= last:
@@ -32,7 +32,7 @@ def ask_scores(asked: ToScore | None, sequence: Sequence, row: int, start: int, 
 
 
 def hand_out_scores(scores: StepScores, sequences: Iterable[Sequence], report: ReportBuilder) -> None:
-    """Report what a step found out about sequences that it still concerns."""
+    """Report a step's scores for `sequences`, those that it is still current for."""
     current = {sequence.id: sequence for sequence in sequences}
     drawn = [at for at, sequence_id in enumerate(scores.drawn_ids) if sequence_id in current]
     prompts = [at for at, sequence_id in enumerate(scores.prompt_ids) if sequence_id in current]

@@ -1,7 +1,7 @@
 """The columns of the next `StepReport`, while the scheduler fills them.
 
-Used by `planning.py` only. Columns of one step go through as they are; those of several steps are joined. What must
-always hold: entries go out in the order in which they were made, each once.
+Used by the batcher only. The columns of a single step are passed on as they are; those of several steps are joined.
+What must always hold: entries are sent in the order in which they were made, each once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Columns = tuple[list[int], ...]
 
 
 class ReportBuilder:
-    """Collects what the web side has to hear, until the next grant lets it go out."""
+    """Collects what the web side has to be told until the next report is sent."""
 
     def __init__(self) -> None:
         self._num_reports = 0
@@ -30,7 +30,7 @@ class ReportBuilder:
         self._admitted_number: list[int] = []
         self._admitted_reused: list[int] = []
         self._admitted_read: list[int] = []
-        self._admitted_lent: list[int] = []
+        self._admitted_copyable: list[int] = []
         self._admitted_copied: list[int] = []
         self._admitted_miss_reasons: list[str] = []
         self._admitted_miss_tokens: list[int] = []
@@ -49,13 +49,13 @@ class ReportBuilder:
         return bool(self._spans or self._terminal_ids or self._written or self._pinned or self.num_preempted)
 
     def admit(
-        self, sequence_id: int, number: int, *, reused: int, read: int, lent: int, copied: int, miss: CacheMiss
+        self, sequence_id: int, number: int, *, reused: int, read: int, copyable: int, copied: int, miss: CacheMiss
     ) -> None:
         self._admitted_ids.append(sequence_id)
         self._admitted_number.append(number)
         self._admitted_reused.append(reused)
         self._admitted_read.append(read)
-        self._admitted_lent.append(lent)
+        self._admitted_copyable.append(copyable)
         self._admitted_copied.append(copied)
         self._admitted_miss_reasons.append(miss.reason.value)
         self._admitted_miss_tokens.append(miss.token)
@@ -132,7 +132,7 @@ class ReportBuilder:
             pinned_ends=pinned_ends,
             num_pinned_blocks=num_pinned_blocks,
             num_pins_yielded=self.num_pins_yielded,
-            admitted_lent=self._admitted_lent,
+            admitted_copyable=self._admitted_copyable,
             admitted_copied=self._admitted_copied,
             scores=self._scores,
         )
@@ -141,7 +141,7 @@ class ReportBuilder:
 
 
 def _join(groups: list[Columns], num_columns: int) -> Columns:
-    """Groups of columns, one after the other."""
+    """Concatenate groups of columns."""
     if len(groups) == 1:
         return groups[0]
     return tuple([value for group in groups for value in group[column]] for column in range(num_columns))

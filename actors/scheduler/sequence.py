@@ -1,13 +1,13 @@
 """One sequence as the scheduler knows it.
 
-`next_start` runs ahead of the device: it is the first position that no step has been planned for. What is known for
-sure is in `tokens`.
+`next_start` runs ahead of the device: it is the first position that no step has been planned for. Only tokens that are
+known are in `tokens`.
 
     tokens      p p p p p p o o          p prompt, o output known
-    next_start  - - - - - - - - - ^      a step in flight feeds position 8, with a token that the one before it draws
+    next_start  - - - - - - - - - ^      a step in flight feeds position 8, with the token sampled by the one before it
 
-While `next_start` is short of `prefill_end` the sequence is prefilling: its tokens are known and go out in chunks.
-From there on it decodes: one position a step, fed on the device.
+While `next_start` is below `prefill_end` the sequence is prefilling: its tokens are known and sent in chunks. From
+there on it decodes, one position per step, fed on the device.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ class Status(Enum):
     WAITING = 1
     RUNNING = 2
     ENDED = 3
-    """Nothing more is planned for it; its Terminal goes out once no step in flight holds it."""
+    """Nothing more is planned for it; its Terminal is reported once no step in flight contains it."""
 
 
 @attrs.define(eq=False)
 class Sequence:
     id: int
     arrival: int
-    """Position in the order of arrival; survives preemption."""
+    """Position in the order of arrival; kept across preemptions."""
     tenant: str
     priority: int
-    """Lower is served first, where the policy looks at it."""
+    """Lower values are served first under the `priority` policy."""
     tokens: list[int]
     known_tokens: list[int]
-    """Those of the time when it began to wait; never changed, and so fit to be sent."""
+    """`tokens` as of when it last began to wait. Never changed, so other actors may keep a reference."""
     num_prompt_tokens: int
     root_key: bytes
     keys: list[bytes]
     """Chain keys of the full blocks whose tokens are known."""
     sampling: SamplingParams
     stop_ids: frozenset[int]
-    """Tokens that end it when drawn."""
+    """Tokens that end it when sampled."""
     max_len: int
-    """Prompt and outputs together, at most."""
+    """Upper bound on prompt and output tokens together."""
     reads_cache: bool = True
-    """Whether cached blocks may serve it, at any admission."""
+    """Whether it may use cached blocks, at any admission."""
     pins: tuple[Pin, ...] = ()
-    """Prefixes of the prompt that are to be kept."""
+    """Prefixes of the prompt to keep in the cache."""
     num_scored: int = 1
-    """Prompt tokens whose scores have been handed out, where they are wanted; the first has none."""
+    """Prompt tokens whose scores have been reported, if they are wanted; the first token has none."""
     status: Status = Status.WAITING
     next_start: int = 0
     prefill_end: int = 0
-    """Tokens known at its admission: what has to be computed before it decodes."""
+    """Number of tokens known at its admission, which have to be computed before it decodes."""
     num_slots: int = 0
-    """Positions that its blocks hold."""
+    """Positions for which it has blocks."""
     unsent_blocks: list[int] = attrs.field(factory=list)
-    """Blocks that it holds and the executor does not know of: the plan that named them was dropped."""
+    """Blocks it holds that the executor does not know of, because the plan that named them was dropped."""
     epoch: int = 0
-    """Raised by preemption and withdrawal: tokens drawn for an earlier epoch are void."""
+    """Incremented when it returns to the queue: tokens sampled for an earlier epoch are void."""
     num_admissions: int = 0
     last_step: int = 0
     """The latest step that it was planned into."""
@@ -76,11 +76,11 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Past its prefill, with outputs left that no step draws yet."""
+        """Whether it is past its prefill with outputs left that no step samples yet."""
         return self.prefill_end <= self.next_start < self.max_len - 1
 
     def restart(self) -> None:
-        """Forget what was computed (preempted, or its admission withdrawn); outputs that are known stay."""
+        """Forget what was computed, because it was preempted or its admission undone; known outputs stay."""
         self.status = Status.WAITING
         self.known_tokens = list(self.tokens)
         self.next_start = 0

@@ -1,12 +1,12 @@
 """Who is admitted next: the waiting sequences, in the order of a policy.
 
     fcfs      in order of arrival
-    priority  lowest number first, then arrival
-    fair      by tenant: whoever has been charged least goes first; charged are *uncached* prompt tokens, when they are
-              computed, so that warm prompts cost their tenant nothing and cold ones only their own tenant's turn
+    priority  lowest number first, then in order of arrival
+    fair      by tenant, least charged first; a tenant is charged for *uncached* prompt tokens when they are computed,
+              so cached prompts are free and a cold prompt delays only its own tenant
 
-Used by the batcher only. What must always hold: a sequence that has been preempted comes before those of its tenant
-(or priority) that have not been served yet; a tenant that was idle has saved up nothing.
+Used by the batcher only. What must always hold: a preempted sequence comes before those of its tenant (or priority)
+that have not been served yet; an idle tenant accumulates no credit.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ def rank_by_priority(sequence: Sequence) -> Rank:
 
 
 class WaitingQueue:
-    """Waiting sequences under one policy. `num_tokens` is what they all have to compute."""
+    """Waiting sequences under one policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.rank = rank_by_priority if policy is Policy.PRIORITY else rank_by_arrival
-        """Order within one line; its reverse is the order of victims."""
-        self._lines: dict[str, list[Sequence]] = {}
+        """Order within one queue; its reverse is the order of preemption."""
+        self._queues: dict[str, list[Sequence]] = {}
         self._charged: dict[str, int] = {}
         self._virtual_charge = 0
-        """What the tenant served last had been charged until then: where one begins that comes back."""
+        """What the tenant served last had been charged before: the starting charge of a tenant that returns."""
         self._length = 0
         self.num_tokens = 0
+        """Tokens that all of them have to compute."""
         self._num_by_tenant: dict[str, tuple[int, int]] = {}
-        """Sequences and tokens of each tenant that has any."""
+        """Sequences and tokens, by tenant that has any."""
 
     def __len__(self) -> int:
         return self._length
 
     def num_of(self, tenant: str) -> int:
-        """Sequences of one tenant."""
+        """Return how many sequences of one tenant are waiting."""
         return self._num_by_tenant.get(tenant, (0, 0))[0]
 
     def num_tokens_of(self, tenant: str) -> int:
-        """What they have to compute."""
+        """Return how many tokens the sequences of one tenant have to compute."""
         return self._num_by_tenant.get(tenant, (0, 0))[1]
 
     def _count(self, sequence: Sequence, sign: int) -> None:
@@ -73,58 +74,58 @@ class WaitingQueue:
         self.num_tokens += sign * len(sequence.tokens)
 
     def push(self, sequence: Sequence) -> None:
-        """Add one that has arrived, or comes back; its rank finds its place."""
-        name = self._line_of(sequence)
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = []
+        """Add a sequence that has arrived or returns, at the position of its rank."""
+        name = self._queue_name(sequence)
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = []
             self._charged[name] = max(self._charged.get(name, 0), self._virtual_charge)
-        if line and self.rank(line[-1]) > self.rank(sequence):
-            bisect.insort(line, sequence, key=self.rank)
+        if queue and self.rank(queue[-1]) > self.rank(sequence):
+            bisect.insort(queue, sequence, key=self.rank)
         else:
-            line.append(sequence)
+            queue.append(sequence)
         self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take one out: admitted, or ended. Raises ValueError if it is not there."""
-        name = self._line_of(sequence)
-        line = self._lines.get(name, [])
-        line.remove(sequence)
-        if not line:
-            del self._lines[name]
+        """Take out a sequence that is admitted or ended. Raises ValueError if it is not waiting."""
+        name = self._queue_name(sequence)
+        queue = self._queues.get(name, [])
+        queue.remove(sequence)
+        if not queue:
+            del self._queues[name]
         self._count(sequence, -1)
 
     def first(self, count: int) -> list[Sequence]:
-        """The next `count` in line, still in it."""
+        """Return the next `count` sequences, which stay in the queue."""
         if count <= 0:
             return []
-        if len(self._lines) <= 1:
-            for line in self._lines.values():
-                return line[:count]
+        if len(self._queues) <= 1:
+            for queue in self._queues.values():
+                return queue[:count]
             return []
-        return [sequence for sequence, _ in zip(self._in_turns(), range(count), strict=False)]
+        return [sequence for sequence, _ in zip(self._round_robin(), range(count), strict=False)]
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """Its tenant has had so many prompt tokens computed."""
+        """Charge the sequence's tenant for computed prompt tokens."""
         if self.policy is Policy.FAIR:
             before = self._charged.get(sequence.tenant, 0)
             self._virtual_charge = max(self._virtual_charge, before)
             self._charged[sequence.tenant] = before + num_tokens
 
     def tenants(self) -> list[str]:
-        """Those who wait, least charged first; under other policies one line for all."""
-        return sorted(self._lines, key=lambda name: (self._charged[name], name))
+        """Return the waiting tenants, least charged first; under other policies, one queue for all."""
+        return sorted(self._queues, key=lambda name: (self._charged[name], name))
 
-    def _in_turns(self) -> Iterator[Sequence]:
-        """One of each tenant, least charged first, then the next of each."""
-        lines = [iter(self._lines[name]) for name in self.tenants()]
-        while lines:
-            for line in list(lines):
-                sequence = next(line, None)
+    def _round_robin(self) -> Iterator[Sequence]:
+        """Yield one sequence of each tenant, least charged first, then the next of each."""
+        queues = [iter(self._queues[name]) for name in self.tenants()]
+        while queues:
+            for queue in list(queues):
+                sequence = next(queue, None)
                 if sequence is None:
-                    lines.remove(line)
+                    queues.remove(queue)
                 else:
                     yield sequence
 
-    def _line_of(self, sequence: Sequence) -> str:
+    def _queue_name(self, sequence: Sequence) -> str:
         return sequence.tenant if self.policy is Policy.FAIR else ""

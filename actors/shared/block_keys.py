@@ -1,8 +1,9 @@
-"""Keys of cached blocks, and the index that finds a block by its key.
+"""Keys of cached blocks.
 
-A key names a block's whole past: sha256 over the key before it and the block's token ids, starting from a root that
-holds everything besides tokens that decides what the KV in a block is (and who may see it). The tokenizer makes the
-keys of prompts, the scheduler those of blocks that decoding fills, the executor its own for its tags: all through here.
+A key identifies a block together with everything before it: SHA-256 over the previous key and the block's token ids,
+starting from a root key for everything besides tokens that determines the KV in a block (and who may read it). The
+tokenizer computes the keys of prompts, the scheduler those of blocks that decoding fills, and the executor its own for
+its tags; all of them use this module.
 
 What must always hold: two chains share a key only if they share domain, model, layout and every token up to there.
 """
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from .native import IS_COMPILED
 
 KEY_BYTES = 32
-"""Length of a key (sha256)."""
+"""Length of a key (SHA-256)."""
 
 
 def root_key(
@@ -32,11 +33,11 @@ def root_key(
     adapter: str = "",
     group_id: int = 0,
 ) -> bytes:
-    """The key that a chain starts from.
+    """Return the key that a chain starts from.
 
     Every field is tagged and length-prefixed, so that no value can imitate another field. `domain` is who may share
-    (the tenant, never something a client names freely), and `salt` subdivides it at the client's wish; `adapter` is
-    what changes the weights; `group_id` tells apart layers that keep their own tables.
+    blocks (the tenant, never a name that clients choose), and `salt` subdivides it at the client's request; `adapter`
+    is what changes the weights; `group_id` distinguishes layers with block tables of their own.
     """
     digest = hashlib.sha256(b"quipu-root-1")
     for tag, value in (
@@ -54,9 +55,9 @@ def root_key(
 
 
 def chain_keys_in_python(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """Keys of the full blocks of `token_ids`, each chained to the one before, the first to `parent`.
+    """Return the keys of the full blocks of `token_ids`, each chained to the previous one, the first to `parent`.
 
-    Token ids enter as little-endian 32-bit integers, whatever the machine. A partial last block has no key.
+    Token ids are hashed as little-endian 32-bit integers on every machine. A partial last block has no key.
     """
     packed = array("I", token_ids)
     if sys.byteorder == "big":
@@ -68,7 +69,7 @@ def chain_keys_in_python(parent: bytes, token_ids: Sequence[int], block_size: in
     return [key := sha256(key + block).digest() for (block,) in struct.iter_unpack(f"{stride}s", whole)]
 
 
-if IS_COMPILED:  # two and a half times as fast: setting up a hash costs more than hashing a block
+if IS_COMPILED:  # 2.5 times as fast: setting up a hash costs more than hashing a block
     from .native._native import chain_keys as chain_keys
 else:
     chain_keys = chain_keys_in_python

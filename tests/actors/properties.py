@@ -1,15 +1,16 @@
-"""Properties of a grant that more than one state machine looks at."""
+"""Properties of a grant that several state machines check."""
 
 from __future__ import annotations
 
-from quipu.actors.block_manager.reservation import BlockManagerCore
+from quipu.actors.block_manager.reservation import BlockManager
 from quipu.actors.messages.scheduler import Granted
 
 
-def never_write_a_shared_or_committed_block(manager: BlockManagerCore, granted: Granted) -> None:
-    """What a step's rows write to nobody else holds; whoever can find it finds it by this step's own announcement."""
+def never_write_a_shared_or_committed_block(manager: BlockManager, granted: Granted) -> None:
+    """A step's rows write only to blocks that no other sequence holds and that can be found only by this step's own
+    publication."""
     state, size = manager.pool.state(), manager.block_size
-    tables = {sequence_id: holding.table for sequence_id, holding in manager.holdings.items()}
+    tables = {sequence_id: allocation.table for sequence_id, allocation in manager.allocations.items()}
     for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
         for block in tables[sequence_id][start // size : -(-(start + count) // size)]:
             assert [i for i, table in tables.items() if block in table] == [sequence_id], "a shared block is written"

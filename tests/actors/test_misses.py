@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import trio
 from structlog.testing import capture_logs
@@ -11,11 +9,8 @@ from structlog.testing import capture_logs
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.kernels.fake import continuation
+from tests.prompts import prompt_of
 from tests.runtimes import Answer, kill_engine, small_runtime, text_of
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
 
 
 def miss_of(answer: Answer) -> CacheMiss:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import trio
 import trio.testing
 
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials, continuation
+from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, num_passes, small_runtime, text_of
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
 
 
 async def order_of_first_tokens(client: Client, requests: list[tuple[list[int], dict[str, object]]]) -> list[int]:

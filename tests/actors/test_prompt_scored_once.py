@@ -39,11 +39,12 @@ async def settle_beside(client: Client, num_others: int = 1) -> None:
     """Wait until only those others are there."""
     with trio.fail_after(60):
         while (
-            client.runtime.daybook.num_open_accounts > num_others or client.runtime.desk.num_live_sequences > num_others
+            client.runtime.entry_store.num_open_accounts > num_others
+            or client.runtime.desk.num_live_sequences > num_others
         ):
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
-    assert client.runtime.detokenizer.num_tracked == num_others and client.runtime.detokenizer.num_readings == 0
+    assert client.runtime.detokenizer.num_tracked == num_others and client.runtime.detokenizer.num_prompts == 0
 
 
 def count_scored(client: Client) -> list[int]:

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant import actor as accountant
-from quipu.actors.accountant.effects import Reckoning
+from quipu.actors.accountant.effects import SideEffects
 from quipu.actors.channel import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
 from quipu.actors.detokenizer import actor as detokenizer
 from quipu.actors.messages.detokenizer import Tokens
@@ -53,13 +53,13 @@ class Rounds:
 async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that one report concerns are settled one by one where each takes its time."""
     rounds, settled = Rounds(), []
-    settle = Reckoning.settle
+    settle = SideEffects.apply_due
 
-    def noting(self: Reckoning, page: Any, now: float) -> None:
+    def noting(self: SideEffects, request: Any, now: float) -> None:
         settled.append(rounds.number)
-        settle(self, page, now)
+        settle(self, request, now)
 
-    monkeypatch.setattr(Reckoning, "settle", noting)
+    monkeypatch.setattr(SideEffects, "apply_due", noting)
     monkeypatch.setattr(accountant, "time", no_time_left())
     async with small_runtime() as client:
         async with trio.open_nursery() as nursery:
@@ -74,7 +74,7 @@ async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: 
 async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one step are handed out one by one where each takes its time, in order."""
     rounds, given, told = Rounds(), [], list[int]()
-    give, decode = detokenizer.Detokenizer._give, detokenizer.Detokenizer._decode
+    give, decode = detokenizer.Detokenizer._send_token, detokenizer.Detokenizer._decode
 
     async def listening(self: Any, tokens: Tokens) -> None:
         told.extend(tokens.sequence_ids)
@@ -84,7 +84,7 @@ async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: py
         given.append((rounds.number, sequence.sequence_id))
         give(self, sequence, *args)
 
-    monkeypatch.setattr(detokenizer.Detokenizer, "_give", noting)
+    monkeypatch.setattr(detokenizer.Detokenizer, "_send_token", noting)
     monkeypatch.setattr(detokenizer.Detokenizer, "_decode", listening)
     monkeypatch.setattr(detokenizer, "time", no_time_left())
     async with small_runtime() as client:

@@ -14,11 +14,8 @@ from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.shared.seeds import sequence_seed
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
+from tests.prompts import prompt_of
+from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of, value_of
 
 
 def full_blocks(num_tokens: int) -> int:
@@ -121,8 +118,8 @@ async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> 
         warm = await client.ask(prompt, n=3, temperature=1.0, seed=7)
         client.assert_at_rest()
         metrics = client.runtime.metrics
-        assert metrics.prompt_tokens._value.get() == 100
-        assert metrics.cached_tokens._value.get() == 48
+        assert value_of(metrics.prompt_tokens) == 100
+        assert value_of(metrics.cached_tokens) == 48
     assert (cold.record.prompt_tokens, cold.record.cached_tokens, cold.record.cache_write_tokens) == (50, 0, 48)
     assert (warm.record.prompt_tokens, warm.record.cached_tokens, warm.record.cache_write_tokens) == (50, 48, 0)
     assert cold.record.completion_tokens == warm.record.completion_tokens == 24
@@ -151,10 +148,10 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
     async with small_runtime(num_blocks=num_blocks, max_model_len=(num_blocks - 1) * BLOCK, watermark=0.0) as client:
         answers = await run(client)
         client.assert_at_rest()
-        preempted = client.runtime.metrics.num_preemptions._value.get()
-        recomputed = client.runtime.metrics.recomputed_tokens._value.get()
+        preempted = value_of(client.runtime.metrics.num_preemptions)
+        recomputed = value_of(client.runtime.metrics.recomputed_tokens)
         told = sum(answer.record.cached_tokens or 0 for answer in answers)
-        assert client.runtime.metrics.cached_tokens._value.get() == told
+        assert value_of(client.runtime.metrics.cached_tokens) == told
     assert preempted > 0, "the pool was meant to be too small"
     assert recomputed > 0
     for answer, prompt in zip(answers, prompts, strict=True):
@@ -290,12 +287,12 @@ async def test_counters_equal_what_clients_were_told(autojump_clock: trio.abc.Cl
                 nursery.start_soon(visit, chance.random() * 2, prompt, chance.choice((1, 1, 2)))
         client.assert_at_rest()
         metrics = client.runtime.metrics
-        assert metrics.prompt_tokens._value.get() == sum(r.prompt_tokens or 0 for r in records)
-        assert metrics.prefix_cache_queries._value.get() == sum(r.prompt_tokens or 0 for r in records)
-        assert metrics.cached_tokens._value.get() == sum(r.cached_tokens or 0 for r in records)
-        assert metrics.prefix_cache_hits._value.get() == sum(r.cached_tokens or 0 for r in records)
-        assert metrics.generation_tokens._value.get() == sum(r.completion_tokens for r in records)
-        assert metrics.open_accounts._value.get() == 0
-        assert metrics.usage_disputed._value.get() == 0
+        assert value_of(metrics.prompt_tokens) == sum(r.prompt_tokens or 0 for r in records)
+        assert value_of(metrics.prefix_cache_queries) == sum(r.prompt_tokens or 0 for r in records)
+        assert value_of(metrics.cached_tokens) == sum(r.cached_tokens or 0 for r in records)
+        assert value_of(metrics.prefix_cache_hits) == sum(r.cached_tokens or 0 for r in records)
+        assert value_of(metrics.generation_tokens) == sum(r.completion_tokens for r in records)
+        assert value_of(metrics.open_accounts) == 0
+        assert value_of(metrics.usage_disputed) == 0
     assert sum(r.cached_tokens or 0 for r in records) > 0
     assert not any(r.disputed for r in records)

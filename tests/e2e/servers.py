@@ -12,49 +12,59 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any
 
 import attrs
 import httpx
 import openai
 
-PATIENCE_S = 20.0
-"""How long a test waits for what must happen; only a test that fails waits so long."""
-QUIPU = Path(os.environ.get("QUIPU_COMMAND") or Path(sys.executable).with_name("quipu"))
+from tests.e2e.launcher import Launched, launch
+from tests.processes import PATIENCE_S, eventually, has_ended
+
+NAMED = os.environ.get("QUIPU_COMMAND")
+QUIPU = Path(NAMED or Path(sys.executable).with_name("quipu"))
 """The command under test; `test_wheel.py` names that of an installed wheel."""
+Process = subprocess.Popen[bytes] | Launched
 BLOCK = 16
 
-T = TypeVar("T")
 
-
-def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
-    """Look until there is something true to see, and return it. The one place where a test lets time pass."""
-    deadline = time.monotonic() + within_s
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.005)
-    return seen
-
-
-def start_quipu(folder: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
     """Start `quipu ARGUMENTS` in `folder`; its stderr goes to the file returned, outside of that folder."""
     log_path = folder.with_name(folder.name + ".log")
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [QUIPU, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
-        )
-    return process, log_path
+    with log_path.open("wb") as log, Path(os.devnull).open("wb") as nowhere:
+        return _start(folder, arguments, nowhere, log), log_path
+
+
+def _start(folder: Path, arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+    if NAMED is None:
+        return launch(arguments, folder, stdout.fileno(), stderr.fileno())
+    command = [NAMED, *arguments]
+    return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+
+
+def run_quipu(*arguments: str, folder: Path = Path(), timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run `quipu ARGUMENTS` in `folder` to its end."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = _start(folder, arguments, stdout, stderr)
+        try:
+            process.wait(timeout_s)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode is not None
+        texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (stdout, stderr)]
+        return subprocess.CompletedProcess(arguments, process.returncode, *texts)
 
 
 @attrs.define(eq=False)
 class Server:
     """A server that runs, or has run."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     log_path: Path
     url: str = ""
 
@@ -172,15 +182,6 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for its parent to hear of it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def runs(pid: int, module: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, full_blocks
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, full_blocks, run_quipu
 
 CACHED = 'cached_tokens_total{tier="device"}'
 
@@ -26,8 +26,7 @@ class Measured:
 
 def measure(server: Server, *flags: str) -> Measured:
     before = server.wait_at_rest()
-    command = [QUIPU, "bench", "serve", "--base-url", server.url, "--json", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = run_quipu("bench", "serve", "--base-url", server.url, "--json", *flags)
     assert ended.returncode == 0, ended.stderr
     after = server.wait_at_rest()
     return Measured(json.loads(ended.stdout), {name: value - before.get(name, 0) for name, value in after.items()})

@@ -12,17 +12,14 @@ import pytest
 
 import quipu
 from quipu.actors.shared.checkpoint import DEMO
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch
-
-
-def run_quipu(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([QUIPU, *arguments], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+from tests.e2e.servers import PATIENCE_S, QUIPU, Server, has_torch, run_quipu
 
 
 def test_version_and_help(tmp_path: Path) -> None:
     """The version is the package's; help names every flag that is for users, and none that is not."""
-    assert run_quipu(tmp_path, "--version").stdout == f"quipu {quipu.__version__}\n"
-    help_text = run_quipu(tmp_path, "serve", "--help").stdout
+    said = subprocess.run([QUIPU, "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert said.stdout == f"quipu {quipu.__version__}\n"
+    help_text = run_quipu("serve", "--help", folder=tmp_path).stdout
     for flag in ("--host", "--port", "--num-blocks", "--max-model-len", "--shutdown-timeout", "--executor"):
         assert flag in help_text
     assert "poison" not in help_text
@@ -66,7 +63,7 @@ def bad_checkpoint(folder: Path, what: str) -> Path:
 def test_checkpoint_that_cannot_be_served(tmp_path: Path, what: str, message: str) -> None:
     """The command ends with an error that names the trouble; it does not try again."""
     model = bad_checkpoint(tmp_path, what)
-    ended = run_quipu(tmp_path, "serve", str(model), "--port", "0")
+    ended = run_quipu("serve", str(model), "--port", "0", folder=tmp_path)
     assert ended.returncode in (1, 2)
     complaints = [line for line in ended.stderr.splitlines() if line.startswith("quipu: ")]
     assert message in complaints[0] and "Traceback" not in ended.stderr
@@ -76,14 +73,14 @@ def test_checkpoint_that_cannot_be_served(tmp_path: Path, what: str, message: st
 def test_port_in_use(fake: Server, tmp_path: Path) -> None:
     """A taken port is an error that says which port, and no server is left behind."""
     port = fake.address[1]
-    ended = run_quipu(tmp_path, "serve", "--executor", "fake", "--port", str(port))
+    ended = run_quipu("serve", "--executor", "fake", "--port", str(port), folder=tmp_path)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr and "in use" in ended.stderr
 
 
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     """A context that the KV cache cannot hold is refused at once, by the flags' names."""
-    ended = run_quipu(tmp_path, "serve", "--max-model-len", "4096", "--num-blocks", "10")
+    ended = run_quipu("serve", "--max-model-len", "4096", "--num-blocks", "10", folder=tmp_path)
     assert ended.returncode == 2 and "--max-model-len 4096" in ended.stderr and "Traceback" not in ended.stderr
 
 

@@ -21,7 +21,7 @@ from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.web.cli.cli import main
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import QUIPU, Server, eventually, serving, start_quipu
+from tests.e2e.servers import Server, eventually, run_quipu, serving, start_quipu
 from tests.e2e.streams import streaming
 from tests.postgres import PASSWORD, Postgres
 
@@ -58,8 +58,7 @@ def ledger(folder: Path, *arguments: str, **environment: str) -> Ended:
 
 def ledger_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`quipu ledger ARGUMENTS` as an operator runs it in a server's folder."""
-    command = [QUIPU, "ledger", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
+    return run_quipu("ledger", *arguments, folder=folder)
 
 
 def ask(server: Server, tag: str, **fields: Any) -> str:
@@ -131,7 +130,7 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
     assert nothing.returncode == 2 and nothing.stderr == f"quipu: there is no ledger in {tmp_path / 'data'}\n"
     url = ledger(tmp_path, "export", "--ledger-url", "mysql://u:s3cret@h/d")
     assert url.returncode == 2 and "s3cret" not in url.stderr and "--ledger-url" in url.stderr
-    assert "is no time" in ledger(tmp_path, "export", "--since", "yesterday").stderr
+    assert "invalid time" in ledger(tmp_path, "export", "--since", "yesterday").stderr
 
 
 def test_second_server_in_one_folder(tmp_path: Path) -> None:

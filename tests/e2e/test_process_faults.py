@@ -121,7 +121,7 @@ def test_engine_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
-    [([], "it has said nothing for 8 seconds"), (["--step-timeout", "1"], "step 1 took longer than 1 seconds")],
+    [([], "no message for 8 seconds"), (["--step-timeout", "1"], "step 1 took longer than 1 seconds")],
     ids=["stopped", "in a step"],
 )
 def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:

@@ -7,8 +7,6 @@ server runs, after it was stopped, after it was killed, and from the command lin
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ import pytest
 
 from quipu.web.auth.key_file import hash_key
 from tests.e2e.prompts import text_prompt, token_prompt
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
+from tests.e2e.servers import PATIENCE_S, Server, eventually, run_quipu, serving
 from tests.postgres import Postgres
 
 KEYS = {"acme": "sk-quipu-of-acme", "bolt": "sk-quipu-of-bolt", "ops": "sk-quipu-of-ops"}
@@ -182,10 +180,10 @@ def anthropic_report(server: Server) -> dict[str, Told]:
 
 def command_report(folder: Path, *flags: str, **environment: str) -> dict[str, Told]:
     """By tenant, from `quipu usage`."""
-    command = [QUIPU, "usage", "--since", "1h", "--by", "tenant,model", "--json", *flags]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        done = run_quipu("usage", "--since", "1h", "--by", "tenant,model", "--json", *flags, folder=folder)
     assert done.returncode == 0, done.stderr
     names = ("num_requests", "prompt_tokens", "cached_tokens", "cache_write_tokens", "created_5m_tokens")
     rows = json.loads(done.stdout)["rows"]

@@ -7,14 +7,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quipu.actors.shared.checkpoint import DEMO
-from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually, serving
+from tests.e2e.servers import Server, eventually, run_quipu, serving
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
 from tests.kernels_here import needs_kernels
 
@@ -124,8 +123,7 @@ def make(folder: Path) -> Path:
 
 def refused(folder: Path, *arguments: str) -> str:
     """The one line that a server that cannot serve has for its operator."""
-    command = [QUIPU, "serve", "--port", "0", *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3 * PATIENCE_S)
+    ended = run_quipu("serve", "--port", "0", *arguments, folder=folder)
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr
     (line,) = (line for line in ended.stderr.splitlines() if not line.startswith("{"))

@@ -1,8 +1,7 @@
-"""Steps that raise and engines that die: whose requests fail, what is rolled back, and that everybody else is right."""
+"""Steps that raise and engines that die: which requests fail, what is rolled back, and that all others are correct."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -16,15 +15,12 @@ from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.request_desk.interface import State
 from quipu.actors.supervisor import Death, EngineGivenUp, EngineLink
 from quipu.kernels.fake import Dials, continuation
-from tests.runtimes import Answer, kill_engine, small_runtime, text_of
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
+from tests.prompts import prompt_of
+from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
 
 
 @pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
-async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
+async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
     """Four sequences in the step, others waiting, the next step already sent: those four fail, with a reason."""
     dials = Dials(step_seconds=0.01)
     prompts = [prompt_of(40, seed) for seed in range(9)]
@@ -47,7 +43,7 @@ async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: fl
         client.assert_at_rest()
         after = await client.ask(prompts[0], max_tokens=10)
         metrics = client.runtime.metrics
-        assert metrics.usage_disputed._value.get() == 0
+        assert value_of(metrics.usage_disputed) == 0
     failed = {index for index, answer in answers.items() if answer.error is not None}
     assert 1 <= len(failed) <= 4
     for index, answer in answers.items():
@@ -63,7 +59,7 @@ async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: fl
 
 
 async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> None:
-    """Blocks that a failed step should have written are not found by the next request; a shared prefix still is."""
+    """Blocks that a failed step should have written are not found later; a shared prefix still is."""
     dials = Dials(step_seconds=0.01)
     shared = prompt_of(32, 1)
     doomed = shared + prompt_of(32, 2)
@@ -80,7 +76,7 @@ async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> Non
 
 
 async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.abc.Clock) -> None:
-    """A request that was granted blocks of the failed step, in the step after, is admitted again, counted once."""
+    """A request that was granted the failed step's blocks, in the next step, is admitted again and counted once."""
     dials = Dials(step_seconds=0.01)
     prompt = prompt_of(64, 3)
     async with small_runtime(dials) as client:
@@ -97,9 +93,9 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
             assert dials.fail_steps == 0
             nursery.start_soon(ask, "reader", [*prompt, 300])
         client.assert_at_rest()
-        stats = client.runtime.daybook.stats
+        stats = client.runtime.entry_store.stats
         assert (stats.total_requests, stats.hit_requests) == (1, 0)
-        assert client.runtime.metrics.usage_disputed._value.get() == 0
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
     assert answers["writer"].error is not None
     assert answers["reader"].error is None
     assert answers["reader"].record.cached_tokens == 0
@@ -108,7 +104,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
 
 
 async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt list of which one prompt is poisoned fails as a whole, and its other sequences are stopped."""
+    """A prompt list with one failing prompt fails as a whole, and its other sequences are stopped."""
     dials = Dials(step_seconds=0.01, poison_token_id=299)
     async with small_runtime(dials, max_num_seqs=1) as client:
         answer = await client.ask(prompt_of(20, 1), [299], prompt_of(20, 2), max_tokens=50)
@@ -120,10 +116,10 @@ async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Cl
     assert answer.record.completion_tokens == 50
 
 
-async def test_tokenizer_trouble_is_one_request_s(
+async def test_tokenizer_error_fails_one_request(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
+    """A prompt that makes the tokenizer raise fails its own request with a 500, and no other."""
     from quipu.actors.tokenizer.encoder import TextEncoder
 
     encode = TextEncoder.encode_text
@@ -146,7 +142,7 @@ async def test_tokenizer_trouble_is_one_request_s(
 
 
 async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
-    """What was in flight fails with a clear error, health says so at once, and the next request is served."""
+    """Requests in flight fail with a clear error, health reports it at once, and the next request is served."""
     prompt = prompt_of(50, 1)
     async with small_runtime(restart_backoff_s=5.0) as client:
         await client.ask(prompt)
@@ -167,7 +163,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
             assert "a block table cannot be trusted" in health.detail
             await trio.testing.wait_all_tasks_blocked()
             assert len(answers) == 3, "failed at once, not after the restart"
-        assert client.runtime.daybook.num_open_accounts == 0
+        assert client.runtime.entry_store.num_open_accounts == 0
         during = await client.ask(prompt)
         assert client.runtime.desk.health().is_ready
         client.assert_at_rest()
@@ -208,8 +204,8 @@ async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -
         client.assert_at_rest()
 
 
-async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
-    """An engine that dies again and again ends the server, and health said so before."""
+async def test_too_many_engine_deaths(autojump_clock: trio.abc.Clock) -> None:
+    """An engine that dies again and again ends the server, and health reports it first."""
     with pytest.raises(ExceptionGroup) as caught:
         async with small_runtime(max_restarts=2) as client:
             for _ in range(3):
@@ -222,7 +218,7 @@ async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> None:
-    """A step result that comes twice, or for a step that nobody sent, is no step."""
+    """A step result that comes twice, or for a step that was never sent, is ignored."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
         inbox, executor = client.engine.inbox, client.engine.executor

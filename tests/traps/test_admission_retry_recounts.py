@@ -33,7 +33,7 @@ async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
             assert during["prefix_cache_queries_total"] == during["prompt_tokens_total"] == 33 + len(holder)
             assert during["prefix_cache_hits_total"] == len(SHARED)
         await settle(client)
-        after, stats = samples(client), client.runtime.daybook.stats
+        after, stats = samples(client), client.runtime.entry_store.stats
     for name, prompt, num_tokens in (("holder", holder, 60), ("waiting", waiting, 8)):
         assert answers[name].record.cached_tokens == len(SHARED)
         assert answers[name].texts[0] == text_of(continuation(prompt, num_tokens))

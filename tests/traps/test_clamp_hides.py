@@ -19,7 +19,7 @@ PROMPT = prompt_of(50)
 
 def forget_blocks(client: Client, num_blocks: int) -> None:
     """As if the executor had never run the passes that wrote the last so many full blocks."""
-    tags = client.engine.executor._tags
+    tags = client.engine.executor._tags._tags
     full = [block for block, tag in enumerate(tags) if tag is not None and tag.num_filled == BLOCK]
     for block in full[-num_blocks:]:
         tags[block] = None

@@ -28,7 +28,7 @@ async def test_end_between_admission_and_first_token(autojump_clock: trio.abc.Cl
         failed = await client.ask([*PREFIX, *prompt_of(60, 2), 299])
         served = await client.ask(PREFIX + prompt_of(10, 3))
         await settle(client)
-        after, stats = samples(client), client.runtime.daybook.stats
+        after, stats = samples(client), client.runtime.entry_store.stats
     assert leaving.mailbox.closed is not None
     records = [leaving.mailbox.closed.record, failed.record, served.record]
     assert [record.completion_tokens for record in records] == [0, 0, 8]

@@ -44,7 +44,7 @@ async def test_a_guess_is_marked_and_never_billed(
             _, whole = await http.post(COMPLETIONS, body(PROMPT))
             _, chunks = await http.stream(COMPLETIONS, body(PROMPT, **STREAMED))
             await settle_scripted(client)
-        after, stats = samples(client), client.runtime.daybook.stats
+        after, stats = samples(client), client.runtime.entry_store.stats
     for usage in (whole["usage"], chunks[-2]["usage"]):
         assert usage["prompt_tokens"] == 70
         assert usage["prompt_tokens_details"]["cached_tokens"] == shown

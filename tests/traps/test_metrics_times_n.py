@@ -18,7 +18,7 @@ async def test_prompt_counted_once(autojump_clock: trio.abc.Clock) -> None:
         http = over_http(client)
         usages = [(await http.post(COMPLETIONS, body(prompt, n=4, temperature=1)))[1]["usage"] for _ in range(2)]
         await settle(client)
-        after, stats = samples(client), client.runtime.daybook.stats
+        after, stats = samples(client), client.runtime.entry_store.stats
     assert after["prompt_tokens_total"] == after["prefix_cache_queries_total"] == 100
     assert after["prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
     assert after["prefix_cache_hits_total"] == after['cached_tokens_total{tier="device"}'] == 48

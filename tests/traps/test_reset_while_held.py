@@ -27,7 +27,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
             for _ in range(4):
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
-            assert len(client.engine.block_manager.holdings) == 2
+            assert len(client.engine.block_manager.allocations) == 2
             client.runtime.desk.reset_prefix_cache()
             await trio.sleep(0.03)
             fresh = await client.ask([*prompt[:-1], 7], max_tokens=1)

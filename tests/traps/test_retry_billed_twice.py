@@ -38,7 +38,7 @@ async def recover(shop: Shop) -> None:
     """Let the next engine begin, where one has died."""
     runtime = shop.client.runtime
     with trio.fail_after(10):
-        while runtime.daybook.num_open_accounts or not runtime.desk.health().is_ready:
+        while runtime.entry_store.num_open_accounts or not runtime.desk.health().is_ready:
             await trio.sleep(0.01)
     await settle(shop.client)
 

@@ -22,7 +22,7 @@ async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) 
         exchange, answer = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt=salt))
         assert exchange.status == 400
         assert answer["error"]["param"] == "cache_salt"
-        assert client.runtime.daybook.num_open_accounts == 0
+        assert client.runtime.entry_store.num_open_accounts == 0
         exchange, _ = await over_http(client).post(COMPLETIONS, body(prompt_of(20), cache_salt="fine"))
         assert exchange.status == 200
         await settle(client)

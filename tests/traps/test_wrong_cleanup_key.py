@@ -23,10 +23,10 @@ async def test_two_clients_with_one_id(autojump_clock: trio.abc.Clock) -> None:
             async with http.open("POST", COMPLETIONS, body(PROMPTS[1], max_tokens=300, **STREAMED), mine) as leaves:
                 await leaves.wait_started()
                 assert leaves.headers["x-request-id"] == "mine"
-                assert client.runtime.daybook.num_open_accounts == 2
+                assert client.runtime.entry_store.num_open_accounts == 2
                 leaves.leave()
                 await trio.sleep(0.035)
-                assert client.runtime.daybook.num_open_accounts == client.runtime.desk.num_open_requests == 1
+                assert client.runtime.entry_store.num_open_accounts == client.runtime.desk.num_open_requests == 1
             answer = await stays.json()
             assert stays.headers["x-request-id"] == "mine"
         await settle(client)
@@ -45,7 +45,7 @@ async def test_client_that_names_another_s_request(autojump_clock: trio.abc.Cloc
                 assert client.runtime.desk.num_open_requests == 2
                 leaves.leave()
                 await trio.sleep(0.035)
-                assert client.runtime.daybook.num_open_accounts == client.runtime.desk.num_open_requests == 1
+                assert client.runtime.entry_store.num_open_accounts == client.runtime.desk.num_open_requests == 1
             data = await victim.read()
         await settle(client)
     assert data.endswith(b"data: [DONE]\n\n")

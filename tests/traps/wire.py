@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import attrs
@@ -11,17 +10,13 @@ import trio.testing
 
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Answer, Client
 from tests.web.fakes import Client as HttpClient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """Token ids that no other seed begins with."""
-    return random.Random(seed).choices(range(300, 4000), k=length)
 
 
 def body(prompt: Any, **fields: Any) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def samples(client: Client) -> dict[str, float]:
 async def settle(client: Client) -> None:
     """Let everything that was set going come to its end; then nothing may be left."""
     with trio.fail_after(60):
-        while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
+        while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
     await trio.testing.wait_all_tasks_blocked()
     client.assert_at_rest()

@@ -24,7 +24,7 @@ import trio.testing
 from quipu.actors.messages.handler import OutletEvent
 from quipu.web.app import make_app
 from quipu.web.http import connection
-from quipu.web.http.direct_write import ChunkLine, Gate, Wire
+from quipu.web.http.direct_write import DirectWriter, ProtocolState, Transport
 from quipu.web.http.server import serve
 from quipu.web.options import AppOptions
 from tests.web.fakes import FakeDesk
@@ -80,7 +80,7 @@ class Lines:
     num_sends: int = 0
     """Chunks that went out directly, or of which a part did."""
 
-    def open(self, wire: Wire, gate: Gate, fileno: Callable[[], int]) -> ChunkLine:
+    def open(self, transport: Transport, state: ProtocolState, fileno: Callable[[], int]) -> DirectWriter:
         self.num_opened += 1
 
         def write(fileno: int, data: bytes) -> int:
@@ -88,13 +88,13 @@ class Lines:
             self.num_sends += 1
             return num_written
 
-        return ChunkLine(wire, gate, fileno, write)
+        return DirectWriter(transport, state, fileno, write)
 
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     lines = Lines()
-    monkeypatch.setattr(connection, "ChunkLine", lines.open)
+    monkeypatch.setattr(connection, "DirectWriter", lines.open)
     return lines
 
 

@@ -1,11 +1,12 @@
-"""The life of one generation request over HTTP, the same for every API.
+"""The life cycle of one generation request over HTTP, the same for every API.
 
-Check the body, open a ticket at the front desk, hang its release on the request's scope, wait for the first event (so
-that early errors have their own status), then answer whole or as a stream. Each endpoint calls `answer` with a reader
-of its API, which makes the `Reply` that knows the API's words (`api/openai/routes.py`, `api/anthropic/routes.py`).
+Check the body, open a ticket at the front desk, register its release on the request's scope, wait for the first event
+(so that early errors have their own status), then respond as a whole or as a stream. Each endpoint calls `answer` with
+a reader of its API, which returns the `Reply` that formats the response (`api/openai/routes.py`,
+`api/anthropic/routes.py`).
 
-What must always hold: between `desk.open` and `on_close(ticket.leave)` there is no checkpoint; nothing else releases
-a ticket.
+What must always hold: there is no checkpoint between `desk.open` and `on_close(ticket.leave)`; nothing else releases a
+ticket.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, ServingInfo, Ticket
+from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo, Ticket
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
 from ..http import sse
 from ..http.turns import take_slice, turn
-from ..http.unread_limit import shelf_of_run
+from ..http.unread_limit import unread_limit_of_run
 from ..options import AppOptions
 from ..request.errors import raise_error_of, unavailable
-from ..request.request_context import Visit, current_visit
+from ..request.request_context import RequestContext, current_request_context
 from ..request.tally import Tally
-from ..telemetry import tracing as traces
+from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority
 from .ignored_fields import Shape, ignored_fields
-from .json_body import MAX_CHAT_VALUES
+from .json_structure import MAX_CHAT_VALUES
 from .stream import StreamWriter, Transcript
 
 MAX_MADE_BYTES = 1 << 16
-"""Of a large answer's body, made before it is sent."""
+"""Bytes of a large response that are made before it is sent."""
 
 
 class Reply(ABC):
-    """One request that can be served, and how its answer is put in the words of its API."""
+    """One request that can be served, and how its response is formatted in its API."""
 
     heartbeat: bytes = sse.PING
-    """What a silent stream sends from time to time."""
+    """Sent by an idle stream from time to time."""
 
     def __init__(self, wanted: GenerationRequest, *, stream: bool) -> None:
         self.wanted = wanted
@@ -60,20 +61,20 @@ class Reply(ABC):
     @property
     @abstractmethod
     def answer_id(self) -> str:
-        """What the answer is called in its API."""
+        """The id of the response in its API."""
 
     @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        """The body of a complete answer as JSON, in pieces that take about a millisecond each to make."""
+        """Yield the body of a complete response as JSON, in pieces that take about a millisecond each to make."""
 
     @abstractmethod
     def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:
-        """What writes the stream's events into `sink`."""
+        """Return the writer of the stream's events into `sink`."""
 
 
 @attrs.frozen
-class Asked:
-    """What a reader is given."""
+class ParsedRequest:
+    """A parsed body, and what its reader needs to check it."""
 
     body: dict[str, Any]
     request_id: str
@@ -82,69 +83,69 @@ class Asked:
     options: AppOptions
 
 
-Reader = Callable[[Asked], Awaitable[Reply]]
+Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 """Checks a body. Raises APIError."""
 
 
 async def answer(
-    endpoint: str, read: Reader, shape: Shape, desk: FrontDesk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
+    endpoint: str, read: Reader, shape: Shape, desk: Desk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
 ) -> Response:
-    """Serve the request that is being handled; its body has at most `max_values` values. Raises APIError.
+    """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
-    `shape`: what `read` knows of a body; the client is told of all else.
+    `shape` describes the fields that `read` knows; the client is told which others were ignored.
     """
-    visit = current_visit()
-    visit.is_generation = True
-    prepared = await _prepare(read, shape, desk, visit, options, max_values)
+    context = current_request_context()
+    context.is_generation = True
+    prepared = await _prepare(read, shape, desk, context, options, max_values)
     reply, caller = prepared.reply, prepared.caller
     try:
         ticket = desk.open(prepared.encode, endpoint, caller)
     except DeskClosed as closed:
-        raise unavailable(str(closed) or "The server takes no requests now.") from None
-    visit.scope.on_close(ticket.leave)
+        raise unavailable(str(closed) or "The server is not accepting requests.") from None
+    context.scope.on_close(ticket.leave)
     ticket.when_encoded(prepared.share.release)
-    del prepared  # and with it the prompts
-    mailbox = visit.mailbox = ticket.mailbox
-    mailbox.when_closed(partial(visit.account_closed, traced(visit, reply)))
+    del prepared  # and the prompts with it
+    mailbox = context.mailbox = ticket.mailbox
+    mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
     if options.request_timeout_s is not None:
-        visit.scope.start_soon(_expire, ticket, options.request_timeout_s)
+        context.scope.start_soon(_expire, ticket, options.request_timeout_s)
     await ticket.start()
     if reply.stream:
-        return await _answer_streamed(reply, mailbox, visit, options)
-    return await _answer_whole(reply, mailbox, visit)
+        return await _answer_streamed(reply, mailbox, context, options)
+    return await _answer_whole(reply, mailbox, context)
 
 
 @attrs.frozen
 class _Prepared:
-    """A request that can be opened."""
+    """A request that is ready to be opened."""
 
     reply: Reply
     encode: Encode
     caller: Caller
     share: BodyShare
-    """Of the memory for bodies: given back when the prompts are encoded."""
+    """Its share of the memory for bodies, released when the prompts are encoded."""
 
 
 async def _prepare(
-    read: Reader, shape: Shape, desk: FrontDesk, visit: Visit, options: AppOptions, max_values: int
+    read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, max_values: int
 ) -> _Prepared:
-    """Read the body of the request that is being handled. Nothing of it is kept but its prompts, and those once."""
+    """Read the body of the current request. Only its prompts are kept, and only once."""
     data, share = await take_body()
     body = await parse_object(data, share.grow, max_values)
-    reply = await read(Asked(body, visit.request_id, desk.info, options))
-    visit.ignored_fields = await ignored_fields(body, shape)
-    check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or visit.principal.may_prioritize)
-    caller = await caller_of(visit, data, str(body.get("model") or desk.info.model_names[0]))
-    encode = reply.wanted.encode(visit.request_id, caller.tenant)
+    reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
+    context.ignored_fields = await ignored_fields(body, shape)
+    check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
+    caller = await caller_of(context, data, str(body.get("model") or desk.info.model_names[0]))
+    encode = reply.wanted.encode(context.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
     return _Prepared(reply, encode, caller, share)
 
 
-def traced(visit: Visit, reply: Reply) -> traces.Asked:
-    """What a trace says of a request: numbers and names that were checked, and no text."""
+def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
+    """Return what a span shows of a request: numbers and names that were checked, and no text."""
     wanted = reply.wanted
     return attrs.evolve(
-        visit.asked,
+        context.traced,
         model=wanted.model,
         response_id=reply.answer_id,
         max_tokens=wanted.max_tokens,
@@ -156,13 +157,13 @@ def traced(visit: Visit, reply: Reply) -> traces.Asked:
 
 
 async def _expire(ticket: Ticket, after_s: float) -> None:
-    """End a request at its deadline; its scope cancels this when it ends before."""
+    """End a request at its deadline. Its scope cancels this task when the request ends before."""
     await trio.sleep(after_s)
     ticket.expire(after_s)
 
 
-async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Response:
-    transcript = Transcript(visit.tally)
+async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext) -> Response:
+    transcript = Transcript(context.tally)
     mailbox.attach(transcript.consume)
     closed = await transcript.wait_closed()
     raise_error_of(closed)
@@ -170,7 +171,7 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, visit: Visit) -> Respons
 
 
 async def whole_response(pieces: Iterator[bytes]) -> Response:
-    """An answer with a length, as nearly all are, or one that is made as its client reads it."""
+    """Return a response with a length, as most have, or a large one that is made while its client reads it."""
     begun: list[bytes] = []
     num_bytes = 0
     while num_bytes < MAX_MADE_BYTES:
@@ -196,17 +197,19 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
         yield data
 
 
-async def _answer_streamed(reply: Reply, mailbox: Mailbox, visit: Visit, options: AppOptions) -> Response:
-    # Until something has come, the request may still be refused with a status of its own.
+async def _answer_streamed(reply: Reply, mailbox: Mailbox, context: RequestContext, options: AppOptions) -> Response:
+    # Until the first event arrives, the request may still be refused with a status of its own.
     first = await mailbox.peek()
     if isinstance(first, Closed):
         raise_error_of(first)
-    sink = visit.sink = sse.Sink(options.sink_limit_bytes, visit.cut, shelf_of_run(options.all_sinks_limit_bytes))
-    visit.scope.on_close(sink.close)
-    writer = reply.writer(sink, visit.tally, visit.log)
+    unread_limit = unread_limit_of_run(options.all_sinks_limit_bytes)
+    sink = context.sink = sse.Sink(options.sink_limit_bytes, context.cut, unread_limit)
+    context.scope.on_close(sink.close)
+    writer = reply.writer(sink, context.tally, context.log)
     mailbox.attach(writer.consume)
-    open_line = visit.connection.open_line if options.direct_streams and visit.connection is not None else None
-    body = sse.body(sink, options.heartbeat_s, reply.heartbeat, open_line)
+    connection = context.connection if options.direct_streams else None
+    open_direct_writer = None if connection is None else connection.open_direct_writer
+    body = sse.body(sink, options.heartbeat_s, reply.heartbeat, open_direct_writer)
     response = Response(body, content_type=sse.CONTENT_TYPE, headers=dict(sse.HEADERS))
     response.timeout = None
     return response

@@ -1,9 +1,9 @@
-"""Reading a JSON object field by field, with errors that name the field.
+"""Reading of a JSON object field by field, with errors that name the field.
 
-Used by the parsers of every API. Null means absent, unknown fields are left alone (`ignored_fields.py` names them), and
+Used by the readers of every API. Null means absent, unknown fields are skipped (`ignored_fields.py` reports them), and
 a bool is never a number.
 
-What must always hold: messages name fields and limits, never quote what the client wrote there.
+What must always hold: messages name fields and limits, and never quote the client's value.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..request.errors import APIError, invalid
-from .json_body import MAX_CHAT_VALUES, InvalidJson, TooComplex, parse_json
+from ..request.errors import APIError, bad_value, invalid
+from .json_body import parse_json
+from .json_structure import MAX_CHAT_VALUES, InvalidJson, TooComplex
 from .pace import Pace
 
 
@@ -26,29 +27,29 @@ async def parse_object(
     try:
         body = await parse_json(data, expect, max_values)
     except InvalidJson as error:
-        raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise invalid(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     except TooComplex as error:
         raise invalid(str(error), code="body_too_complex") from None
     if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object.", code="invalid_type")
+        raise invalid("The request body must be a JSON object.", code="invalid_type")
     return body
 
 
 _IDS_A_SLICE = 32_768
 _IDS_AN_ITEM = 128
-"""Token ids that take about as long to check as a part of a message."""
+"""Token ids that take about as long to check as one part of a message."""
 
 
 def wrong_type(param: str, expected: str) -> APIError:
-    return invalid(f"`{param}` must be {expected}.", param, "invalid_type")
+    return invalid(f"Invalid type for `{param}`: expected {expected}.", param, "invalid_type")
 
 
 def missing(param: str) -> APIError:
-    return invalid(f"`{param}` is required.", param, "missing_required_parameter")
+    return invalid(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
 
 
 class Fields:
-    """One JSON object, and where it stands in the body."""
+    """One JSON object, and its path in the body."""
 
     __slots__ = ("_path", "_values")
 
@@ -57,11 +58,11 @@ class Fields:
         self._path = path
 
     def param(self, name: str) -> str:
-        """The field's full name, as in `messages[1].content`."""
+        """Return the field's full path, as in `messages[1].content`."""
         return f"{self._path}.{name}" if self._path else name
 
     def get(self, name: str) -> Any:
-        """The field's value, None where it is absent or null."""
+        """Return the field's value, None if it is absent or null."""
         return self._values.get(name)
 
     def integer(self, name: str, low: int, high: int | None = None) -> int | None:
@@ -74,7 +75,7 @@ class Fields:
             raise wrong_type(param, "an integer of at most 64 bits")
         if value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise invalid(f"`{param}` must be {limits}.", param)
+            raise bad_value(param, f"must be {limits}")
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -85,7 +86,7 @@ class Fields:
         if type(value) is not int and type(value) is not float:
             raise wrong_type(param, "a number")
         if not low <= value <= high:
-            raise invalid(f"`{param}` must be between {low:g} and {high:g}.", param)
+            raise bad_value(param, f"must be between {low:g} and {high:g}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -97,7 +98,7 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A string that has to be there."""
+        """Return a required string."""
         value = self.get(name)
         if value is None:
             raise missing(self.param(name))
@@ -106,7 +107,7 @@ class Fields:
         return value
 
     def fields(self, name: str) -> Fields:
-        """A nested object, empty where absent."""
+        """Return a nested object, empty if absent."""
         value = self.get(name)
         if value is None:
             return Fields({}, self.param(name))
@@ -116,13 +117,13 @@ class Fields:
 
 
 def token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:
-    """A list of token ids that cannot be long, checked."""
+    """Check a list of token ids that cannot be long."""
     _check_ids(value, param, vocab_size)
     return tuple(value)
 
 
 async def many_token_ids(value: list[Any], param: str, vocab_size: int, pace: Pace) -> tuple[int, ...]:
-    """A list of token ids, checked without a Python loop: prompts run to many thousands, some to a million."""
+    """Check a list of token ids without a Python loop: prompts have many thousands of them, some a million."""
     for start in range(0, len(value), _IDS_A_SLICE):
         part = value[start : start + _IDS_A_SLICE]
         _check_ids(part, param, vocab_size)
@@ -134,4 +135,4 @@ def _check_ids(value: list[Any], param: str, vocab_size: int) -> None:
     if set(map(type, value)) - {int}:
         raise wrong_type(param, "a list of integer token ids")
     if value and not (min(value) >= 0 and max(value) < vocab_size):
-        raise invalid(f"Token ids in `{param}` must be at least 0 and below {vocab_size}.", param)
+        raise bad_value(param, f"token ids must be at least 0 and below {vocab_size}")

@@ -1,12 +1,10 @@
-"""What a request for tokens asks for, whichever API it came through.
+"""A generation request, independent of the API through which it came.
 
-Each API has a reader of its own (`openai/`, `anthropic/`) that checks a body field by field and makes one
-`GenerationRequest`, from which the message to the tokenizer is made; nothing below the web layer checks it again.
+Each API has readers (`openai/`, `anthropic/`) that check a body field by field and return a `GenerationRequest`, from
+which the message to the tokenizer is made. Nothing below the web layer checks it again.
 """
 
 from __future__ import annotations
-
-import secrets
 
 import attrs
 
@@ -15,33 +13,29 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..request.errors import invalid, no_model
+from ..request.errors import bad_value, no_model
 from .fields import Fields, wrong_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
 MAX_CACHE_SALT_CHARS = 256
-_SEED_SPACE = 2**64
-_RANDOM_SEED_BITS = 53
-"""Of a seed that nobody asked for: what every reader of JSON gets whole (JavaScript and jq round longer numbers), for
-it is there to be sent again."""
 _MAX_PRIORITY = 2**31 - 1
 
 
 @attrs.frozen
 class WantedScores:
-    """What a client wants to know of tokens besides their text."""
+    """Which logprobs a client wants."""
 
     drawn: int | None = None
-    """How many of the likeliest are told beside each output token; None: no logprobs."""
+    """Number of top logprobs for each output token. None: no logprobs."""
     prompt: int | None = None
-    """The same of each prompt token."""
+    """Number of top logprobs for each prompt token. None: no prompt logprobs."""
     echo: bool = False
-    """The prompt comes first, in the text as in the logprobs."""
+    """Begin the text and the logprobs with the prompt."""
 
     @property
     def prompt_in_engine(self) -> int | None:
-        """What the engine has to find out of the prompt, for one use or another."""
+        """Number of top logprobs that the engine has to compute for each prompt token, for either use."""
         return max((n for n in (self.prompt, self.drawn if self.echo else None) if n is not None), default=None)
 
 
@@ -50,10 +44,10 @@ NO_SCORES = WantedScores()
 
 @attrs.frozen
 class GenerationRequest:
-    """A request that was found servable as far as its body tells."""
+    """A request whose body has been checked."""
 
     model: str
-    """The name by which the client asked for it."""
+    """The model name that the client sent."""
     prompts: tuple[Prompt, ...]
     prompt_param: str
     num_choices: int
@@ -75,11 +69,11 @@ class GenerationRequest:
         return self.num_prompts * self.num_choices
 
     def without_prompts(self) -> GenerationRequest:
-        """The same, once its prompts are somebody else's: they may be long, and its answer takes time."""
+        """Return a copy without the prompts, which may be long and need not be kept while the response is made."""
         return attrs.evolve(self, prompts=())
 
     def encode(self, request_id: str, domain: str) -> Encode:
-        """The message that starts it."""
+        """Return the message that starts the request."""
         return Encode(
             request_id=request_id,
             prompts=self.prompts,
@@ -101,22 +95,15 @@ class GenerationRequest:
 
 
 def read_model(fields: Fields, info: ServingInfo) -> str:
-    """The model asked for. Raises APIError: 404 where it is not served here."""
+    """Return the requested model. Raises APIError, 404 if it is not served here."""
     model = fields.text("model")
     if model not in info.model_names:
         raise no_model(model)
     return model
 
 
-def read_seed(fields: Fields) -> int:
-    """`seed`, or a random one, which the request's record will tell. Raises APIError."""
-    seed = fields.integer("seed", -(_SEED_SPACE // 2), _SEED_SPACE - 1)
-    # A negative seed is the same 64 bits read as unsigned.
-    return secrets.randbits(_RANDOM_SEED_BITS) if seed is None else seed % _SEED_SPACE
-
-
 def read_priority(fields: Fields) -> int:
-    """`priority`, for the scheduling policy that looks at it. Whether it is allowed is asked once for all APIs.
+    """Return `priority`, for the scheduling policy that uses it. `check_priority` decides whether it is allowed.
 
     Raises APIError.
     """
@@ -124,22 +111,22 @@ def read_priority(fields: Fields) -> int:
 
 
 def check_priority(priority: int, *, is_allowed: bool) -> None:
-    """Who is served first is the operator's to say: 0 is everybody's. Raises APIError."""
+    """Raise APIError for a priority other than 0 if the operator does not allow it."""
     if priority and not is_allowed:
         message = (
-            "`priority` is not allowed here: the server must be started with --allow-client-priority, or the API key "
-            "must be marked with `priority = true` in the key file."
+            "not allowed unless the server is started with --allow-client-priority, or the API key is marked with "
+            "`priority = true` in the key file"
         )
-        raise invalid(message, "priority", "priority_not_allowed")
+        raise bad_value("priority", message, "priority_not_allowed")
 
 
 def read_cache_salt(fields: Fields) -> str:
-    """`cache_salt`, which subdivides a tenant's cache; empty where there is none. Raises APIError."""
+    """Return `cache_salt`, which subdivides a tenant's cache, or an empty string. Raises APIError."""
     value = fields.get("cache_salt")
     if value is None:
         return ""
     if type(value) is not str:
         raise wrong_type("cache_salt", "a string")
     if len(value) > MAX_CACHE_SALT_CHARS:
-        raise invalid(f"`cache_salt` may have at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
+        raise bad_value("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")
     return value

@@ -9,14 +9,14 @@ from typing import Any
 
 from quart_trio import QuartTrio
 
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 
 from ..request.errors import no_model, speaks_anthropic
 from .anthropic import models as anthropic
 from .openai import models as openai
 
 
-def install_models(app: QuartTrio, desk: FrontDesk) -> None:
+def install_models(app: QuartTrio, desk: Desk) -> None:
     """Register the routes."""
 
     @app.get("/v1/models")

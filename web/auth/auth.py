@@ -1,10 +1,10 @@
-"""Every route is closed, save those in `OPEN_ROUTES`: who asks is settled before anything is read or opened.
+"""Authentication of every route but `OPEN_ROUTES`, before anything is read or opened.
 
-A hook that runs right after the visit was made, before a byte of the body is asked for. It takes the key from
-`Authorization: Bearer` or `x-api-key`, and hangs its owner on the visit; handlers read `visit.principal`.
+The hook runs right after the request context was created, before a byte of the body is requested. It takes the key from
+`Authorization: Bearer` or `x-api-key` and stores its owner in the context; handlers read `context.principal`.
 
-What must always hold: a route that is not listed here needs a key, and so does a path that does not exist: a stranger
-does not learn which is which.
+What must always hold: a route that is not listed here needs a key, and so does a path that does not exist, so that a
+stranger cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from ..request.errors import APIError, turn_away
-from ..request.request_context import current_visit
+from ..request.request_context import current_request_context
 from .keys import KeyStore, runtime_principal
 from .local_clients import is_from_this_machine
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
-"""For probes, which have no key."""
+"""Routes for probes, which have no key."""
 ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
-"""They show, or touch, what all tenants share."""
+"""Routes that show or change what all tenants share."""
 ADMIN_TREES = ("/v1/organization", "/v1/organizations")
-"""Everything below them, likewise."""
+"""Prefixes of routes that need an admin key as well."""
 
 RECORD_ROUTES = frozenset({"/v1/usage/<request_id>"})
-"""Where there are keys each shows a tenant its own records."""
+"""Routes that, if there are keys, show each tenant its own records."""
 SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
-"""They change nothing and tell of nobody's requests: without keys everybody may see them, Prometheus elsewhere too."""
+"""Routes that change nothing and reveal no request: without keys everybody may read them, such as Prometheus."""
 
 
 def needs_admin(route: str) -> bool:
-    """Whether an admin key is needed. A route is a rule of the URL map, or the path where no rule fits."""
+    """Return whether an admin key is needed. `route` is a rule of the URL map, or the path if no rule matches."""
     return route in ADMIN_ROUTES or any(route == tree or route.startswith(f"{tree}/") for tree in ADMIN_TREES)
 
 
 def is_local(route: str) -> bool:
-    """Whether a server without keys answers it to its own machine alone: it changes what all share, or tells of all."""
+    """Return whether a server without keys serves `route` only to its own machine: it changes or shows what all
+    share."""
     return (needs_admin(route) and route not in SHOWN_ROUTES) or route in RECORD_ROUTES
 
 
 def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: bool) -> None:
-    """Close the routes of `app`, present and future; `tenant` is everybody's where there are no keys.
+    """Require authentication for the routes of `app`, present and future.
 
-    `open_admin`: where there are no keys, admin routes are everybody's, too.
+    Without keys everybody is `tenant`, and with `open_admin` everybody may use admin routes.
     """
     everybody = runtime_principal(tenant)
 
     @app.before_request
     async def authenticate() -> Response | None:
-        visit = current_visit()
+        context = current_request_context()
         rule = request.url_rule
         route = request.path if rule is None else rule.rule
         if keys.is_open:
-            visit.principal = everybody
+            context.principal = everybody
             if is_local(route) and not open_admin and not is_from_this_machine():
                 return turn_away(not_from_here())
             return None
@@ -64,9 +65,9 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
         try:
             principal = keys.ring.find(_presented_key())
             if principal is None:
-                raise unauthorized("This API key is not valid.")
-            visit.principal = principal
-            visit.log = visit.log.bind(tenant=principal.tenant, key_id=principal.key_id)
+                raise unauthorized("Incorrect API key provided.")
+            context.principal = principal
+            context.log = context.log.bind(tenant=principal.tenant, key_id=principal.key_id)
             if needs_admin(route) and not principal.is_admin:
                 raise forbidden()
         except APIError as error:
@@ -82,20 +83,20 @@ def unauthorized(message: str) -> APIError:
 
 
 def forbidden() -> APIError:
-    message = "This needs an admin key."
+    message = "This endpoint requires an admin API key."
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="admin_key_required")
 
 
 def not_from_here() -> APIError:
     message = (
-        "This server has no API keys, so it answers this only to requests from its own machine that no proxy has "
-        "forwarded. Start it with an admin key, or with --open-admin to answer everybody."
+        "This server has no API keys, so it serves this endpoint only to requests from its own machine that no proxy "
+        "has forwarded. Start it with an admin key, or with --open-admin to serve everybody."
     )
     return APIError(HTTPStatus.FORBIDDEN, message, "invalid_request_error", code="local_only")
 
 
 def _presented_key() -> str:
-    """The one key that the request brought. Raises APIError."""
+    """Return the one key that the request carries. Raises APIError."""
     presented = {value.strip() for value in request.headers.getlist("x-api-key")}
     for value in request.headers.getlist("Authorization"):
         scheme, _, key = value.strip().partition(" ")
@@ -103,8 +104,8 @@ def _presented_key() -> str:
             presented.add(key.strip())
     presented.discard("")
     if not presented:
-        raise unauthorized("No API key was given: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
+        raise unauthorized("No API key provided. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
     if len(presented) > 1:
-        # Which of them a proxy in front has looked at cannot be told from here.
-        raise unauthorized("Different API keys were given: send one.")
+        # There is no telling which of them a proxy in front has checked.
+        raise unauthorized("Different API keys provided. Send only one.")
     return presented.pop()

@@ -1,8 +1,8 @@
-"""Who a request came from, as the books need it: tenant and key, the client's own ids, whether it is a retry.
+"""Who a request came from, as the ledger needs it: tenant and key, the client's own ids, the digest that marks a retry.
 
-Made by the life of a generation before its account is opened.
+Created for each generation request before its account is opened.
 
-What must always hold: what a client names is an alias or a digest, never a key of ours; two requests share an
+What must always hold: an id chosen by a client is an alias or a digest, never a key of ours; two requests share an
 idempotency digest only if tenant, key, endpoint and body are the same, byte for byte.
 """
 
@@ -15,29 +15,29 @@ from quart import request
 
 from quipu.actors.messages.accountant import Caller
 
-from ..request.errors import invalid
-from ..request.request_context import Visit
+from ..request.errors import bad_value
+from ..request.request_context import RequestContext
 
 HEADER = "Idempotency-Key"
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 _INLINE_BYTES = 256 * 1024
-"""A body up to this size is hashed in the loop."""
+"""A body up to this size is hashed on the event loop."""
 
 
-async def caller_of(visit: Visit, raw_body: bytes | bytearray, model: str) -> Caller:
-    """The caller of the request that is being handled. Raises APIError for a key that cannot be kept."""
-    principal, key = visit.principal, request.headers.get(HEADER)
+async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model: str) -> Caller:
+    """Return the caller of the current request. Raises APIError for an idempotency key that cannot be stored."""
+    principal, key = context.principal, request.headers.get(HEADER)
     if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
-        raise invalid(f"{HEADER} must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters.", HEADER)
+        raise bad_value(HEADER, f"must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters")
     digest = None
     if key is not None:
-        parts = (principal.tenant, key, visit.endpoint, raw_body)
+        parts = (principal.tenant, key, context.endpoint, raw_body)
         digest = _digest(*parts) if len(raw_body) <= _INLINE_BYTES else await trio.to_thread.run_sync(_digest, *parts)
     return Caller(
         tenant=principal.tenant,
         key_id=principal.key_id,
         model=model,
-        client_request_id=visit.client_request_id,
+        client_request_id=context.client_request_id,
         idempotency_key=key,
         idempotency_digest=digest,
     )
@@ -47,5 +47,5 @@ def _digest(tenant: str, key: str, endpoint: str, raw_body: bytes | bytearray) -
     digest = hashlib.sha256(b"quipu-retry-1")
     for part in (tenant.encode(), key.encode(), endpoint.encode(), raw_body):
         digest.update(b"%d:" % len(part))
-        digest.update(part)  # of a long one, without the interpreter lock
+        digest.update(part)  # releases the interpreter lock for a long part
     return digest.hexdigest()

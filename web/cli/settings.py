@@ -1,6 +1,7 @@
-"""From flags and checkpoint to every size of the server, and to what `/server_info` shows of them.
+"""Resolve flags and checkpoint into every size of the server, and into what `/server_info` shows.
 
-Used by `serve.py`. What must always hold: whatever the engine is started with is shown.
+Used by `serve.py`. What must always hold: whatever the engine is started with is shown. A setting appears here by name
+only where it is resolved from something else.
 """
 
 from __future__ import annotations
@@ -8,77 +9,57 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
+import attrs
 import structlog
 
-from quipu.actors.config import EngineConfig, RuntimeConfig
+from quipu.actors.config import EngineConfig, KvEventsConfig, RuntimeConfig
+from quipu.actors.declarations import settings_of
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
 log = structlog.get_logger("quipu.cli")
 
-WAITING_PER_SEAT = 4
+WAITING_PER_RUNNING = 4
 """Sequences that may wait, by default, for each that may run."""
-LEAST_WAITING = 1024
-"""However few may run: the largest request (`AppOptions.max_sequences`) fits into one tenant's half."""
-WAITING_TOKENS_EACH = 2048
+MIN_WAITING = 1024
+"""However few may run: so that the largest request (`AppOptions.max_sequences`) fits into one tenant's half."""
+TOKENS_PER_WAITING = 2048
 """Prompt tokens that may wait, by default, for each sequence that may wait."""
-LEAST_WAITING_PROMPTS = 8
-"""Prompts of the longest length that may wait however few may run."""
+MIN_WAITING_PROMPTS = 8
+"""At least so many prompts of the longest length may wait, however few may run."""
 TENANT_SHARE = 0.5
-"""Of what may wait, one tenant's part where there are several."""
+"""Share of what may wait that one tenant may have, where there are several."""
 
 
 def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, ServingInfo]:
-    """Every size of the server, from flags and the checkpoint. Raises CheckpointError."""
+    """Return every size of the server, and what clients are told of it. Raises CheckpointError."""
     path = resolve(arguments.model)
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
     names = tuple(arguments.served_model_name or [checkpoint.name])
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
-    max_num_seqs = min(arguments.max_num_seqs, arguments.max_num_batched_tokens)
+    engine_settings = _given(arguments, EngineConfig)
+    engine_settings |= {
+        "dtype": checkpoint.dtype,
+        "max_model_len": max_model_len,
+        "num_blocks": num_blocks,
+        **_resolve_scheduling(arguments, max_model_len),
+    }
     engine = EngineConfig(
         model_path=str(path),
-        executor=arguments.executor,
-        dtype=checkpoint.dtype,
-        load_format=arguments.load_format,
-        block_size=arguments.block_size,
-        num_blocks=num_blocks,
-        kv_cache_bytes=arguments.kv_cache_memory,
-        memory_utilization=arguments.gpu_memory_utilization,
-        may_shorten=arguments.max_model_len is None,
-        determinism=arguments.determinism,
-        num_threads=arguments.threads,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
         eos_token_ids=checkpoint.eos_token_ids,
-        enable_prefix_caching=arguments.enable_prefix_caching,
-        share_pending_prefixes=arguments.share_pending_prefixes,
-        max_pinned_share=arguments.max_pinned_share,
-        scheduling_policy=arguments.scheduling_policy,
-        long_prefill_token_threshold=arguments.long_prefill_token_threshold,
-        max_waiting_requests=_or_default(
-            arguments.max_waiting_requests, max(WAITING_PER_SEAT * max_num_seqs, LEAST_WAITING)
-        ),
-        max_waiting_tokens=_or_default(
-            arguments.max_waiting_tokens,
-            max(WAITING_PER_SEAT * max_num_seqs * WAITING_TOKENS_EACH, LEAST_WAITING_PROMPTS * max_model_len),
-        ),
+        may_shorten=arguments.max_model_len is None,
         # only a key file knows several tenants
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
-        log_level=arguments.log_level,
-        fake_step_seconds=arguments.fake_step_seconds,
-        fake_poison_token_id=arguments.fake_poison_token_id,
-        fake_token_id=arguments.fake_token_id,
-        kv_events=arguments.kv_events_config,
+        **engine_settings,
     )
     config = RuntimeConfig(
         engine=engine,
         model_names=names,
         vocab_size=checkpoint.vocab_size,
         kv_dtype=checkpoint.dtype,
-        chat_template_timeout_s=arguments.chat_template_timeout,
-        step_timeout_s=arguments.step_timeout,
+        **_given(arguments, RuntimeConfig),
     )
     info = ServingInfo(
         model_names=names,
@@ -89,57 +70,60 @@ def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, Servin
         vocab_size=checkpoint.vocab_size,
         settings={
             "model": arguments.model,
-            "dtype": checkpoint.dtype,
-            "load_format": engine.load_format,
-            "executor": engine.executor,
-            "block_size": engine.block_size,
-            "num_blocks": num_blocks,
-            "kv_cache_memory": engine.kv_cache_bytes,
-            "gpu_memory_utilization": engine.memory_utilization,
-            "determinism": engine.determinism,
-            "threads": engine.num_threads,
-            "max_model_len": max_model_len,
-            "max_num_seqs": engine.max_num_seqs,
-            "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "enable_prefix_caching": engine.enable_prefix_caching,
-            "share_pending_prefixes": engine.share_pending_prefixes,
-            "max_pinned_share": engine.max_pinned_share,
-            "scheduling_policy": engine.scheduling_policy,
-            "allow_client_priority": arguments.allow_client_priority,
-            "long_prefill_token_threshold": engine.long_prefill_token_threshold,
-            "max_waiting_requests": engine.max_waiting_requests,
-            "max_waiting_tokens": engine.max_waiting_tokens,
+            **_shown(engine),
+            **_shown(config),
             "max_waiting_share": engine.max_waiting_share,
+            "allow_client_priority": arguments.allow_client_priority,
             "request_timeout": arguments.request_timeout,
-            "step_timeout": config.step_timeout_s,
             "max_body_bytes": arguments.max_body_bytes,
             "max_body_memory": arguments.max_body_memory,
-            "chat_template_timeout": config.chat_template_timeout_s,
-            "kv_events_endpoint": engine.kv_events.endpoint if engine.kv_events else None,
             "data_dir": arguments.data_dir,
         },
     )
     return config, info
 
 
-def _or_default(asked: int | None, default: int) -> int:
-    """0 is asked for as well: no limit."""
-    return default if asked is None else asked
+def _given(arguments: argparse.Namespace, config: type[attrs.AttrsInstance]) -> dict[str, Any]:
+    """Return the settings of a config as the flags say them, None where they are still to be resolved."""
+    return {setting.attribute: getattr(arguments, setting.destination) for setting in settings_of(config)}
+
+
+def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
+    """Return the settings of a config as `/server_info` shows them."""
+    values = attrs.asdict(config, recurse=False)
+    return {
+        setting.key: value.endpoint if isinstance(value := values[setting.attribute], KvEventsConfig) else value
+        for setting in settings_of(type(config))
+        if setting.is_shown
+    }
+
+
+def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:
+    """Return how many sequences may run, and what may wait. A limit of 0 was asked for: there is none then."""
+    num_running = min(arguments.max_num_seqs, arguments.max_num_batched_tokens)
+    requests, tokens = arguments.max_waiting_requests, arguments.max_waiting_tokens
+    if requests is None:
+        requests = max(WAITING_PER_RUNNING * num_running, MIN_WAITING)
+    if tokens is None:
+        tokens = max(WAITING_PER_RUNNING * num_running * TOKENS_PER_WAITING, MIN_WAITING_PROMPTS * max_model_len)
+    return {"max_num_seqs": num_running, "max_waiting_requests": requests, "max_waiting_tokens": tokens}
 
 
 def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:
-    """(max_model_len, num_blocks) that fit each other; blocks that depend on memory are counted by the engine."""
+    """Return (max_model_len, num_blocks) that fit each other. The engine counts blocks that depend on memory."""
     block_size = arguments.block_size
     asked = arguments.max_model_len
     if asked is not None and asked > checkpoint.max_model_len:
-        raise CheckpointError(f"--max-model-len {asked} is more than the model's {checkpoint.max_model_len}")
+        raise CheckpointError(
+            f"--max-model-len {asked} is larger than the model's maximum of {checkpoint.max_model_len}"
+        )
     wanted = asked or checkpoint.max_model_len
     num_blocks = arguments.num_blocks
     if num_blocks is None:
         return wanted, None
     capacity = (num_blocks - 1) * block_size
     if capacity < 2:
-        raise CheckpointError(f"--num-blocks {num_blocks} leaves no room: the null block takes one")
+        raise CheckpointError(f"--num-blocks {num_blocks} is too small: the null block takes one")
     if wanted <= capacity:
         return wanted, num_blocks
     if asked is not None:
@@ -152,5 +136,5 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
 
 
 def _model_name(model: str) -> str:
-    """What clients call it: a hub id as it stands, a folder by its own name."""
+    """Return the name by which clients ask for it: a hub id as it is, a folder by its own name."""
     return Path(model).resolve().name if Path(model).is_dir() else model

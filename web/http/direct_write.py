@@ -1,12 +1,13 @@
-"""The direct way of a stream's chunks to its client: framed and written by whoever has made them.
+"""The direct path of a stream's chunks to its client: framed and written by the task that produced them.
 
-The generic way has a response body, Quart, Hypercorn, h11 and the connection's writer, with a task switch and a handful
-of cancel scopes and locks for every write: five times what an event costs here. `web.connection` makes a `ChunkLine`
-for a response whose body is chunked, once its head is out; the stream's sink (`web.sse`) writes through it for as long
-as its body waits for something to do, so nothing of the response is on the generic way then.
+The generic path goes through the response body, Quart, Hypercorn, h11 and the connection's writer, with a task switch
+and a handful of cancel scopes and locks for every write: five times what an event costs here. `web.http.connection`
+makes a `DirectWriter` for a response with a chunked body once its head has been sent. The stream's sink
+(`web.http.sse`) writes through it as long as the body is waiting, so nothing of the response is on the generic path
+then.
 
-What must always hold: a client gets the bytes that h11 would have made; a write never waits; after part of a chunk
-nothing goes out before its rest; once the protocol has closed nothing goes out at all.
+What must always hold: a client gets the bytes that h11 would have produced; a write never waits; after part of a chunk
+nothing is sent before the rest of it; once the protocol is closed nothing is sent at all.
 """
 
 from __future__ import annotations
@@ -18,56 +19,61 @@ from typing import Protocol
 import trio
 
 
-class Gate(Protocol):
-    """Whether bytes of a response may still leave: the protocol object of its connection."""
+class ProtocolState(Protocol):
+    """Tells whether bytes of a response may still be sent: the protocol object of the connection."""
 
     closed: bool
 
 
-class Wire(Protocol):
-    """What a line needs of its connection."""
+class Transport(Protocol):
+    """What a `DirectWriter` needs of its connection."""
 
     is_writing: bool
-    """Bytes of a response are under way."""
+    """A write on the generic path is in progress."""
 
     async def write(self, data: bytes) -> None:
-        """Write all of it within the connection's deadlines; where that fails the connection ends."""
+        """Write all of `data` within the connection's deadlines. The connection ends if that fails."""
         ...
 
     def abort(self) -> None:
-        """Reset the connection at once. Whoever reads from it notices, and cancels the request."""
+        """Reset the connection at once. Its reader notices, and cancels the request."""
         ...
 
 
-class ChunkLine:
-    """Writes the chunks of one response to a socket that does not block. One user at a time."""
+class DirectWriter:
+    """Writes the chunks of one response to a non-blocking socket. One user at a time."""
 
-    __slots__ = ("_fileno", "_gate", "_rest", "_wire", "_write")
+    __slots__ = ("_fileno", "_remainder", "_state", "_transport", "_write")
 
     def __init__(
-        self, wire: Wire, gate: Gate, fileno: Callable[[], int], write: Callable[[int, bytes], int] = os.write
+        self,
+        transport: Transport,
+        state: ProtocolState,
+        fileno: Callable[[], int],
+        write: Callable[[int, bytes], int] = os.write,
     ) -> None:
-        """`fileno()` is -1 once the socket is closed: its number may be another's by then. `write` is as `os.write`."""
-        self._wire = wire
-        self._gate = gate
+        """`fileno()` must be -1 once the socket is closed, since its number may be reused. `write` is as `os.write`."""
+        self._transport = transport
+        self._state = state
         self._fileno = fileno
         self._write = write
-        self._rest = b""
+        self._remainder = b""
 
     @property
-    def has_rest(self) -> bool:
-        """Part of the last chunk waits for `flush`."""
-        return bool(self._rest)
+    def has_remainder(self) -> bool:
+        """Whether part of the last chunk is waiting for `flush`."""
+        return bool(self._remainder)
 
     def send_nowait(self, data: bytes) -> bool:
-        """Write `data`, which is not empty, as one chunk. False: it has a rest, for which the kernel had no room.
+        """Write `data`, which must not be empty, as one chunk.
 
-        Raises trio.WouldBlock where nothing of it was written. A connection that fails is reset and the chunk dropped,
-        since its request is about to be cancelled.
+        Returns False if the kernel took only part of it; the remainder then waits for `flush`. Raises trio.WouldBlock
+        if none of it was written. If the connection fails, it is reset and the chunk dropped: the request is about to
+        be cancelled.
         """
-        if self._gate.closed:
+        if self._state.closed:
             return True
-        if self._wire.is_writing or self._rest:
+        if self._transport.is_writing or self._remainder:
             raise trio.WouldBlock
         frame = b"%x\r\n%b\r\n" % (len(data), data)
         try:
@@ -75,15 +81,15 @@ class ChunkLine:
         except BlockingIOError:
             raise trio.WouldBlock from None
         except OSError:
-            self._wire.abort()
+            self._transport.abort()
             return True
         if num_written == len(frame):
             return True
-        self._rest = frame[num_written:]
+        self._remainder = frame[num_written:]
         return False
 
     async def flush(self) -> None:
-        """Write the rest of a chunk that was begun, however long the connection allows that to take."""
-        if self._rest and not self._gate.closed:
-            await self._wire.write(self._rest)
-        self._rest = b""
+        """Write the remainder of a chunk, for as long as the connection's deadlines allow."""
+        if self._remainder and not self._state.closed:
+            await self._transport.write(self._remainder)
+        self._remainder = b""

@@ -1,18 +1,18 @@
 """Server-sent events: the sink that a stream's chunks are pushed into, and the body that drains it.
 
-The writing side (a renderer attached to a request's mailbox) pushes from the task that produced the token. While the
-body waits, and where the server has given it a direct line to the client (`web/http/direct_write.py`), a chunk goes to
-the socket within the push, and nobody is woken. Otherwise it joins a backlog that is bounded in bytes, and the body's
-generator wakes once for everything that is there: a client that does not read is cut off, and stops nobody else. What
-is large (a prompt that is echoed) is pushed as an iterator of chunks, which are made when the client has read those
-before.
+The writing side (a stream writer attached to a request's mailbox) pushes from the task that produced the token. While
+the body waits, and if the server has given it a direct writer (`web/http/direct_write.py`), a chunk is written to the
+socket within the push, and no task is woken. Otherwise it joins a backlog that is bounded in bytes, and the body's
+generator wakes up once for everything that is there: a client that does not read is cut off, and delays nobody else.
+Large output (an echoed prompt) is pushed as an iterator of chunks, which are made when the client has read those before
+them.
 
-    push ──▶ line ──▶ socket                            the body waits, the kernel has room
-      └────▶ backlog ──▶ body ──▶ Quart, h11 ──▶ socket    it does not, or there is no line
+    push ──▶ direct writer ──▶ socket                   the body waits, and the kernel has room
+      └────▶ backlog ──▶ body ──▶ Quart, h11 ──▶ socket    otherwise, or without a direct writer
 
-What must always hold: a chunk never overtakes another; no client is cut off that reads, however large an event is; the
-generator owns nothing, since a client that leaves before its first step never runs its `finally`; ends and errors come
-to it as bytes and a flag, so it returns normally unless the client was cut off.
+What must always hold: no chunk overtakes another; a client that reads is never cut off, however large an event is; the
+generator owns nothing, since a client that leaves before its first step never runs its `finally`; ends and errors reach
+it as bytes and a flag, so it returns normally unless the client was cut off.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 import orjson
 import trio
 
-from .direct_write import ChunkLine
+from .direct_write import DirectWriter
 from .turns import take_slice, turn
-from .unread_limit import Shelf
+from .unread_limit import UnreadLimit
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Caches must not keep a stream, and nginx must not gather it."""
+"""Caches must not store a stream, and nginx must not buffer it."""
 MAX_WRITE_BYTES = 1 << 16
-"""Of chunks that are made as they are read, in one write."""
+"""In one write, of chunks that are made while the client reads."""
 MAX_JOINED_BYTES = 1 << 18
-"""Of those that have waited, likewise: each layer of the generic way copies them."""
-_LOOKS = 4
-"""How often, in the time of a heartbeat, a body looks whether anything went out past it."""
+"""In one write, of chunks from the backlog: each layer of the generic path copies them."""
+_CHECKS_PER_HEARTBEAT = 4
+"""How often a body checks, in one heartbeat interval, whether chunks were written past it."""
 
 
 def _nothing() -> None:
@@ -46,83 +46,85 @@ def _nothing() -> None:
 
 
 class SinkOverflow(Exception):
-    """The client has not read for so long that its backlog is full. Raised by the body, so that the server cuts it."""
+    """The backlog is full: the client has not read for too long. Raised by the body, so that the server cuts it off."""
 
 
 class Sink:
     """Chunks on their way to one client, at most `limit_bytes` of them.
 
-    One event counts for half of that at most: where it is larger, that is the server's doing and not the client's.
-    `push` and `finish` are synchronous and may come from any task. After an overflow or `finish` pushes are dropped.
+    One event counts for at most half of that: an event that is larger is the server's doing, not the client's. `push`
+    and `finish` are synchronous and may be called from any task. After an overflow or `finish`, pushes are dropped.
     """
 
     __slots__ = (
         "_backlog",
+        "_direct_writer",
         "_limit_bytes",
-        "_line",
         "_num_bytes",
         "_on_overflow",
-        "_shelf",
+        "_unread_limit",
         "_wakeup",
-        "_went_past",
+        "_wrote_directly",
         "finished",
         "overflowed",
     )
 
-    def __init__(self, limit_bytes: int, on_overflow: Callable[[], None], shelf: Shelf | None = None) -> None:
-        """`shelf`: where all sinks say what they keep; `close` has to be called then."""
+    def __init__(
+        self, limit_bytes: int, on_overflow: Callable[[], None], unread_limit: UnreadLimit | None = None
+    ) -> None:
+        """With an `unread_limit`, which all sinks report to, `close` must be called in the end."""
         self._limit_bytes = limit_bytes
-        self._shelf = Shelf(sys.maxsize) if shelf is None else shelf
+        self._unread_limit = UnreadLimit(sys.maxsize) if unread_limit is None else unread_limit
         self._on_overflow = on_overflow
         self._backlog: deque[bytes | Iterator[bytes]] = deque()
         self._num_bytes = 0
-        """Of those that are made, as they count."""
-        self._line: ChunkLine | None = None
-        self._went_past = False
+        """What the finished chunks of the backlog count for (`_count`)."""
+        self._direct_writer: DirectWriter | None = None
+        self._wrote_directly = False
         self._wakeup: trio.Event | None = None
-        """Of a body that waits: all that came before is out. None from the moment in which it has something to do."""
+        """Set while the body waits, when all earlier chunks are out; None as soon as the body has something to do."""
         self.finished = False
         self.overflowed = False
 
     def push(self, data: bytes) -> None:
-        if self.finished or self.overflowed or not data:  # an empty chunk would say that the body ends here
+        if self.finished or self.overflowed or not data:  # an empty chunk would end the body
             return
         num_bytes = self._count(data)
         if self._num_bytes + num_bytes > self._limit_bytes:
             self.cut_off()
             return
-        if self._wakeup is not None and self._line is not None:
+        if self._wakeup is not None and self._direct_writer is not None:
             try:
-                if not self._line.send_nowait(data):
+                if not self._direct_writer.send_nowait(data):
                     self._wake()
-                self._went_past = True
+                self._wrote_directly = True
                 return
             except trio.WouldBlock:
                 pass
         self._backlog.append(data)
         self._num_bytes += num_bytes
         self._wake()
-        self._shelf.put(self, len(data))
+        self._unread_limit.add(self, len(data))
 
     def cut_off(self) -> None:
-        """What waits is too much: drop it, and end the request."""
+        """Drop the backlog, which has become too large, and end the request."""
         self.overflowed = True
         end_request = self._on_overflow
         self.close()
         self._wake()
-        # The generator is most likely stuck in a write, where no flag reaches it: the request itself has to end.
+        # The generator is most likely stuck in a write, where it sees no flag: the request itself has to end.
         end_request()
 
     def close(self) -> None:
-        """Its request has ended: nothing is delivered any more, nor kept of what may still come."""
+        """Deliver nothing more and drop later pushes: the request has ended."""
         self.finished = True
         self._backlog.clear()
-        self._shelf.leave(self)
-        # both know the request, which knows this: a cycle would be left to the collector
-        self._line, self._on_overflow = None, _nothing
+        self._unread_limit.discard(self)
+        # Both refer to the request, which refers to this sink: the cycle would be left to the garbage collector.
+        self._direct_writer, self._on_overflow = None, _nothing
 
     def push_slowly(self, chunks: Iterator[bytes]) -> None:
-        """Push `chunks`, each of which is made when it is about to be written. They do not count: none waits."""
+        """Push `chunks`, each of which is made when it is about to be written, so that none counts as waiting."""
         if not self.finished and not self.overflowed:
             self._backlog.append(chunks)
             self._wake()
@@ -131,7 +133,7 @@ class Sink:
         return min(len(data), max(1, self._limit_bytes // 2))
 
     def finish(self) -> None:
-        """Nothing more will come; what is there is still delivered."""
+        """End the stream. What has been pushed is still delivered."""
         self.finished = True
         self._wake()
 
@@ -140,23 +142,23 @@ class Sink:
             self._wakeup.set()
             self._wakeup = None
 
-    def use(self, line: ChunkLine | None) -> None:
-        """Chunks may take this line from now on, whenever the body waits. Called by the body."""
-        self._line = line
+    def use(self, direct_writer: DirectWriter | None) -> None:
+        """Write chunks directly from now on, whenever the body waits. Called by the body."""
+        self._direct_writer = direct_writer
 
     @property
     def is_idle(self) -> bool:
-        """Nothing to deliver, but something may come."""
-        has_rest = self._line is not None and self._line.has_rest
-        return not (self._backlog or has_rest or self.finished or self.overflowed)
+        """Whether there is nothing to deliver, but something may still come."""
+        has_remainder = self._direct_writer is not None and self._direct_writer.has_remainder
+        return not (self._backlog or has_remainder or self.finished or self.overflowed)
 
     @property
     def is_over(self) -> bool:
-        """Everything is delivered, and nothing will come."""
+        """Whether everything is delivered, and nothing more will come."""
         return self.finished and not self._backlog
 
     async def wait_not_idle(self) -> None:
-        """Wait for something that is the body's to do. One waiter at a time."""
+        """Wait until the body has something to do. One waiter at a time."""
         if self.is_idle:
             self._wakeup = trio.Event()
             try:
@@ -164,28 +166,27 @@ class Sink:
             finally:
                 self._wakeup = None
 
-    def take_went_past(self) -> bool:
-        """Whether chunks went out past the body since this was last asked."""
-        went_past, self._went_past = self._went_past, False
-        return went_past
+    def take_wrote_directly(self) -> bool:
+        """Return whether chunks were written directly since the last call."""
+        wrote_directly, self._wrote_directly = self._wrote_directly, False
+        return wrote_directly
 
     async def flush(self) -> None:
-        """Let a chunk that the line has begun be whole."""
-        if self._line is not None:
-            await self._line.flush()
+        """Complete a chunk that the direct writer has begun."""
+        if self._direct_writer is not None:
+            await self._direct_writer.flush()
 
     async def take(self) -> bytes:
-        """As `take_nowait`, when it is this stream's turn where a chunk has to be made."""
+        """Do as `take_nowait`, but wait for this stream's turn if a chunk has to be made."""
         if self._backlog and not isinstance(self._backlog[0], bytes):
             async with turn():
                 return self.take_nowait()
         return self.take_nowait()
 
     def take_nowait(self) -> bytes:
-        """What is there, as one write: the chunks before one that has to be made, or some that are made now; no more
-        than makes a write. Empty if there is nothing.
+        """Return what is there for one write: the finished chunks at the front, or some that are made now.
 
-        Raises SinkOverflow.
+        Empty if there is nothing. Raises SinkOverflow.
         """
         if self.overflowed:
             raise SinkOverflow
@@ -201,7 +202,7 @@ class Sink:
             num_bytes += len(made[-1])
             backlog.popleft()
         self._num_bytes -= sum(map(self._count, made))
-        self._shelf.take(self, num_bytes)
+        self._unread_limit.subtract(self, num_bytes)
         return made[0] if len(made) == 1 else b"".join(made)
 
 
@@ -209,30 +210,30 @@ async def body(
     sink: Sink,
     heartbeat_s: float,
     heartbeat: bytes = PING,
-    open_line: Callable[[], ChunkLine | None] | None = None,
+    open_direct_writer: Callable[[], DirectWriter | None] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Drain `sink`, one write a wake-up, with a `heartbeat` after every `heartbeat_s` of silence.
+    """Drain `sink`, one write per wake-up, with a `heartbeat` after every `heartbeat_s` of silence.
 
-    Where chunks take a line past this body the silence may last a quarter longer. `open_line` is called once the
-    response's head is out.
+    If chunks are written directly, heartbeats may be up to 25 % late. `open_direct_writer` is called once the head of
+    the response has been sent.
     """
-    if open_line is not None:
-        sink.use(open_line())
-    num_silent_looks = 0
+    if open_direct_writer is not None:
+        sink.use(open_direct_writer())
+    num_silent_checks = 0
     while True:
         if sink.is_idle:
-            # The scope is closed again before every yield: trio allows no other way.
-            with trio.move_on_after(heartbeat_s / _LOOKS):
+            # The scope is closed before every yield, as trio requires.
+            with trio.move_on_after(heartbeat_s / _CHECKS_PER_HEARTBEAT):
                 await sink.wait_not_idle()
             if sink.is_idle:
-                num_silent_looks = 0 if sink.take_went_past() else num_silent_looks + 1
-                if num_silent_looks == _LOOKS:
-                    num_silent_looks = 0
+                num_silent_checks = 0 if sink.take_wrote_directly() else num_silent_checks + 1
+                if num_silent_checks == _CHECKS_PER_HEARTBEAT:
+                    num_silent_checks = 0
                     yield heartbeat
                 continue
-        num_silent_looks = 0
+        num_silent_checks = 0
         if sink.overflowed:
-            # Whoever was told of the overflow has most likely cancelled this request: then nothing needs to be raised.
+            # The overflow has most likely cancelled this request by now; then nothing needs to be raised.
             await trio.lowlevel.checkpoint()
         await sink.flush()
         data = await sink.take()
@@ -243,11 +244,11 @@ async def body(
 
 
 _LINE_BREAKS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029"}
-"""In UTF-8, and as JSON escapes: characters that end a line for Unicode, though not for this protocol."""
+"""Characters that end a line in Unicode but not in this protocol: in UTF-8, and as JSON escapes."""
 
 
 def json_for_line(value: object) -> bytes:
-    """JSON that stays one line for clients that split lines as Unicode has them."""
+    """Encode as JSON that stays on one line, also for clients that split at every line break of Unicode."""
     data = orjson.dumps(value)
     if not data.isascii() and (b"\xc2\x85" in data or b"\xe2\x80" in data):
         for character, escape in _LINE_BREAKS.items():

@@ -1,8 +1,8 @@
-"""What waits for all clients of this process together, bounded: each may leave a few megabytes unread, and there may be
-thousands of them.
+"""A limit on what waits for all clients of this process together: each may leave a few megabytes unread, and there may
+be thousands of them.
 
-Every sink (`sse.py`) says what it keeps. What must always hold: beyond the limit the client that has left most unread
-is cut off, and nobody who reads.
+Every sink (`sse.py`) reports what it buffers. What must always hold: beyond the limit the client with the most unread
+bytes is cut off, and no client that reads.
 """
 
 from __future__ import annotations
@@ -12,55 +12,57 @@ from typing import Protocol
 import trio
 
 
-class Keeper(Protocol):
-    """A sink."""
+class BufferedSink(Protocol):
+    """A sink that buffers bytes for one client."""
 
     def cut_off(self) -> None:
-        """Drop what waits and end its request. It leaves the shelf."""
+        """Drop the buffered bytes, end the request, and leave the limit (`discard`)."""
         ...
 
 
-class Shelf:
+class UnreadLimit:
+    """The unread bytes of every sink, and their sum."""
+
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: dict[Keeper, int] = {}
+        self._unread: dict[BufferedSink, int] = {}
         self.num_bytes = 0
 
     def __len__(self) -> int:
-        """Sinks that keep anything."""
-        return len(self._waiting)
+        """Return the number of sinks with unread bytes."""
+        return len(self._unread)
 
-    def put(self, keeper: Keeper, num_bytes: int) -> None:
-        """So much more waits for one client; it may be the one that has to go."""
-        self._waiting[keeper] = self._waiting.get(keeper, 0) + num_bytes
+    def add(self, sink: BufferedSink, num_bytes: int) -> None:
+        """Count bytes that wait for the client of `sink`. Over the limit, cut off whoever has most, perhaps `sink`."""
+        self._unread[sink] = self._unread.get(sink, 0) + num_bytes
         self.num_bytes += num_bytes
-        while self.num_bytes > self._limit_bytes and self._waiting:
-            worst = max(self._waiting, key=self._waiting.__getitem__)
+        while self.num_bytes > self._limit_bytes and self._unread:
+            worst = max(self._unread, key=self._unread.__getitem__)
             worst.cut_off()
-            self.leave(worst)
+            self.discard(worst)
 
-    def take(self, keeper: Keeper, num_bytes: int) -> None:
-        """So much less."""
-        rest = self._waiting.get(keeper, 0) - num_bytes
-        if rest <= 0:
-            self.leave(keeper)
+    def subtract(self, sink: BufferedSink, num_bytes: int) -> None:
+        """Count bytes that the client of `sink` has taken."""
+        remaining = self._unread.get(sink, 0) - num_bytes
+        if remaining <= 0:
+            self.discard(sink)
         else:
-            self._waiting[keeper] = rest
+            self._unread[sink] = remaining
             self.num_bytes -= num_bytes
 
-    def leave(self, keeper: Keeper) -> None:
-        """Nothing of it waits any more."""
-        self.num_bytes -= self._waiting.pop(keeper, 0)
+    def discard(self, sink: BufferedSink) -> None:
+        """Forget `sink`: nothing of it is buffered any more."""
+        self.num_bytes -= self._unread.pop(sink, 0)
 
 
-_SHELF: trio.lowlevel.RunVar[Shelf] = trio.lowlevel.RunVar("quipu.web.http.unread_limit")
+_LIMIT: trio.lowlevel.RunVar[UnreadLimit] = trio.lowlevel.RunVar("quipu.web.http.unread_limit")
 
 
-def shelf_of_run(limit_bytes: int) -> Shelf:
-    """The one shelf of this run of the loop. The first who asks says its limit."""
+def unread_limit_of_run(limit_bytes: int) -> UnreadLimit:
+    """Return the one limit of this run of the event loop. The first caller sets its size."""
     try:
-        return _SHELF.get()
+        return _LIMIT.get()
     except LookupError:
-        shelf = Shelf(limit_bytes)
-        _SHELF.set(shelf)
-        return shelf
+        limit = UnreadLimit(limit_bytes)
+        _LIMIT.set(limit)
+        return limit

@@ -1,12 +1,13 @@
-"""Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was asked.
+"""Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was called.
 
-Every way a request can fail before its status line ends here: a field that cannot be served, an error that an actor
-put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's,
+Every way in which a request can fail before its status line ends here: a field that cannot be served, an error that an
+actor sent, a route that does not exist, a bug. The shape is OpenAI's,
 `{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API (`speaks_anthropic`):
-`{"type": "error", "error": {"type", "message"}, "request_id"}`.
+`{"type": "error", "error": {"type", "message"}, "request_id"}`. Messages follow OpenAI's wording, with field names in
+backticks.
 
-What must always hold: nothing that a client sent is ever written to a log, so exceptions are logged by their type and
-the frames they passed, never by their message.
+What must always hold: nothing that a client sent is ever logged, so exceptions are logged by type and stack frames,
+never by message.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 
 from ..telemetry.logs import frames_of
-from .request_context import current_visit, note_error
+from .request_context import current_request_context, note_error
 
 RETRY_AFTER_S = 1
-"""What a client is told to wait before it tries again; a restart of the engine takes about as long."""
+"""Sent as `Retry-After`; a restart of the engine takes about as long."""
 
 MAX_QUOTED = 200
-"""Characters of what a client wrote, in a message to it."""
+"""Characters of a client's input that a message to it may quote."""
 
 _log = structlog.get_logger("quipu.web")
 
 
 class APIError(Exception):
-    """Raised by a handler to end its request with this status and body. Its message is for the client only."""
+    """Raised by a handler to end its request with this status and body. The message is for the client only."""
 
     def __init__(
         self, status: int, message: str, error_type: str, *, param: str | None = None, code: str | None = None
@@ -68,7 +69,7 @@ class APIError(Exception):
 
 
 ANTHROPIC_OVERLOADED = 529
-"""Its API's own status for "come back later", which its clients know."""
+"""Anthropic's status for temporary overload, which its clients retry."""
 _ANTHROPIC_TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -82,19 +83,19 @@ _ANTHROPIC_TYPES: dict[int, str] = {
 
 _ANTHROPIC_TREES = ("/v1/messages/", "/v1/organizations/")
 _SHARED_PATH = "/v1/models"
-"""And all below it."""
+"""The path, with everything below it, that both APIs have."""
 
 
 def anthropic_type(status: int) -> str:
-    """What Anthropic's API calls an error of this status."""
+    """Return Anthropic's error type for a status."""
     other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
     return _ANTHROPIC_TYPES.get(status, other)
 
 
 def speaks_anthropic() -> bool:
-    """Whether the current request is answered in Anthropic's shape: its path says so, whatever its headers.
+    """Return whether the current request is answered in Anthropic's shape. Its path decides, whatever its headers.
 
-    Where both APIs have the same path, the header that only one of them knows decides.
+    On a path that both APIs have, the presence of the header `anthropic-version` decides.
     """
     path = request.path
     if path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/"):
@@ -103,12 +104,35 @@ def speaks_anthropic() -> bool:
 
 
 def _request_id() -> str | None:
-    return current_visit().request_id if "visit" in g else None
+    return current_request_context().request_id if "request_context" in g else None
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:
-    """The request cannot be served as it stands."""
+    """Return an error for a request that cannot be served as it stands."""
     return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param=param, code=code)
+
+
+def bad_value(param: str, problem: str, code: str = "invalid_value") -> APIError:
+    """Return an error for a parameter; `problem` ends its sentence, such as "must be at least 1"."""
+    return invalid(f"Invalid value for `{param}`: {problem}.", param, code)
+
+
+def unsupported_parameter(param: str) -> APIError:
+    """Return an error for a parameter that this server does not implement."""
+    return invalid(f"Unsupported parameter: `{param}` is not supported by this server.", param, "unsupported_parameter")
+
+
+def unsupported_value(param: str, problem: str) -> APIError:
+    """Return an error for a value that the API defines but this server does not implement."""
+    return invalid(f"Unsupported value for `{param}`: {problem}.", param, "unsupported_value")
+
+
+def unknown_parameter(param: str, instead: str | None = None) -> APIError:
+    """Return an error for a parameter that this endpoint does not have."""
+    hint = "" if instead is None else f" Use `{instead}` instead."
+    return invalid(
+        f"Unknown parameter: `{param}` is not a parameter of this endpoint.{hint}", param, "unknown_parameter"
+    )
 
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> APIError:
@@ -116,12 +140,12 @@ def not_found(message: str, param: str | None = None, code: str | None = None) -
 
 
 def no_model(name: str) -> APIError:
-    """No model is served under this name, which the client wrote."""
-    return not_found(f"The model {quoted(name)} does not exist on this server.", "model", "model_not_found")
+    """Return the error for a model name, as the client wrote it, under which nothing is served."""
+    return not_found(f"The model {quoted(name)} does not exist.", "model", "model_not_found")
 
 
 def quoted(text: str) -> str:
-    """A client's own words as a message may show them: what is not printable is escaped, what is long is cut."""
+    """Return a client's input as a message may quote it: unprintable characters are escaped, long input is cut."""
     shown = "".join(char if char.isprintable() and char not in '"\\' else _escaped(char) for char in text[:MAX_QUOTED])
     return f'"{shown}"' if len(text) <= MAX_QUOTED else f'"{shown}…"'
 
@@ -131,16 +155,18 @@ def _escaped(char: str) -> str:
 
 
 def unavailable(message: str, code: str | None = None) -> APIError:
-    """Come back later."""
+    """Return an error for a request that may succeed later."""
     return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable", code=code or "overloaded")
 
 
-def internal(message: str = "The server failed to answer this request.", code: str | None = None) -> APIError:
+def internal(
+    message: str = "The server had an error while processing the request.", code: str | None = None
+) -> APIError:
     return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code=code or "internal_error")
 
 
 def from_request_error(error: RequestError) -> APIError:
-    """What an actor says of a request, in the words of HTTP."""
+    """Return an actor's error as an HTTP error."""
     match error.kind:
         case ErrorKind.INVALID:
             return invalid(error.message, error.param, error.code)
@@ -153,39 +179,40 @@ def from_request_error(error: RequestError) -> APIError:
 
 
 def error_of(closed: Closed) -> APIError | None:
-    """The error a client is told about a closed request, None where it was served."""
+    """Return the error of a closed request for its client, None if it was served."""
     if closed.error is not None:
         return from_request_error(closed.error)
     if closed.record.outcome is not Outcome.FINISHED:
-        # Whoever closed it gave no reason; the client must not take half an answer for a whole one.
-        return internal(f"The request ended before its answer was complete ({closed.record.outcome}).")
+        # It was closed without a reason; the client must not take a partial response for a complete one.
+        return internal(f"The request ended before its response was complete ({closed.record.outcome}).")
     return None
 
 
 def raise_error_of(closed: Closed) -> None:
-    """Raise what a client is told about a closed request; nothing where it was served."""
+    """Raise the error of a closed request. Return if it was served."""
     error = error_of(closed)
     try:
         if error is not None:
             raise error
     finally:
-        del error  # it knows this frame, and so all that the request holds: a cycle for the collector
+        del error  # it refers to this frame and so to the whole request: a cycle for the garbage collector
 
 
 def _from_http_exception(error: HTTPException) -> APIError:
-    """Errors that the router and the body reader raise."""
+    """Return the error for an exception of the router or the body reader."""
     status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     name = error.name
     match status:
         case HTTPStatus.NOT_FOUND:
-            return not_found("There is nothing at this path.", code="unknown_url")
+            return not_found(f"Unknown URL: {_method_and_path()}.", code="unknown_url")
         case HTTPStatus.METHOD_NOT_ALLOWED:
-            return APIError(status, "This path does not take this method.", "invalid_request_error", code="bad_method")
+            message = f"Invalid method for URL: {_method_and_path()}."
+            return APIError(status, message, "invalid_request_error", code="bad_method")
         case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            message = "The request's body is larger than this server takes."
+            message = "The request body is too large."
             return APIError(status, message, "invalid_request_error", code="body_too_large")
         case HTTPStatus.REQUEST_TIMEOUT:
-            message = "The request's body did not arrive in time."
+            message = "The request body did not arrive in time."
             return APIError(status, message, "invalid_request_error", code="body_timeout")
         case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return APIError(status, f"{name}.", "invalid_request_error")
@@ -193,14 +220,18 @@ def _from_http_exception(error: HTTPException) -> APIError:
             return APIError(status, f"{name}.", "server_error")
 
 
+def _method_and_path() -> str:
+    return f"{quoted(request.method)[1:-1]} {quoted(request.path)[1:-1]}"
+
+
 def respond(error: APIError) -> Response:
-    """The answer to the current request, noted for its closing line."""
+    """Return the response to the current request, and note the error for its closing line."""
     note_error(error.code, error.param)
     return error.response()
 
 
 def turn_away(error: APIError) -> Response:
-    """The answer to the current request where nobody will read its body."""
+    """Return the response to the current request if its body will not be read."""
     response = respond(error)
     if request.content_length or "Transfer-Encoding" in request.headers:
         # Its bytes are still to come, so the connection cannot carry another request.
@@ -209,7 +240,7 @@ def turn_away(error: APIError) -> Response:
 
 
 def install_error_handlers(app: QuartTrio) -> None:
-    """Give every error of `app` the shape of this module."""
+    """Answer every error of `app` in the shapes of this module."""
 
     @app.errorhandler(APIError)
     async def on_api_error(error: APIError) -> Response:
@@ -227,6 +258,6 @@ def install_error_handlers(app: QuartTrio) -> None:
 
     @app.errorhandler(Exception)
     async def on_exception(error: Exception) -> Response:
-        log = current_visit().log if "visit" in g else _log
+        log = current_request_context().log if "request_context" in g else _log
         log.error("request.crashed", error_type=type(error).__name__, frames=frames_of(error))
         return respond(internal())

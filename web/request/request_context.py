@@ -1,11 +1,12 @@
 """One HTTP request as the web layer knows it: its id, its logger, how it ended.
 
-A `Visit` is made before anything else happens to a request and hangs its closing line on the request's scope, so that
-the line is written exactly once however the request ends: at once, or where the request's account is still open by
-then, when that closes, for the numbers are the record's. Handlers tell it what they learn on the way.
+A `RequestContext` is created before anything else happens to a request. It registers its closing log line
+(`request.done`) on the request's scope, so that the line is written exactly once, however the request ends: at once, or
+when the request's account closes if that is still open, since the numbers are the record's. Handlers store what they
+learn on it.
 
-What must always hold: the server's own id names the request; a client's id is echoed and logged, never a key. No
-prompt, token id or generated text is ever given to a logger.
+What must always hold: the server's own id names the request; a client's id is echoed and logged, but is never a key. No
+prompt, token id or generated text is ever passed to a logger.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from quart_trio import QuartTrio
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..http.connection import Connection
 from ..http.scope import RequestScope, request_scope
 from ..http.sse import Sink
-from ..telemetry.tracing import Asked, Refusal, Tracer
+from ..telemetry.tracing import Refusal, TracedRequest, Tracer
 from .principal import Principal
 from .tally import Tally
 
 MAX_CLIENT_REQUEST_ID_CHARS = 256
 IGNORED_FIELDS_HEADER = "X-Quipu-Ignored-Fields"
-"""What `ignored_fields.py` found in its body."""
+"""Names the fields of the body that were ignored (`api/ignored_fields.py`)."""
 
 _log = structlog.get_logger("quipu.web")
 
 
 @attrs.define(eq=False)
-class Visit:
+class RequestContext:
     """What is known of one HTTP request while it is open."""
 
     request_id: str
@@ -49,21 +50,21 @@ class Visit:
     endpoint: str
     scope: RequestScope
     connection: Connection | None
-    """None under another server, and in tests."""
+    """None under another ASGI server, and in tests."""
     log: Any
     """A logger with both ids bound."""
     opened_at: float
-    asked: Asked
-    """For its trace."""
+    traced: TracedRequest
+    """What its span shows."""
     tracer: Tracer
     is_generation: bool = False
-    """It asks for tokens, so its end is worth a line at info level."""
+    """It asks for generated tokens, so its closing line is logged at info level."""
     status: int | None = None
-    """Of the response, once it is known."""
+    """Status of the response, once known."""
     error_code: str | None = None
     error_param: str | None = None
     ignored_fields: str | None = None
-    """Of its body, as its response names them."""
+    """Value of the response header `IGNORED_FIELDS_HEADER`."""
     tally: Tally = attrs.field(factory=Tally)
     mailbox: Mailbox | None = None
     sink: Sink | None = None
@@ -72,9 +73,10 @@ class Visit:
 
     @property
     def principal(self) -> Principal:
-        """On whose behalf. Raises LookupError where that has not been settled: nobody is never taken for somebody."""
+        """On whose behalf the request is served. Raises LookupError before authentication, so no default is ever
+        assumed."""
         if self._principal is None:
-            raise LookupError("whose request this is has not been settled")
+            raise LookupError("the request has not been authenticated")
         return self._principal
 
     @principal.setter
@@ -82,32 +84,36 @@ class Visit:
         self._principal = principal
 
     def cut(self) -> None:
-        """End the request at once, for a client that does not read. Synchronous, and from any task."""
+        """End the request of a client that does not read. Synchronous; may be called from any task."""
         if self.connection is not None:
-            # A write that waits for this client is shielded: only the end of its socket wakes it before its deadline.
+            # A write that waits for this client is shielded: before its deadline only closing the socket wakes it.
             self.connection.abort()
         self.scope.cancel()
 
-    def account_closed(self, asked: Asked, closed: Closed) -> None:
-        """The books have the last word on a request, perhaps long after its client has left."""
-        self.tracer.record(asked, closed)
+    def account_closed(self, traced: TracedRequest, closed: Closed) -> None:
+        """Trace the request, and log it if it has ended: its account may close long after its client has left."""
+        self.tracer.record(traced, closed)
         if self._ended_at is not None:
             self._write_line(self._ended_at, closed.record)
 
     def close(self) -> None:
-        """End it: write its line, or leave that to its account. Called by its scope, after all else was released."""
+        """Write the closing line, or leave that to `account_closed`. Called by the scope, after all else was
+        released."""
         now = self._ended_at = trio.current_time()
         if self.mailbox is None:
             self._write_line(now, self.tally)
             if self.is_generation:
                 unix_s = time.time()
                 began = unix_s - (now - self.opened_at)
-                self.tracer.refuse(self.asked, Refusal(self.status, self.error_code, began, unix_s))
+                self.tracer.refuse(self.traced, Refusal(self.status, self.error_code, began, unix_s))
         elif self.mailbox.closed is not None:
             self._write_line(now, self.mailbox.closed.record)
 
     def _write_line(self, ended_at: float, usage: UsageRecord | Tally) -> None:
         write = self.log.info if self.is_generation else self.log.debug
+        misses = usage.cache_misses if isinstance(usage, UsageRecord) else ()
+        # The first prompt's, as in the record that `GET /v1/usage/{request_id}` shows.
+        reason, token = (misses[0].reason.value, misses[0].token) if misses else (None, None)
         write(
             "request.done",
             endpoint=self.endpoint,
@@ -116,6 +122,8 @@ class Visit:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
+            miss_reason=reason,
+            miss_token=token,
             duration_s=round(ended_at - self.opened_at, 6),
             **self._reasons(),
         )
@@ -123,7 +131,8 @@ class Visit:
     def _outcome(self) -> Outcome:
         if self.mailbox is not None and self.mailbox.closed is not None:
             outcome = self.mailbox.closed.record.outcome
-            # A handler that crashed has left its account, which cannot tell that from a client that has.
+            # A crashed handler leaves its account just as a client that disconnects does; the account cannot tell them
+            # apart.
             crashed = outcome is Outcome.CANCELLED and self.status == HTTPStatus.INTERNAL_SERVER_ERROR
             return Outcome.FAILED if crashed else outcome
         if self.status is None:
@@ -145,31 +154,31 @@ class Visit:
         return reasons
 
 
-def current_visit() -> Visit:
-    """The visit of the request that is being handled."""
-    return cast(Visit, g.visit)
+def current_request_context() -> RequestContext:
+    """Return the context of the request that is being handled."""
+    return cast(RequestContext, g.request_context)
 
 
 def note_error(code: str | None, param: str | None) -> None:
-    """Remember for the closing line why the current request was refused or failed."""
-    if "visit" in g:
-        visit = current_visit()
-        visit.error_code, visit.error_param = code, param
+    """Note why the current request was refused or failed, for its closing line."""
+    if "request_context" in g:
+        context = current_request_context()
+        context.error_code, context.error_param = code, param
 
 
-def install_visits(app: QuartTrio, desk: FrontDesk, tracer: Tracer) -> None:
-    """Open a visit for every request of `app`, and put its ids on every response."""
+def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None:
+    """Create a context for every request of `app`, and send its ids with every response."""
 
     @app.before_request
-    async def open_visit() -> None:
+    async def open_context() -> None:
         client_id = _usable_client_id(request.headers.get("X-Request-Id"))
         request_id = desk.new_request_id()
         ids = {"request_id": request_id} | ({} if client_id is None else {"client_request_id": client_id})
         scope = request_scope()
-        # The route, not the path: what a client writes there has no place in a log.
+        # The route, not the path: what a client writes there does not belong in a log.
         endpoint = request.url_rule.rule if request.url_rule is not None else "unknown"
         connection = cast(dict[str, Any], request.scope).get("state", {}).get("connection")
-        visit = Visit(
+        context = RequestContext(
             request_id=request_id,
             client_request_id=client_id,
             endpoint=endpoint,
@@ -177,20 +186,20 @@ def install_visits(app: QuartTrio, desk: FrontDesk, tracer: Tracer) -> None:
             connection=connection if isinstance(connection, Connection) else None,
             log=_log.bind(**ids),
             opened_at=trio.current_time(),
-            asked=Asked(endpoint, _parent_headers(), _server(), request_id),
+            traced=TracedRequest(endpoint, _parent_headers(), _server(), request_id),
             tracer=tracer,
         )
-        scope.on_close(visit.close)
-        g.visit = visit
+        scope.on_close(context.close)
+        g.request_context = context
 
     @app.after_request
     async def name_response(response: Response) -> Response:
-        visit = current_visit()
-        visit.status = response.status_code
-        response.headers["X-Request-Id"] = visit.client_request_id or visit.request_id
-        response.headers["X-Quipu-Request-Id"] = visit.request_id
-        if visit.ignored_fields is not None:
-            response.headers[IGNORED_FIELDS_HEADER] = visit.ignored_fields
+        context = current_request_context()
+        context.status = response.status_code
+        response.headers["X-Request-Id"] = context.client_request_id or context.request_id
+        response.headers["X-Quipu-Request-Id"] = context.request_id
+        if context.ignored_fields is not None:
+            response.headers[IGNORED_FIELDS_HEADER] = context.ignored_fields
         return response
 
 
@@ -200,13 +209,14 @@ def _parent_headers() -> dict[str, str]:
 
 
 def _server() -> tuple[str, int] | None:
-    """Where the request came in."""
+    """Return the address and port at which the request came in."""
     server = cast(dict[str, Any], request.scope).get("server")
     return None if server is None or server[1] is None else (server[0], server[1])
 
 
 def _usable_client_id(header: str | None) -> str | None:
-    """A client's own id if it can be echoed and logged as it is, else None: a bad one is no reason to refuse work."""
+    """Return a client's own id if it can be echoed and logged as it is. A bad one is no reason to refuse the
+    request."""
     if header is None or not 0 < len(header) <= MAX_CLIENT_REQUEST_ID_CHARS:
         return None
     return header if header.isascii() and header.isprintable() else None

@@ -1,11 +1,11 @@
-"""Spans over OTLP/HTTP, with OpenTelemetry's own SDK. Loaded only where traces are wanted (`tracing.py`).
+"""Spans over OTLP/HTTP, with OpenTelemetry's SDK. Imported only if traces are wanted (`tracing_config.py`).
 
-    account closes ──record──▶ one span, made and ended at once ──▶ queue ──▶ the SDK's thread ──POST──▶ collector
+    account closes ──record──▶ one span, started and ended at once ──▶ queue ──▶ the SDK's thread ──POST──▶ collector
 
-Spans have the names of the semantic conventions for generative AI; what those have no word for begins with `quipu.`.
+Attributes follow the semantic conventions for generative AI; those that have no convention begin with `quipu.`.
 
-What must always hold: every number is the record's; a number that is not known has no attribute. The event loop never
-waits for a collector: while that is away spans are dropped, counted and said to be.
+What must always hold: every number is the record's, and an unknown number has no attribute. The event loop never waits
+for a collector: while it is unavailable, spans are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 
 from .logs import frames_of
-from .tracing import Asked, Refusal
+from .tracing import Refusal, TracedRequest
 
 log = structlog.get_logger("quipu.tracing")
 
@@ -42,9 +42,9 @@ MAX_QUEUE_SPANS: Final = 8192
 MAX_BATCH_SPANS: Final = 512
 BATCH_DELAY_S: Final = 1.0
 EXPORT_TIMEOUT_S: Final = 5.0
-"""For one batch, attempts included."""
+"""For one batch, including retries."""
 CLOSING_S: Final = 3.0
-"""For what waits when the server ends."""
+"""For the spans that are queued when the server stops."""
 
 Value = str | bool | int | float | list[str]
 
@@ -52,6 +52,8 @@ _TEXT_ENDPOINTS: Final = ("/v1/completions",)
 
 
 class OtelTracer:
+    """Makes spans and hands them to the SDK."""
+
     def __init__(
         self,
         endpoint: str | None,
@@ -60,12 +62,12 @@ class OtelTracer:
         max_queue_spans: int = MAX_QUEUE_SPANS,
         batch_delay_s: float = BATCH_DELAY_S,
     ) -> None:
-        # The SDK says on the log of the standard library what is said here, once and as JSON.
+        # The SDK would report on the standard library's log what is logged here, once and as JSON.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
         self._num_queued_at_most = max_queue_spans
         self._num_queued = 0
-        self._num_crowded_out = 0
+        self._num_displaced = 0
         self._exporter = CountingExporter((make_exporter or _exporter)(endpoint))
         self._processor = BatchSpanProcessor(
             self._exporter,
@@ -78,22 +80,22 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("quipu", quipu.__version__)
         self._parents = TraceContextTextMapPropagator()
 
-    def record(self, asked: Asked, closed: Closed) -> None:
+    def record(self, traced: TracedRequest, closed: Closed) -> None:
         record, error = closed.record, closed.error
-        attributes = _request_attributes(asked) | _record_attributes(asked, record)
+        attributes = _request_attributes(traced) | _record_attributes(traced, record)
         failed = record.outcome is Outcome.FAILED or (error is not None and error.kind is not ErrorKind.INVALID)
         if error is not None:
             attributes["error.type"] = error.code or str(error.kind)
-        self._span(asked, attributes, record.received_at, record.closed_at, failed=failed)
+        self._span(traced, attributes, record.received_at, record.closed_at, failed=failed)
 
-    def refuse(self, asked: Asked, refusal: Refusal) -> None:
-        attributes = _request_attributes(asked)
+    def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
+        attributes = _request_attributes(traced)
         attributes["quipu.outcome"] = str(Outcome.CANCELLED if refusal.status is None else Outcome.REJECTED)
         if refusal.status is not None:
             attributes["http.response.status_code"] = refusal.status
             attributes["error.type"] = refusal.code or str(refusal.status)
         failed = refusal.status is not None and refusal.status >= 500
-        self._span(asked, attributes, refusal.received_unix_s, refusal.ended_unix_s, failed=failed)
+        self._span(traced, attributes, refusal.received_unix_s, refusal.ended_unix_s, failed=failed)
 
     def count_in(self, registry: CollectorRegistry) -> None:
         registry.register(SpanCounts(self))
@@ -104,14 +106,14 @@ class OtelTracer:
 
     @property
     def num_dropped(self) -> int:
-        return self._exporter.num_refused + self._num_crowded_out
+        return self._exporter.num_refused + self._num_displaced
 
     def flush(self) -> None:
-        """Send what waits, however long that takes."""
+        """Send all queued spans, however long that takes."""
         self._processor.force_flush()
 
     def close(self) -> None:
-        """Send what waits, for a bounded time."""
+        """Send queued spans for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="otel-closing", daemon=True)
         closing.start()
         closing.join(CLOSING_S)
@@ -123,46 +125,52 @@ class OtelTracer:
         return self._num_queued - self._exporter.num_taken
 
     def _span(
-        self, asked: Asked, attributes: dict[str, Value], begin_unix_s: float, end_unix_s: float, *, failed: bool
+        self,
+        traced: TracedRequest,
+        attributes: dict[str, Value],
+        begin_unix_s: float,
+        end_unix_s: float,
+        *,
+        failed: bool,
     ) -> None:
         try:
             span = self._tracer.start_span(
-                f"{attributes['gen_ai.operation.name']} {asked.model}" if asked.model else asked.endpoint,
-                context=self._parents.extract(asked.headers, Context()),
+                f"{attributes['gen_ai.operation.name']} {traced.model}" if traced.model else traced.endpoint,
+                context=self._parents.extract(traced.headers, Context()),
                 kind=SpanKind.SERVER,
                 attributes=attributes,
                 start_time=int(begin_unix_s * 1e9),
             )
             if not span.is_recording():
-                return  # its parent, or the sampler, wants none
+                return  # not sampled by its parent or the sampler
             if failed:
                 span.set_status(Status(StatusCode.ERROR))
             self._queue_one()
             span.end(int(end_unix_s * 1e9))
         except Exception as error:
-            # Called where an account has just closed: a span's fault must stay its own.
+            # The caller has just closed an account: a failing span must not affect it.
             log.error("tracing.crashed", error_type=type(error).__name__, frames=frames_of(error))
 
     def _queue_one(self) -> None:
-        """Count one more span in; where the queue is full, the SDK drops the oldest for it."""
+        """Count one more span. If the queue is full, the SDK drops the oldest one for it."""
         if self._num_waiting >= self._num_queued_at_most:
-            self._num_crowded_out += 1
+            self._num_displaced += 1
             self._exporter.say_dropped("the queue is full")
         else:
             self._num_queued += 1
 
 
 class CountingExporter(SpanExporter):
-    """Hands batches on, and keeps count of what became of them. In the SDK's thread."""
+    """Passes batches on and counts what became of their spans. Runs in the SDK's thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._is_away = False
         self.num_taken = 0
-        """Spans taken out of the queue, of which these have arrived..."""
+        """Spans taken out of the queue, of which these have been sent..."""
         self.num_sent = 0
         self.num_refused = 0
-        """... and these have not."""
+        """... and these have been refused."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.num_taken += len(spans)
@@ -181,7 +189,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def say_dropped(self, why: str) -> None:
-        """Once until it is over: the counter says how many."""
+        """Log it once until a batch succeeds again; the counter has the number."""
         if not self._is_away:
             self._is_away = True
             log.warning("tracing.dropped", why=why, help="counted in quipu:trace_spans_dropped_total")
@@ -191,7 +199,7 @@ class CountingExporter(SpanExporter):
 
 
 class SpanCounts(Collector):
-    """What became of the spans. Looked up when asked."""
+    """Exports the numbers of sent and dropped spans as metrics."""
 
     def __init__(self, tracer: OtelTracer) -> None:
         self._tracer = tracer
@@ -207,7 +215,8 @@ def _exporter(endpoint: str | None) -> SpanExporter:
 
 
 def _resource() -> Resource:
-    """The environment's word (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`) is the last one."""
+    """Return our resource attributes; the environment's (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`) take
+    precedence."""
     said = Resource.create()
     ours: dict[str, str] = {"service.version": quipu.__version__}
     if str(said.attributes.get("service.name", "")).startswith("unknown_service"):
@@ -215,33 +224,33 @@ def _resource() -> Resource:
     return said.merge(Resource({name: value for name, value in ours.items() if said.attributes.get(name) != value}))
 
 
-def _request_attributes(asked: Asked) -> dict[str, Value]:
+def _request_attributes(traced: TracedRequest) -> dict[str, Value]:
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": "text_completion" if asked.endpoint in _TEXT_ENDPOINTS else "chat",
+        "gen_ai.operation.name": "text_completion" if traced.endpoint in _TEXT_ENDPOINTS else "chat",
         "gen_ai.provider.name": "quipu",
-        "http.route": asked.endpoint,
-        "quipu.request_id": asked.request_id,
+        "http.route": traced.endpoint,
+        "quipu.request_id": traced.request_id,
     }
     told: dict[str, Value | None] = {
-        "gen_ai.request.model": asked.model,
-        "gen_ai.request.max_tokens": asked.max_tokens,
-        "gen_ai.request.temperature": asked.temperature,
-        "gen_ai.request.top_p": asked.top_p,
-        "gen_ai.request.choice.count": asked.num_choices if asked.num_choices != 1 else None,
-        "gen_ai.request.stream": True if asked.is_streamed else None,
-        "server.address": None if asked.server is None else asked.server[0],
-        "server.port": None if asked.server is None else asked.server[1],
+        "gen_ai.request.model": traced.model,
+        "gen_ai.request.max_tokens": traced.max_tokens,
+        "gen_ai.request.temperature": traced.temperature,
+        "gen_ai.request.top_p": traced.top_p,
+        "gen_ai.request.choice.count": traced.num_choices if traced.num_choices != 1 else None,
+        "gen_ai.request.stream": True if traced.is_streamed else None,
+        "server.address": None if traced.server is None else traced.server[0],
+        "server.port": None if traced.server is None else traced.server[1],
     }
     return attributes | {name: value for name, value in told.items() if value is not None}
 
 
-def _record_attributes(asked: Asked, record: UsageRecord) -> dict[str, Value]:
+def _record_attributes(traced: TracedRequest, record: UsageRecord) -> dict[str, Value]:
     attributes: dict[str, Value] = {
         "gen_ai.usage.output_tokens": record.completion_tokens,
         "quipu.outcome": str(record.outcome),
         "quipu.tenant": record.tenant,
     }
-    # Of a count that is not known, or that somebody has guessed, nothing is said under a name that means a count.
+    # A count that is unknown or estimated is never exported under the name of a count.
     if isinstance(record.prompt, Known):
         attributes["gen_ai.usage.input_tokens"] = record.prompt.n
     if isinstance(record.cached, Known):
@@ -256,10 +265,10 @@ def _record_attributes(asked: Asked, record: UsageRecord) -> dict[str, Value]:
         attributes["gen_ai.latency.time_in_queue"] = record.admitted_at - record.received_at
     if record.first_token_at is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = record.first_token_at - record.received_at
-        if asked.model is not None:
-            attributes["gen_ai.response.model"] = asked.model
-        if asked.response_id is not None:
-            attributes["gen_ai.response.id"] = asked.response_id
+        if traced.model is not None:
+            attributes["gen_ai.response.model"] = traced.model
+        if traced.response_id is not None:
+            attributes["gen_ai.response.id"] = traced.response_id
     if record.disputed:
         attributes["quipu.disputed"] = True
     if record.fault is not None:

@@ -1,7 +1,7 @@
-"""The parts of `shared` and of the KV-block manager that are also written in C.
+"""The parts of `shared` and of the KV-block manager that are also implemented in C.
 
-`_native` exists where the package was installed with a C compiler at hand. Everything in it also exists in Python and
-behaves the same there. Set `QUIPU_COMPILED=0` in the environment to run without it, for comparing or debugging.
+`_native` exists if a C compiler was available when the package was installed. Everything in it also exists in Python
+and behaves the same there. Set `QUIPU_COMPILED=0` in the environment to run without it, for comparison or debugging.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Self
 
-from ...block_manager.block_pool import BlockObserver
+from ..block_observer import BlockObserver
 
 def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]: ...
 

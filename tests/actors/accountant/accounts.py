@@ -1,11 +1,11 @@
-"""Accounts for tests: made, fed and ended in one line each."""
+"""Helpers that make, feed and end accounts in one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quipu.actors.accountant.account import Account, Ended, FirstToken, Span, Written
-from quipu.actors.accountant.prompt_account import Admission
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Span, Written
 from quipu.actors.messages.accountant import Caller, Side
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.outcomes import FinishReason
@@ -18,12 +18,12 @@ def new_account() -> Account:
 
 
 def account_of(*prompts: int, num_choices: int = 1) -> Account:
-    """One request of `num_choices` sequences a prompt; sequences are numbered from 1, prompt by prompt."""
+    """Make one request with `num_choices` sequences per prompt, numbered from 1, prompt by prompt."""
     account = new_account()
     sequence_id = 1
     for prompt_index, num_tokens in enumerate(prompts):
         for choice in range(num_choices):
-            account.prompted(sequence_id, prompt_index, choice, num_tokens)
+            account.add_sequence(sequence_id, prompt_index, choice, num_tokens)
             sequence_id += 1
     return account
 
@@ -35,7 +35,7 @@ def admission(
     *,
     tiers: Mapping[str, int] | None = None,
     side: Side = Side.PREFILL,
-    lent: int = 0,
+    copyable: int = 0,
     copied: int = 0,
 ) -> Admission:
     return Admission(
@@ -44,7 +44,7 @@ def admission(
         read=read,
         tiers=tiers,
         side=side,
-        lent=lent,
+        copyable=copyable,
         copied=copied,
         miss=MISS,
         incarnation=1,

@@ -1,4 +1,4 @@
-"""Random entries against an oracle that keeps one word a position."""
+"""Random entries against an oracle that keeps one word per position."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.accountant.account import Account, Ended, Entry, FirstToken, Revision, SequenceBook, Span, Written
-from quipu.actors.accountant.entry_store import Daybook, Page
-from quipu.actors.accountant.prompt_account import Admission
+from quipu.actors.accountant.account import Account
+from quipu.actors.accountant.account_entries import Admission, Ended, Entry, FirstToken, Revision, Span, Written
+from quipu.actors.accountant.entry_store import EntryStore, RequestEntries
+from quipu.actors.accountant.sequence_account import SequenceAccount
 from quipu.actors.messages.accountant import OpenAccount, Prompted
+from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.request_desk.mailbox import Mailbox
 from tests.actors.accountant.accounts import admission
 
@@ -27,18 +29,18 @@ def span(draw: st.DrawFn) -> Span:
 
 @st.composite
 def an_admission(draw: st.DrawFn) -> Admission:
-    """Numbers mostly follow one another, entries mostly agree."""
+    """Generate admissions whose numbers mostly follow one another and whose entries mostly agree."""
     number = draw(st.integers(1, 4))
     read = draw(st.integers(0, MOST))
     reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))
     copied = draw(st.one_of(st.just(0), st.integers(0, MOST - read)))
-    lent = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
-    return admission(number, reused, read, lent=lent, copied=copied)
+    copyable = draw(st.one_of(st.just(copied), st.integers(0, MOST)))
+    return admission(number, reused, read, copyable=copyable, copied=copied)
 
 
 @attrs.define
 class Oracle:
-    """What every position's first coverage was, and how often it was covered again."""
+    """Records how each position was first covered, and how often positions were covered again."""
 
     first: dict[int, str] = attrs.field(factory=dict)
     num_recomputed: int = 0
@@ -54,7 +56,7 @@ class Oracle:
                     return
                 self.problems += entry.number != self.last_number + 1
                 self.problems += entry.reused != entry.read
-                self.problems += entry.copied > entry.lent
+                self.problems += entry.copied > entry.copyable
                 self.cover(range(entry.read), "read" if self.last_number == 0 else "restored")
                 self.cover(range(entry.read, entry.read + entry.copied), "restored")
                 self.last_number = entry.number
@@ -67,48 +69,50 @@ class Oracle:
                 self.first[position] = how
 
     def count(self, how: str) -> int:
-        """First coverages; those of outputs are nobody's, except where an admission found them."""
+        """Count first coverages; those of outputs do not count, except if an admission covered them."""
         end = PROMPT if how == "computed" else MOST
         return sum(word == how for position, word in self.first.items() if position < end)
 
 
-def book_of(account: Account) -> SequenceBook:
-    return account.books[1]
+def sequence_of(account: Account) -> SequenceAccount:
+    return account.sequences[1]
 
 
 @given(st.lists(st.one_of(span(), an_admission()), max_size=14), st.booleans())
 def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) -> None:
-    """Read, computed, restored and recomputed positions are those that a word a position would say; so is a dispute."""
+    """Read, computed, restored and recomputed positions, and disputes, are those of the oracle."""
     oracle = Oracle()
-    account = new_page().account()
+    account = new_request().account()
     for entry in entries:
         account.apply(1, entry)
         oracle.hear(entry)
-    book = book_of(account)
-    counted = [book.read, book.computed_first, book.restored_first, book.recomputed]
+    if finished:
+        account.complete(1, 3, FinishReason.LENGTH)
+    sequence = sequence_of(account)
+    counted = [sequence.read, sequence.computed_first, sequence.restored_first, sequence.recomputed]
     assert counted == [*map(oracle.count, ("read", "computed", "restored")), oracle.num_recomputed]
     covered = sum(counted[:3])
-    keeps_books = book.counts_reuse or book.has_spans
+    keeps_books = sequence.counts_reuse or sequence.has_spans
     unbalanced = keeps_books and (covered != PROMPT if finished else covered > PROMPT)
-    assert len(book.dispute(finished=finished)) == oracle.problems + unbalanced
+    assert len(sequence.problems()) == oracle.problems + unbalanced
 
 
-def new_page() -> Page:
-    """Of a request with one sequence of PROMPT tokens, numbered 1."""
-    daybook = Daybook()
-    daybook.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
-    daybook.prompted(Prompted("r", (1,), (0,), (0,), (PROMPT,)))
-    return daybook.pages["r"]
+def new_request() -> RequestEntries:
+    """Make the entries of a request with one sequence of PROMPT tokens, numbered 1."""
+    store = EntryStore()
+    store.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
+    store.add_prompts(Prompted("r", (1,), (0,), (0,), (PROMPT,)))
+    return store.requests["r"]
 
 
 def seen(account: Account) -> object:
-    """All that can be said of an account."""
-    book = book_of(account)
+    """Return everything observable about an account."""
+    sequence = sequence_of(account)
     return (
         account.record(20.0),
         account.problems(),
-        book.covered.intervals,
-        book.granted,
+        sequence.covered.intervals,
+        sequence.admissions,
         account.prompts[0].written.intervals,
         account.first_token_at,
     )
@@ -125,29 +129,29 @@ PIECES = st.one_of(
 
 @given(st.lists(PIECES, max_size=14), st.booleans())
 def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) -> None:
-    """A page merges spans that follow each other; its account is that of the whole spans, however they were cut."""
-    page, account = new_page(), new_page().account()
+    """Merging consecutive spans does not change the account, however the spans were cut."""
+    request, account = new_request(), new_request().account()
     for piece in pieces:
         if isinstance(piece, tuple):
             whole, cuts = piece
             edges = sorted({whole.start, whole.end, *(cut for cut in cuts if whole.start < cut < whole.end)})
             for low, high in pairwise(edges) if len(edges) > 1 else [(whole.start, whole.end)]:
-                page.span(1, low, high)
+                request.add_span(1, low, high)
             account.apply(1, attrs.evolve(whole))
         else:
-            page.note(1, piece)
+            request.add(1, piece)
             account.apply(1, piece)
     if ends:
-        page.note(1, Ended())
+        request.add(1, Ended())
         account.apply(1, Ended())
-    assert seen(page.account()) == seen(account)
-    assert seen(page.account()) == seen(account), "looking changes nothing"
+    assert seen(request.account()) == seen(account)
+    assert seen(request.account()) == seen(account), "looking changes nothing"
 
 
 def test_spans_are_merged() -> None:
-    """A thousand decode steps are one entry, or an account would cost more with every token."""
-    page = new_page()
-    page.note(1, admission(1, 0, 0))
+    """A thousand decode steps are one entry, so that the cost of an account does not grow with every token."""
+    request = new_request()
+    request.add(1, admission(1, 0, 0))
     for position in range(1000):
-        page.span(1, position, position + 1)
-    assert len(page.entries[1]) == 2
+        request.add_span(1, position, position + 1)
+    assert len(request.entries[1]) == 2

@@ -1,4 +1,4 @@
-"""Which prompt tokens a step is asked to score, and what of the answer is handed out."""
+"""Which prompt tokens a step is asked to score, and which scores are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.executor import ToScore
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scores import PackedScores, Scores, StepScores
-from quipu.actors.scheduler.prompt_scores import ask_scores, hand_out_scores
+from quipu.actors.scheduler.prompt_scores import add_prompt_scoring, hand_out_scores
 from quipu.actors.scheduler.report_builder import ReportBuilder
 from quipu.actors.scheduler.sequence import Sequence
 from quipu.actors.shared.scored_tokens import pack
@@ -56,13 +56,13 @@ def flush(report: ReportBuilder) -> StepReport:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_each_token_once_in_order(seed: int) -> None:
-    """Random chunks, some void, some computed again: every token but the first is handed out once, in order."""
+    """With random chunks, some void, some computed again, each token but the first is reported once, in order."""
     draw = random.Random(seed)
     sequence, report = make(1, 40, outputs=3), ReportBuilder()
     start = 0
     while start < 43:
         end = min(43, start + draw.randrange(1, 12))
-        found = answer(ask_scores(None, sequence, 0, start, end), 1)
+        found = answer(add_prompt_scoring(None, sequence, 0, start, end), 1)
         if draw.random() < 0.3:  # preempted: what was found is void
             hand_out_scores(found, [], report)
             start = 0
@@ -82,16 +82,16 @@ def test_each_token_once_in_order(seed: int) -> None:
 
 
 def test_two_chunks_in_flight() -> None:
-    """The second chunk is planned before the first is answered, and asks for what follows it."""
+    """The second chunk is planned before the first is answered, and asks for the tokens that follow it."""
     sequence = make(1, 20)
-    asked = ask_scores(ask_scores(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
+    asked = add_prompt_scoring(add_prompt_scoring(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
     assert asked is not None
     assert asked.rows == [0, 1] and asked.positions == [1, 9]
     assert asked.token_ids == [sequence.tokens[1:9], sequence.tokens[9:20]]
 
 
-def test_only_those_that_it_concerns() -> None:
-    """What was drawn for a sequence that is gone is void with its token; a step that leaves nothing reports nothing."""
+def test_scores_of_ended_sequences_are_void() -> None:
+    """The scores of a sequence that is gone are void with its tokens; a step that leaves none reports nothing."""
     report = ReportBuilder()
     found = StepScores(
         [1, 2, 3], Scores([7, 8, 9], [-1.0, -2.0, -3.0], [1, 2, 3], [[7], [8], [9]], [[], [], []]), [], [], []

@@ -1,8 +1,6 @@
-"""What may wait is bounded; a request is let in or refused as a whole; no tenant takes all the room."""
+"""Limits on what may wait: a request is accepted or refused as a whole, and no tenant takes all the room."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 import trio
@@ -13,26 +11,23 @@ from hypothesis import strategies as st
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
-from quipu.actors.scheduler.admission import Intake, make_sequence
-from quipu.actors.scheduler.limits import Limits
+from quipu.actors.scheduler.admission import AdmissionControl, make_sequence
+from quipu.actors.scheduler.config import SchedulerConfig
 from quipu.actors.scheduler.waiting import Policy, WaitingQueue
+from tests.prompts import prompt_of
 from tests.runtimes import Answer, Client, small_runtime
 
 MANY = 512
 
 
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=length)
-
-
 async def busy(client: Client, nursery: trio.Nursery) -> None:
-    """Occupy the only seat of a runtime for all of a test."""
+    """Occupy the runtime's only sequence slot for the whole test."""
     nursery.start_soon(lambda: client.ask(prompt_of(20, 0), max_tokens=800))
     await trio.sleep(0.05)
 
 
 async def ask_all(client: Client, requests: list[tuple[int, str]]) -> list[Answer]:
-    """Requests of so many sequences, of a tenant each, one after the other but at once."""
+    """Send requests, each given as number of sequences and tenant, in this order and concurrently."""
     answers: dict[int, Answer] = {}
 
     async def one(index: int, num: int, tenant: str) -> None:
@@ -54,8 +49,8 @@ def are_refused(answers: list[Answer]) -> list[bool]:
     return [answer.error is not None for answer in answers]
 
 
-async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing is computed of one that does not fit, and one that fits gets all of its places before the next."""
+async def test_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
+    """Nothing is computed of a request that does not fit, and one that fits gets all its places before the next."""
     async with small_runtime(max_num_seqs=1, max_waiting_requests=10) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
@@ -63,8 +58,8 @@ async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -
     assert are_refused(answers) == [False, True, False, True]
 
 
-async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.Clock) -> None:
-    """The same, by prompt tokens: five for each sequence here."""
+async def test_waiting_tokens_are_bounded_per_request(autojump_clock: trio.abc.Clock) -> None:
+    """The same with prompt tokens, of which each sequence has five."""
     async with small_runtime(max_num_seqs=1, max_waiting_tokens=50) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
@@ -72,16 +67,16 @@ async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.C
     assert are_refused(answers) == [False, True, False, True]
 
 
-async def test_a_request_of_many_sequences_is_not_cut(autojump_clock: trio.abc.Clock) -> None:
-    """More than the lane to the engine holds, with a bound that is just enough, beside others that come in between."""
+async def test_request_with_many_sequences_is_not_split(autojump_clock: trio.abc.Clock) -> None:
+    """A request with more sequences than the lane to the engine holds is accepted while others arrive in between."""
     async with small_runtime(max_num_seqs=4, max_waiting_requests=MANY - 4, submit_slots=8) as client:
         answers = await ask_all(client, [(MANY, "a"), (1, "a")])
         client.assert_at_rest()
     assert answers[0].error is None and len(answers[0].texts) == MANY
 
 
-async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock) -> None:
-    """To come back would not help: 400, whatever is going on."""
+async def test_request_that_can_never_fit(autojump_clock: trio.abc.Clock) -> None:
+    """Retrying would not help, so it is a 400 whatever else is going on."""
     async with small_runtime(max_num_seqs=4, max_waiting_requests=10) as client:
         (answer,) = await ask_all(client, [(15, "a")])
         (served,) = await ask_all(client, [(14, "a")])
@@ -90,8 +85,8 @@ async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock)
     assert served.error is None
 
 
-async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: trio.abc.Clock) -> None:
-    """Longer than all that may wait: it does not wait."""
+async def test_long_prompt_on_idle_engine(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt longer than all that may wait is accepted if it does not have to wait."""
     async with small_runtime(max_num_seqs=2, max_waiting_tokens=10) as client:
         answer = await client.ask(prompt_of(500, 1), max_tokens=1)
         client.assert_at_rest()
@@ -99,8 +94,8 @@ async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: tri
 
 
 @pytest.mark.parametrize("bound", [{"max_waiting_requests": 10}, {"max_waiting_tokens": 50}])
-async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
-    """With several tenants one of them may have half of what may wait; the others find the rest."""
+async def test_tenant_share_of_waiting_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
+    """With several tenants, one may use half of the waiting room, and the others find the rest."""
     async with (
         small_runtime(max_num_seqs=1, max_waiting_share=0.5, **bound) as client,
         trio.open_nursery() as nursery,
@@ -111,8 +106,8 @@ async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, boun
     assert are_refused(answers) == [False] * 5 + [True] * 3 + [False, False, True]
 
 
-async def test_what_leaves_gives_its_places_back(autojump_clock: trio.abc.Clock) -> None:
-    """Also those that were kept for sequences which never came; nothing is left of any of them."""
+async def test_leaving_requests_free_their_places(autojump_clock: trio.abc.Clock) -> None:
+    """So do places kept for sequences that were never submitted; nothing is left of any of them."""
     async with small_runtime(max_num_seqs=1, max_waiting_requests=100, submit_slots=1) as client:
         async with trio.open_nursery() as nursery:
             await busy(client, nursery)
@@ -123,14 +118,14 @@ async def test_what_leaves_gives_its_places_back(autojump_clock: trio.abc.Clock)
                     await trio.lowlevel.checkpoint()
                 ticket.leave()
                 await trio.testing.wait_all_tasks_blocked()
-                assert client.engine.batcher.num_parties == 0
+                assert client.engine.batcher.num_groups == 0
             assert are_refused(await ask_all(client, [(100, "a")])) == [False]
             nursery.cancel_scope.cancel()
         await trio.sleep(1)
         client.assert_at_rest()
 
 
-def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Submit:
+def submit(sequence_id: int, tenant: str, *, group_id: int, to_come: int) -> Submit:
     tokens = [1] * 3
     sampling = SamplingParams(max_tokens=1)
     return Submit(
@@ -140,7 +135,7 @@ def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Sub
         [],
         sampling,
         tenant,
-        party_id=party_id,
+        group_id=group_id,
         num_to_come=to_come,
         tokens_to_come=3 * to_come,
     )
@@ -151,10 +146,9 @@ def submit(sequence_id: int, tenant: str, *, party_id: int, to_come: int) -> Sub
     st.integers(1, 12),
     st.sampled_from([0.5, 1.0]),
 )
-def test_places_are_kept_for_those_to_come(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
-    """Whatever comes, and however many of a request's sequences do before it leaves: no sequence is refused after the
-    first, and what waits and is expected stays within the bounds."""
-    limits = Limits(
+def test_places_are_kept_for_expected_sequences(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
+    """No sequence is refused after the first of its request, and what waits and is expected stays within the limits."""
+    limits = SchedulerConfig(
         block_size=1,
         num_blocks=10,
         max_num_seqs=1,
@@ -163,22 +157,22 @@ def test_places_are_kept_for_those_to_come(requests: list[tuple[int, str, int]],
         max_waiting_requests=bound,
         max_waiting_share=share,
     )
-    intake, waiting = Intake(limits), WaitingQueue(Policy.FCFS)
+    admission, waiting = AdmissionControl(limits), WaitingQueue(Policy.FCFS)
     num_waiting = {"a": 0, "b": 0}
     next_id = 1
     for size, tenant, num_that_come in requests:
-        party_id, let_in = next_id, None
+        group_id, let_in = next_id, None
         for at in range(min(size, num_that_come)):
-            message = submit(next_id + at, tenant, party_id=party_id, to_come=size - at - 1)
-            refusal = intake.why_not(message, waiting, 1)
+            message = submit(next_id + at, tenant, group_id=group_id, to_come=size - at - 1)
+            refusal = admission.refusal_of(message, waiting, 1)
             assert let_in in (None, refusal is None)
             let_in = refusal is None
             if let_in:
                 waiting.push(make_sequence(message, next_id + at, limits))
                 num_waiting[tenant] += 1
         if num_that_come < size:
-            intake.end_party(party_id)
-        assert intake.num_parties == 0
+            admission.end_group(group_id)
+        assert admission.num_groups == 0
         next_id += size
         assert sum(num_waiting.values()) == len(waiting) <= bound
         assert num_waiting[tenant] == waiting.num_of(tenant) <= -(-bound * share // 1)

@@ -1,66 +1,17 @@
-"""What a prompt's breakpoints are said to have created, against a count position by position."""
+"""Breakpoints in whole blocks, and the pins that they ask for."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from quipu.actors.messages.prompts import Breakpoint, CacheTtl, Pin
+from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 
-from quipu.actors.accountant.prompt_account import Admission, PromptBook
-from quipu.actors.messages.prompts import Breakpoint, CacheTtl
-
-LENGTH = 40
+SIZE = 4
 SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR
-POSITIONS = st.integers(0, LENGTH)
 
 
-def book(cached: int | None, *breakpoints: Breakpoint) -> PromptBook:
-    prompt = PromptBook(LENGTH, breakpoints)
-    prompt.admit(Admission(number=1, reused=cached, read=cached or 0, miss=None, incarnation=1, at=0.0))
-    return prompt
-
-
-@given(
-    cached=POSITIONS,
-    spans=st.lists(st.tuples(POSITIONS, POSITIONS), max_size=5),
-    marks=st.lists(st.tuples(POSITIONS, st.sampled_from(CacheTtl)), max_size=4),
-    pinned=st.lists(POSITIONS, max_size=3),
-)
-def test_each_position_is_created_once(
-    cached: int, spans: list[tuple[int, int]], marks: list[tuple[int, CacheTtl]], pinned: list[int]
-) -> None:
-    """By the first breakpoint after it, if it was written, is pinned and was not read; the parts never exceed what was
-    written."""
-    breakpoints = [Breakpoint(position, ttl) for position, ttl in sorted(marks)]
-    prompt = book(cached, *breakpoints)
-    for start, end in spans:
-        prompt.write(start, end)
-    for end in pinned:
-        prompt.pin(end)
-    expected = dict.fromkeys(CacheTtl, 0)
-    for position in range(LENGTH):
-        written = any(start <= position < end for start, end in spans) and position >= cached
-        after = next((b for b in breakpoints if position < b.position), None)
-        if written and after is not None and position < max(pinned, default=0):
-            expected[after.ttl] += 1
-    assert prompt.created == expected
-    assert sum(prompt.created.values()) <= prompt.cache_write_tokens <= LENGTH - cached
-
-
-def test_frozen_with_the_first_token() -> None:
-    """What is written, or pinned, later is not the client's."""
-    prompt = book(0, Breakpoint(16, LONG), Breakpoint(32, SHORT))
-    prompt.write(0, 24)
-    prompt.pin(16)
-    prompt.freeze_written()
-    prompt.write(24, LENGTH)
-    prompt.pin(32)
-    assert prompt.created == {LONG: 16, SHORT: 0}
-
-
-def test_nothing_is_created_where_nobody_knows_what_was_read() -> None:
-    """A router's estimate may be of the very tokens that were written: the parts of the prompt would overlap."""
-    prompt = book(None, Breakpoint(32, SHORT))
-    prompt.estimated = 32
-    prompt.write(0, 32)
-    prompt.pin(32)
-    assert prompt.created == {LONG: 0, SHORT: 0}
+def test_breakpoints_end_with_full_blocks() -> None:
+    """A breakpoint keeps up to its last full block; two that end with the same block are one, with the longer time."""
+    breakpoints = (Breakpoint(3, LONG), Breakpoint(9, SHORT), Breakpoint(11, LONG), Breakpoint(16, SHORT))
+    assert pins_of(breakpoints, SIZE) == (Pin(2, 3600), Pin(4, 300))
+    whole = in_whole_blocks(breakpoints, SIZE)
+    assert [(b.position, b.ttl) for b in whole] == [(0, LONG), (8, SHORT), (8, LONG), (16, SHORT)]

@@ -25,7 +25,7 @@ def of_op() -> list[tuple[str, type]]:
 def test_both_agree() -> None:
     """What is compiled is what is declared; every byte belongs to a field, or is before a larger one."""
     check_layout(load_kernels().library)
-    for struct in (Op, program._Pass):
+    for struct in (Op, program._Pass):  # noqa: SLF001 (a struct that C shares)
         *fields, end = fields_of(struct)
         for field, after in zip(fields, [*fields[1:], end], strict=True):
             assert 0 <= after.offset - field.offset - field.size < 8, field

@@ -1,4 +1,4 @@
-"""Large bodies are parsed piece by piece, and nobody can tell."""
+"""Large bodies are parsed piece by piece, with the result of parsing them whole."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.web.api import json_body
-from quipu.web.api.json_body import InvalidJson, TooComplex, find_structure, parse_json
+from quipu.web.api import json_body, json_structure
+from quipu.web.api.json_body import parse_json
+from quipu.web.api.json_structure import InvalidJson, TooComplex, find_structure
 
 TEXTS = st.text(st.sampled_from('ab\\",:[]{}\n é漢😀\u2028'), max_size=30)
 VALUES = st.recursive(
@@ -21,15 +22,16 @@ VALUES = st.recursive(
     max_leaves=30,
 )
 SIZES = st.tuples(st.integers(1, 8), st.integers(13, 40), st.integers(1, 50))
-"""Values of a piece, bytes of a piece, bytes of a stretch that is scanned."""
+"""Values of a piece, bytes of a piece, bytes that are scanned at a time."""
 
 
 def parsed(data: bytes, sizes: tuple[int, int, int]) -> Any:
-    """What comes out with pieces of these sizes; the class of the error where nothing does."""
+    """Return the value parsed with pieces of these sizes, or the class of the error."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_body, "INLINE_BYTES", 0)
-        for name, size in zip(("PIECE_VALUES", "PIECE_BYTES", "_SCAN_BYTES"), sizes, strict=True):
-            patch.setattr(json_body, name, size)
+        patch.setattr(json_body, "PIECE_VALUES", sizes[0])
+        patch.setattr(json_body, "PIECE_BYTES", sizes[1])
+        patch.setattr(json_structure, "_SCAN_BYTES", sizes[2])
         try:
             return trio.run(parse_json, data)
         except InvalidJson:
@@ -44,10 +46,10 @@ def expected(data: bytes) -> Any:
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), SIZES)
-def test_pieces_make_what_orjson_makes(
+def test_pieces_parse_as_orjson_does(
     value: Any, ascii_only: bool, indent: int | None, sizes: tuple[int, int, int]
 ) -> None:
-    """Whatever the sizes of pieces, and wherever they cut."""
+    """The result is orjson's for all piece sizes, wherever the pieces are cut."""
     data = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     assert parsed(data, sizes) == expected(data)
 
@@ -60,10 +62,10 @@ EDITS = st.lists(
 
 
 @given(VALUES, EDITS, st.booleans(), SIZES)
-def test_what_orjson_refuses_is_refused(
+def test_damaged_body_is_refused_as_by_orjson(
     value: Any, edits: list[tuple[float, bytes]], inserts: bool, sizes: tuple[int, int, int]
 ) -> None:
-    """A body with characters lost, changed or too many is taken or refused as orjson has it."""
+    """A body with characters lost, changed or inserted is accepted or refused as by orjson."""
     data = bytearray(json.dumps(value, ensure_ascii=False).encode())
     for place, new in edits:
         at = int(place * len(data))
@@ -73,14 +75,14 @@ def test_what_orjson_refuses_is_refused(
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é😀" * 3000, "\\" * 4001, "\n\u2028" * 3000, '"' * 3001])
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_long_text_is_parsed_in_parts(text: str, ascii_only: bool) -> None:
+def test_long_string_is_parsed_in_parts(text: str, ascii_only: bool) -> None:
     """No part ends within a character or an escape."""
     data = json.dumps({"a": [1, 2], "prompt": text, "b": text}, ensure_ascii=ascii_only).encode()
     assert parsed(data, (4, 1000, 77)) == {"a": [1, 2], "prompt": text, "b": text}
 
 
 def test_no_call_parses_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However a large body is made, orjson sees a bounded part of it at a time."""
+    """Orjson sees a bounded part of a large body at a time, whatever its shape."""
     sizes: list[int] = []
     loads = orjson.loads
 
@@ -102,31 +104,31 @@ def test_no_call_parses_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("body", "what"),
-    [(b"[" + b"[]," * (1 << 18) + b"1]", "objects and lists"), (b"[" + b"1," * (1 << 22) + b"1]", "values")],
+    [(b"[" + b"[]," * (1 << 18) + b"1]", "objects and arrays"), (b"[" + b"1," * (1 << 22) + b"1]", "values")],
 )
 def test_too_complex(body: bytes, what: str) -> None:
-    """A body of more objects or values than one request may have is refused before one of them is made."""
+    """A body with more objects or values than allowed is refused before any of them is made."""
     with pytest.raises(TooComplex, match=what):
         find_structure(body)
 
 
 @pytest.mark.parametrize("piece", [b"k", rb"\"", rb"\u00e9"])
 def test_huge_key(piece: bytes) -> None:
-    """A key that cannot be looked through in a moment is refused, whatever is in it."""
+    """A key beside a large value is refused if it is too long, whatever it contains."""
     data = b'{"a":1,"' + piece * (json_body.PIECE_BYTES // len(piece) + 1) + b'":[1]}'
     with pytest.raises(TooComplex, match="key"):
         trio.run(parse_json, data)
 
 
 def test_nested_too_deep() -> None:
-    """As orjson has it, in whatever pieces."""
+    """Nesting is limited as in orjson."""
     data = b'{"a":"' + b"x" * json_body.INLINE_BYTES + b'","b":' + b"[" * 2000 + b"]" * 2000 + b"}"
     with pytest.raises(InvalidJson, match="Recursion"):
         trio.run(parse_json, data)
 
 
-def test_size_is_told_before_values_are_made() -> None:
-    """Whoever keeps the memory's budget hears of a large body's objects in time to refuse them."""
+def test_size_is_reported_before_values_are_made() -> None:
+    """`expect` hears of the memory of a large body's values in time to refuse them."""
     told: list[int] = []
 
     class Refused(Exception):
@@ -138,4 +140,4 @@ def test_size_is_told_before_values_are_made() -> None:
 
     with pytest.raises(Refused):
         trio.run(parse_json, json.dumps([{"a": 1}] * 10_000).encode(), refuse)
-    assert told[0] >= 10_000 * json_body.CONTAINER_BYTES
+    assert told[0] >= 10_000 * json_structure.CONTAINER_BYTES

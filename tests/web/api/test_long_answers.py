@@ -22,10 +22,10 @@ from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.api.answer import whole_response
 from quipu.web.api.openai.logprobs import MAX_ENTRIES
 from quipu.web.api.stream import MAX_LOOSE_PIECES, Transcript
-from quipu.web.api.usage import Tally
 from quipu.web.app import make_app
 from quipu.web.http import turns
 from quipu.web.options import AppOptions
+from quipu.web.request.tally import Tally
 from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

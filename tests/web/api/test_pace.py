@@ -9,7 +9,7 @@ import trio
 
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.api import pace
-from quipu.web.api.json_body import MAX_CHAT_VALUES
+from quipu.web.api.json_structure import MAX_CHAT_VALUES
 from quipu.web.app import make_app
 from tests.web.fakes import Client, FakeDesk
 
@@ -153,5 +153,5 @@ async def test_others_run_in_between() -> None:
         nursery.start_soon(others)
         before = turns_of_others
         await Client(app).post(MESSAGES, body(MESSAGES, turns(MESSAGES, 10_000)))
-        assert turns_of_others - before > 10_000 / pace._ITEMS_A_TURN
+        assert turns_of_others - before > 10_000 / pace.ITEMS_A_TURN
         nursery.cancel_scope.cancel()

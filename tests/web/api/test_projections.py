@@ -82,7 +82,7 @@ async def test_every_surface_says_the_record(surface: Surface, end: End, autojum
         with structlog.testing.capture_logs() as lines:
             told = await ask(client, tracer, surface, end, dials)
             with trio.fail_after(60):
-                while client.runtime.daybook.num_open_accounts:
+                while client.runtime.entry_store.num_open_accounts:
                     await trio.sleep(0.01)
         after = samples(client)
     record = journal.closed[-1]

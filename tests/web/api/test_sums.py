@@ -145,7 +145,7 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
                     await at_once.acquire()
                     nursery.start_soon(one, seen)
             with trio.fail_after(600):
-                while client.runtime.daybook.num_open_accounts or client.runtime.desk.num_live_sequences:
+                while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
                     await trio.sleep(0.01)
             counters = samples(client)
     records = {record.request_id: record for record in as_kept(journal.closed)}
@@ -249,6 +249,9 @@ def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[
         record = records[request_id]
         told = (line["outcome"], line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
         assert told == (record.outcome, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        miss = record.cache_misses[0] if record.cache_misses else None
+        expected = (None, None) if miss is None else (miss.reason, miss.token)
+        assert (line["miss_reason"], line["miss_token"]) == expected
     stats = [line for line in lines if line["event"] == "prefix_cache.stats"][-1]
     assert stats["total_prompt_tokens"] == counters["prompt_tokens_total"]
     assert stats["total_cached_tokens"] == counters["prefix_cache_hits_total"]

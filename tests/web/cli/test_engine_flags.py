@@ -1,4 +1,4 @@
-"""Flags of the engine reach its configuration, and /server_info says so."""
+"""Flags of the engine reach its configuration, and /server_info shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.web.cli.settings import resolve_config
     ("flags", "expected"), [([], True), (["--share-pending-prefixes"], True), (["--no-share-pending-prefixes"], False)]
 )
 def test_share_pending_prefixes(flags: list[str], expected: bool) -> None:
-    """On unless the operator says no."""
+    """It is on unless the operator turns it off."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.engine.share_pending_prefixes is expected
     assert info.settings["share_pending_prefixes"] is expected
@@ -35,8 +35,8 @@ def test_max_pinned_share(flags: list[str], expected: float) -> None:
         (["--max-waiting-requests", "7", "--max-waiting-tokens", "9", "--key-file", "keys.toml"], 7, 9, 0.5),
     ],
 )
-def test_what_may_wait(flags: list[str], requests: int, tokens: int, share: float) -> None:
-    """Bounded unless the operator says 0; with a key file, which may have several tenants, half is one tenant's."""
+def test_limits_on_waiting(flags: list[str], requests: int, tokens: int, share: float) -> None:
+    """There are limits unless the operator says 0; with a key file, which may have several tenants, one gets half."""
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     engine = config.engine
     assert (engine.max_waiting_requests, engine.max_waiting_tokens, engine.max_waiting_share) == (
@@ -56,8 +56,8 @@ def test_step_timeout(flags: list[str], expected: float) -> None:
 
 
 @pytest.mark.parametrize("share", ["-0.1", "1.5", "half", "nan"])
-def test_a_share_that_is_none(share: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The flag is named."""
+def test_invalid_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the flag."""
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", "--max-pinned-share", share])
     assert "--max-pinned-share" in capsys.readouterr().err
@@ -66,30 +66,30 @@ def test_a_share_that_is_none(share: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("flag", "text", "words"),
     [
-        ("--port", "http", "no whole number"),
-        ("--max-model-len", "32k", "no whole number"),
-        ("--max-waiting-tokens", "1.5", "no whole number"),
-        ("--max-pinned-share", "half", "no number"),
-        ("--ledger-retention-days", "ever", "no number"),
-        ("--request-timeout", "nan", "not positive"),
-        ("--request-timeout", "0", "not positive"),
-        ("--request-timeout", "-1", "not positive"),
-        ("--shutdown-timeout", "nan", "no time"),
-        ("--step-timeout", "-1", "negative"),
-        ("--shutdown-timeout", "-1", "negative"),
-        ("--shutdown-timeout", "soon", "no number"),
+        ("--port", "http", "a whole number"),
+        ("--max-model-len", "32k", "must be a whole number, not '32k'"),
+        ("--max-waiting-tokens", "1.5", "a whole number"),
+        ("--max-pinned-share", "half", "must be a number, not 'half'"),
+        ("--ledger-retention-days", "ever", "must be a number"),
+        ("--request-timeout", "nan", "must be greater than 0, not nan"),
+        ("--request-timeout", "0", "greater than 0"),
+        ("--request-timeout", "-1", "greater than 0"),
+        ("--shutdown-timeout", "nan", "at least 0"),
+        ("--step-timeout", "-1", "must be at least 0, not -1"),
+        ("--shutdown-timeout", "-1", "at least 0"),
+        ("--shutdown-timeout", "soon", "a number"),
     ],
 )
-def test_numbers_that_are_none(flag: str, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The flag is named, and what is wrong with it is said in words, before anything starts."""
+def test_invalid_numbers(flag: str, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the flag and says what is wrong with its value, before anything starts."""
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
     said = capsys.readouterr().err
     assert f"argument {flag}: " in said and words in said
 
 
-def test_times_that_are_some() -> None:
-    """Stopping at once, and waiting for ever, are times."""
+def test_valid_times() -> None:
+    """To stop at once and to wait for ever are both possible."""
     arguments = make_parser().parse_args(["serve", "--shutdown-timeout", "0", "--request-timeout", "0.5"])
     assert (arguments.shutdown_timeout, arguments.request_timeout) == (0.0, 0.5)
     assert make_parser().parse_args(["serve", "--shutdown-timeout", "inf"]).shutdown_timeout == float("inf")

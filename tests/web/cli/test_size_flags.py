@@ -1,4 +1,4 @@
-"""Sizes as operators write them, and what the flags of the KV cache's memory, threads and determinism become."""
+"""Sizes as operators write them, and what becomes of the flags for KV cache memory, threads and determinism."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_sizes(text: str, num_bytes: int, flag: str) -> None:
         ("--threads", "0"),
     ],
 )
-def test_what_is_none(flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The flag is named."""
+def test_invalid_values(flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the flag."""
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
     assert flag in capsys.readouterr().err
 
 
-def test_what_is_said_reaches_the_engine() -> None:
-    """Utilization, mode, threads and vLLM's name for a number of blocks."""
+def test_values_reach_the_engine() -> None:
+    """Utilization, mode and threads do, and so does vLLM's flag for the number of blocks."""
     flags = ["--gpu-memory-utilization", "0.5", "--determinism", "strict", "--threads", "3"]
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert (config.engine.memory_utilization, config.engine.determinism, config.engine.num_threads) == (
@@ -64,7 +64,7 @@ def test_what_is_said_reaches_the_engine() -> None:
 
 
 @pytest.mark.parametrize(("flags", "may"), [([], True), (["--max-model-len", "1024"], False)])
-def test_only_a_length_that_nobody_asked_for_may_be_shortened(flags: list[str], may: bool) -> None:
-    """Whoever asks for a length gets it, or a refusal."""
+def test_only_a_default_length_may_be_shortened(flags: list[str], may: bool) -> None:
+    """A length that was asked for is kept, or refused."""
     config, _ = resolve_config(make_parser().parse_args(["serve", "demo", *flags]))
     assert config.engine.may_shorten is may

@@ -237,7 +237,7 @@ async def test_connection_is_used_again(lines: Lines, way: Way) -> None:
 
 
 async def test_http_1_0_goes_the_generic_way(lines: Lines) -> None:
-    """Without chunks there is no line: the answer ends with its connection."""
+    """Without chunks there is no direct writer: the answer ends with its connection."""
     desk = FakeDesk()
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()

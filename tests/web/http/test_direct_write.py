@@ -1,4 +1,4 @@
-"""The direct line by itself: what it writes, what it refuses to write, and what waits."""
+"""A direct writer by itself: what it writes, what it refuses to write, and what waits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import attrs
 import pytest
 import trio
 
-from quipu.web.http.direct_write import ChunkLine
+from quipu.web.http.direct_write import DirectWriter
 
 
 @attrs.define(eq=False)
 class FakeConnection:
-    """A connection whose kernel takes `room` bytes; it is a line's wire and its gate."""
+    """A connection whose kernel takes `room` bytes; it is also the transport and the protocol state of a writer."""
 
     room: int = 1 << 20
     error: int | None = None
@@ -42,14 +42,14 @@ class FakeConnection:
         self.num_aborts += 1
         self.closed = True
 
-    def line(self) -> ChunkLine:
-        return ChunkLine(self, self, lambda: -1 if self.closed else 7, self.kernel)
+    def writer(self) -> DirectWriter:
+        return DirectWriter(self, self, lambda: -1 if self.closed else 7, self.kernel)
 
 
 def test_a_chunk_is_one_write() -> None:
     """Framed as HTTP/1.1 has it, with its length in hexadecimal digits."""
     connection = FakeConnection()
-    assert connection.line().send_nowait(b"x" * 26)
+    assert connection.writer().send_nowait(b"x" * 26)
     assert connection.taken == b"1a\r\n" + b"x" * 26 + b"\r\n"
     assert connection.descriptors == [7]
 
@@ -58,32 +58,32 @@ def test_a_chunk_is_one_write() -> None:
 async def test_the_rest_goes_first(room: int) -> None:
     """However little of a chunk was taken, nothing follows before `flush` has written the rest of it."""
     connection = FakeConnection(room=room)
-    line = connection.line()
-    assert not line.send_nowait(b"0123456")
-    assert line.has_rest
+    writer = connection.writer()
+    assert not writer.send_nowait(b"0123456")
+    assert writer.has_remainder
     connection.room = 1000
     with pytest.raises(trio.WouldBlock):
-        line.send_nowait(b"abc")
-    await line.flush()
-    assert not line.has_rest
-    assert line.send_nowait(b"abc")
+        writer.send_nowait(b"abc")
+    await writer.flush()
+    assert not writer.has_remainder
+    assert writer.send_nowait(b"abc")
     assert connection.taken == b"7\r\n0123456\r\n3\r\nabc\r\n"
 
 
 def test_full_buffer() -> None:
     """Where nothing was taken nothing waits: the chunk is still its owner's."""
     connection = FakeConnection(room=0)
-    line = connection.line()
+    writer = connection.writer()
     with pytest.raises(trio.WouldBlock):
-        line.send_nowait(b"abc")
-    assert not line.has_rest and connection.num_aborts == 0
+        writer.send_nowait(b"abc")
+    assert not writer.has_remainder and connection.num_aborts == 0
 
 
 def test_not_between_the_bytes_of_another_write() -> None:
-    """While the connection writes, a line does not."""
+    """A writer refuses to write while the connection is writing."""
     connection = FakeConnection(is_writing=True)
     with pytest.raises(trio.WouldBlock):
-        connection.line().send_nowait(b"abc")
+        connection.writer().send_nowait(b"abc")
     assert connection.taken == b""
 
 
@@ -91,17 +91,17 @@ def test_not_between_the_bytes_of_another_write() -> None:
 def test_failed_connection(error: int) -> None:
     """It is reset, once, and what was to be sent is dropped."""
     connection = FakeConnection(error=error)
-    line = connection.line()
-    assert line.send_nowait(b"abc") and line.send_nowait(b"def")
-    assert connection.num_aborts == 1 and connection.taken == b"" and not line.has_rest
+    writer = connection.writer()
+    assert writer.send_nowait(b"abc") and writer.send_nowait(b"def")
+    assert connection.num_aborts == 1 and connection.taken == b"" and not writer.has_remainder
 
 
 async def test_nothing_leaves_a_closed_connection() -> None:
     """Neither a chunk nor the rest of one."""
     connection = FakeConnection(room=3)
-    line = connection.line()
-    assert not line.send_nowait(b"abc")
+    writer = connection.writer()
+    assert not writer.send_nowait(b"abc")
     connection.closed = True
-    assert line.send_nowait(b"def")
-    await line.flush()
+    assert writer.send_nowait(b"def")
+    await writer.flush()
     assert connection.taken == b"3\r\n"

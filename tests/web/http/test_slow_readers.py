@@ -12,7 +12,7 @@ import trio.testing
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import QuipuApp, make_app
-from quipu.web.http.unread_limit import Shelf, shelf_of_run
+from quipu.web.http.unread_limit import UnreadLimit, unread_limit_of_run
 from quipu.web.options import AppOptions
 from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, says
 
@@ -37,8 +37,8 @@ async def readers(app: QuipuApp, num: int) -> AsyncIterator[list[Exchange]]:
         yield exchanges
 
 
-def shelf() -> Shelf:
-    return shelf_of_run(0)
+def unread_limit() -> UnreadLimit:
+    return unread_limit_of_run(0)
 
 
 async def test_the_one_that_keeps_most_is_cut_off() -> None:
@@ -50,9 +50,9 @@ async def test_the_one_that_keeps_most_is_cut_off() -> None:
                 desk.tickets[index].mailbox.put(Delta(0, "x" * 500, 1, None))
                 await trio.testing.wait_all_tasks_blocked()
         assert [ticket.num_leaves for ticket in desk.tickets] == [0, 1, 0]
-        assert 0 < shelf().num_bytes <= LIMIT and len(shelf()) == 2
+        assert 0 < unread_limit().num_bytes <= LIMIT and len(unread_limit()) == 2
     await trio.testing.wait_all_tasks_blocked()
-    assert shelf().num_bytes == 0 and len(shelf()) == 0
+    assert unread_limit().num_bytes == 0 and len(unread_limit()) == 0
 
 
 @pytest.mark.parametrize("is_read", [True, False])
@@ -66,11 +66,11 @@ async def test_nothing_is_kept_of_one_that_ends(is_read: bool) -> None:
         desk.ticket.mailbox.put(Delta(0, "", 1, FinishReason.STOP))
         desk.ticket.mailbox.put(Closed(record(), None))
         await trio.testing.wait_all_tasks_blocked()
-        assert shelf().num_bytes > 4000
+        assert unread_limit().num_bytes > 4000
         if is_read:
             while not exchange.ended:
                 await exchange.read_some()
         else:
             exchange.leave()
         await trio.testing.wait_all_tasks_blocked()
-        assert shelf().num_bytes == 0 and len(shelf()) == 0
+        assert unread_limit().num_bytes == 0 and len(unread_limit()) == 0

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.web.http.direct_write import ChunkLine
+from quipu.web.http.direct_write import DirectWriter
 from quipu.web.http.sse import MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, Sink, SinkOverflow, body, json_for_line
-from quipu.web.http.unread_limit import Shelf
+from quipu.web.http.unread_limit import UnreadLimit
 
 
 class Cut:
@@ -85,21 +85,21 @@ async def test_a_large_event_is_no_overflow() -> None:
 
 async def test_all_sinks_together() -> None:
     """Beyond the common limit the one that has left most unread is cut off; what is read, or ended, does not count."""
-    shelf, cuts = Shelf(100), [Cut() for _ in range(4)]
-    sinks = [Sink(60, cut, shelf) for cut in cuts]
+    unread_limit, cuts = UnreadLimit(100), [Cut() for _ in range(4)]
+    sinks = [Sink(60, cut, unread_limit) for cut in cuts]
     for sink, num_bytes in zip(sinks, (20, 50, 30, 1), strict=True):
         sink.push(b"x" * num_bytes)
     assert [cut.count for cut in cuts] == [0, 1, 0, 0] and sinks[1].overflowed
-    assert shelf.num_bytes == 51
+    assert unread_limit.num_bytes == 51
     sinks[3].push(b"x" * 49)
     assert sinks[2].take_nowait() == b"x" * 30
     sinks[0].close()
-    assert shelf.num_bytes == 50 and len(shelf) == 1
+    assert unread_limit.num_bytes == 50 and len(unread_limit) == 1
     sinks[2].push(b"x" * 50)
     assert [cut.count for cut in cuts] == [0, 1, 0, 0]
     for sink in sinks:
         sink.close()
-    assert shelf.num_bytes == 0 and len(shelf) == 0
+    assert unread_limit.num_bytes == 0 and len(unread_limit) == 0
 
 
 async def test_a_long_backlog_is_several_writes() -> None:
@@ -168,7 +168,7 @@ async def test_a_push_at_the_heartbeat_is_not_lost(autojump_clock: trio.testing.
     assert [data for data in seen if data != PING] == [b"a"]
 
 
-class FakeLine(ChunkLine):
+class FakeWriter(DirectWriter):
     """Keeps what is sent. With `is_full` it takes nothing; with `is_partial` it takes a part, once."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class FakeLine(ChunkLine):
         self.is_partial = False
 
     @property
-    def has_rest(self) -> bool:
+    def has_remainder(self) -> bool:
         return self.is_partial
 
     def send_nowait(self, data: bytes) -> bool:
@@ -197,20 +197,20 @@ class Reading:
     """A body that is being read, and the clock's time of each of its writes."""
 
     sink: Sink
-    line: FakeLine
+    writer: FakeWriter
     seen: list[bytes] = attrs.field(factory=list)
     times: list[float] = attrs.field(factory=list)
 
     async def read(self) -> None:
-        async for data in body(self.sink, 16.0, open_line=lambda: self.line):
+        async for data in body(self.sink, 16.0, open_direct_writer=lambda: self.writer):
             self.seen.append(data)
             self.times.append(trio.current_time())
 
 
 @asynccontextmanager
 async def reading(limit_bytes: int = 100) -> AsyncIterator[Reading]:
-    """A body that waits, with a line."""
-    one = Reading(Sink(limit_bytes, Cut()), FakeLine())
+    """A body that waits, with a direct writer."""
+    one = Reading(Sink(limit_bytes, Cut()), FakeWriter())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.read)
         await trio.testing.wait_all_tasks_blocked()
@@ -219,53 +219,53 @@ async def reading(limit_bytes: int = 100) -> AsyncIterator[Reading]:
 
 
 async def test_a_waiting_body_is_passed_by() -> None:
-    """While it has nothing to do chunks take the line, and it is not woken."""
+    """While it has nothing to do chunks are written directly, and the body is not woken."""
     async with reading() as one:
         for data in (b"a", b"b", b"c"):
             one.sink.push(data)
-        assert one.line.sent == [b"a", b"b", b"c"]
+        assert one.writer.sent == [b"a", b"b", b"c"]
         one.sink.finish()
     assert one.seen == []
 
 
 async def test_before_its_first_step_a_body_is_not_passed_by() -> None:
     """The head of the response may not be out."""
-    sink, line = Sink(100, Cut()), FakeLine()
+    sink, writer = Sink(100, Cut()), FakeWriter()
     sink.push(b"a")
     sink.finish()
-    assert [data async for data in body(sink, 15.0, open_line=lambda: line)] == [b"a"]
-    assert line.sent == []
+    assert [data async for data in body(sink, 15.0, open_direct_writer=lambda: writer)] == [b"a"]
+    assert writer.sent == []
 
 
 async def test_full_line_falls_back_to_the_body() -> None:
     """From the first chunk that does not go out until the body waits again, all take the body's way, in order."""
     async with reading() as one:
         one.sink.push(b"a")
-        one.line.is_full = True
+        one.writer.is_full = True
         one.sink.push(b"b")
-        one.line.is_full = False
+        one.writer.is_full = False
         one.sink.push(b"c")
-        assert one.line.sent == [b"a"]
+        assert one.writer.sent == [b"a"]
         await trio.testing.wait_all_tasks_blocked()
         assert one.seen == [b"bc"]
         one.sink.push(b"d")
-        assert one.line.sent == [b"a", b"d"]
+        assert one.writer.sent == [b"a", b"d"]
 
 
 async def test_rest_of_a_chunk_goes_before_what_follows() -> None:
     """Where a part was taken, the body has the rest written and then takes over what has come meanwhile."""
     async with reading() as one:
-        one.line.is_partial = True
+        one.writer.is_partial = True
         one.sink.push(b"a")
         one.sink.push(b"b")
-        assert one.line.sent == [b"a"]
+        assert one.writer.sent == [b"a"]
         await trio.testing.wait_all_tasks_blocked()
-        assert one.line.sent == [b"a", b"|"] and one.seen == [b"b"]
-        one.line.is_partial = True
+        assert one.writer.sent == [b"a", b"|"] and one.seen == [b"b"]
+        one.writer.is_partial = True
         one.sink.push(b"c")
         one.sink.finish()
         await trio.testing.wait_all_tasks_blocked()
-        assert one.line.sent == [b"a", b"|", b"c", b"|"] and one.seen == [b"b"]
+        assert one.writer.sent == [b"a", b"|", b"c", b"|"] and one.seen == [b"b"]
 
 
 async def test_cancelled_body_is_not_passed_by() -> None:
@@ -273,16 +273,16 @@ async def test_cancelled_body_is_not_passed_by() -> None:
     async with reading() as one:
         pass
     one.sink.push(b"a")
-    assert one.line.sent == []
+    assert one.writer.sent == []
 
 
-async def test_limit_holds_behind_a_full_line() -> None:
-    """What a full line leaves behind counts."""
+async def test_limit_counts_what_direct_writer_leaves() -> None:
+    """Chunks for which the kernel has no room count towards the limit."""
     async with reading(limit_bytes=10) as one:
-        one.line.is_full = True
+        one.writer.is_full = True
         for _ in range(3):
             one.sink.push(b"12345")
-        assert one.sink.overflowed and one.line.sent == []
+        assert one.sink.overflowed and one.writer.sent == []
 
 
 async def test_heartbeat_after_silence_only(autojump_clock: trio.testing.MockClock) -> None:

@@ -61,7 +61,7 @@ async def visit(served: Served, rng: random.Random) -> bool:
 async def wait_at_rest(runtime: Client, num_tasks: int) -> None:
     with trio.fail_after(20):
         while (
-            runtime.runtime.daybook.num_open_accounts
+            runtime.runtime.entry_store.num_open_accounts
             or runtime.runtime.desk.num_live_sequences
             or trio.lowlevel.current_statistics().tasks_living > num_tasks
         ):

@@ -75,14 +75,14 @@ async def test_unknown_model_is_named(path: str, body: dict[str, Any]) -> None:
     """On every endpoint."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, body | {"model": 'gpt-5\n"\u202e'})
     assert exchange.status == 404
-    assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist on this server.'
+    assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist.'
 
 
 async def test_unknown_model_of_a_path_is_named() -> None:
     """As it is called, not as it was encoded; in both shapes."""
     for headers in ({}, VERSION):
         _, answer = await Client(make_app(FakeDesk())).get("/v1/models/org/gr%C3%B6%C3%9Fer", headers)
-        assert answer["error"]["message"] == 'The model "org/größer" does not exist on this server.'
+        assert answer["error"]["message"] == 'The model "org/größer" does not exist.'
 
 
 def test_what_is_quoted_is_bounded() -> None:

@@ -13,6 +13,7 @@ import structlog
 import trio.testing
 from structlog.testing import LogCapture
 
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 from quipu.web.app import make_app
@@ -51,7 +52,17 @@ async def test_one_line_a_request(lines: list[Any]) -> None:
         "prompt_tokens": 40,
         "cached_tokens": 32,
         "completion_tokens": 3,
+        "miss_reason": None,
+        "miss_token": None,
     }
+
+
+async def test_line_names_the_miss_of_the_first_prompt(lines: list[Any]) -> None:
+    """The closing line says why and where the cached prefix of the first prompt ended, as the record does."""
+    misses = (CacheMiss(MissReason.OTHER_DOMAIN, 0), CacheMiss(MissReason.EVICTED, 16))
+    await Client(make_app(FakeDesk(says(STARTED, Closed(record(cache_misses=misses), None))))).post(PATH, BODY)
+    (line,) = lines
+    assert (line["miss_reason"], line["miss_token"]) == ("other_domain", 0)
 
 
 async def test_refused_request(lines: list[Any]) -> None:
@@ -202,5 +213,5 @@ def test_unknown_level() -> None:
     """A level that does not exist is refused at start, not ignored."""
     from quipu.web.telemetry.logs import configure
 
-    with pytest.raises(ValueError, match="no such log level"):
+    with pytest.raises(ValueError, match="unknown log level"):
         configure("loud")

@@ -17,7 +17,7 @@ from quipu.actors.messages.counts import UNKNOWN, Estimate
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.web.app import make_app
-from quipu.web.telemetry.tracing import Asked, Refusal
+from quipu.web.telemetry.tracing import Refusal, TracedRequest
 from quipu.web.telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from tests.web.fakes import STARTED, FakeDesk, failure, record, says
 from tests.web.fakes import Client as HttpClient
@@ -25,7 +25,7 @@ from tests.web.surfaces import SURFACES, Surface
 from tests.web.telemetry.spans import KeepingTracer
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-ASKED = Asked("/v1/completions", {}, ("127.0.0.1", 8000), "req-1", model="demo", response_id="cmpl-req-1")
+TRACED = TracedRequest("/v1/completions", {}, ("127.0.0.1", 8000), "req-1", model="demo", response_id="cmpl-req-1")
 SECRET = "xylophonquarz"
 """In whatever a client writes; no name or number of ours has it."""
 
@@ -86,8 +86,8 @@ def test_times_and_names_of_an_answer() -> None:
     """A span lasts as long as its request; what it answered is named once there was an answer."""
     tracer = KeepingTracer()
     times = {"received_at": 100.0, "admitted_at": 100.25, "first_token_at": 100.5, "closed_at": 102.0}
-    tracer.record(ASKED, closed(**times, finish_reason="length"))
-    tracer.record(ASKED, closed(received_at=5.0, closed_at=6.0))
+    tracer.record(TRACED, closed(**times, finish_reason="length"))
+    tracer.record(TRACED, closed(received_at=5.0, closed_at=6.0))
     answered, unanswered = tracer.all_spans()
     assert (answered.start_time, answered.end_time) == (100_000_000_000, 102_000_000_000)
     attributes = dict(answered.attributes or {})
@@ -101,19 +101,19 @@ def test_times_and_names_of_an_answer() -> None:
 def test_unknown_is_absent() -> None:
     """What nobody has counted has no attribute; what somebody has guessed has none that means a count."""
     unknown = KeepingTracer()
-    unknown.record(ASKED, closed(prompt=UNKNOWN, cached=UNKNOWN, cache_write=UNKNOWN, completion_tokens=0))
+    unknown.record(TRACED, closed(prompt=UNKNOWN, cached=UNKNOWN, cache_write=UNKNOWN, completion_tokens=0))
     usage = {name: value for name, value in only(unknown).items() if ".usage." in name}
     assert usage == {"gen_ai.usage.output_tokens": 0}
     guessed = KeepingTracer()
-    guessed.record(ASKED, closed(cached=Estimate(32)))
+    guessed.record(TRACED, closed(cached=Estimate(32)))
     attributes = only(guessed)
     assert "gen_ai.usage.cache_read.input_tokens" not in attributes
     assert attributes["quipu.usage.cache_read.estimated_tokens"] == 32
     disputed = KeepingTracer()
-    disputed.record(ASKED, closed(disputed=True))
+    disputed.record(TRACED, closed(disputed=True))
     assert only(disputed)["quipu.disputed"] is True and "quipu.fault" not in only(disputed)
     faulted = KeepingTracer()
-    faulted.record(ASKED, closed(fault=Fault.STEP_FAILED))
+    faulted.record(TRACED, closed(fault=Fault.STEP_FAILED))
     assert only(faulted)["quipu.fault"] == "step_failed"
 
 
@@ -134,7 +134,7 @@ async def test_failures(streamed: bool) -> None:
 
 
 async def test_refused_before_there_was_an_account() -> None:
-    """Also a request that was never opened has its span: what it asked for, its status, and no usage."""
+    """Also a request that was never opened has its span: what it traced for, its status, and no usage."""
     tracer = KeepingTracer()
     client = HttpClient(make_app(FakeDesk(), tracer=tracer))
     await client.post("/v1/completions", {"model": "tiny", "prompt": SECRET, "temperature": SECRET})
@@ -189,10 +189,10 @@ def test_spans_that_nobody_takes_are_counted() -> None:
     tracer.kept.is_away = True
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
-            tracer.record(ASKED, closed())
+            tracer.record(TRACED, closed())
             tracer.flush()
         tracer.kept.is_away = False
-        tracer.record(ASKED, closed())
+        tracer.record(TRACED, closed())
         tracer.close()
     assert [line["event"] for line in lines] == ["tracing.dropped", "tracing.mended"]
     assert (tracer.num_dropped, tracer.num_sent) == (3, 1)
@@ -206,7 +206,7 @@ def test_full_queue_never_waits() -> None:
     tracer.kept.open.clear()
     with structlog.testing.capture_logs() as lines:
         for number in range(20):
-            tracer.record(ASKED, closed(completion_tokens=number))
+            tracer.record(TRACED, closed(completion_tokens=number))
         tracer.kept.open.set()
         spans = tracer.all_spans()
     assert lines[0]["event"] == "tracing.dropped"
@@ -219,8 +219,8 @@ def test_a_fault_of_a_span_stays_its_own() -> None:
     """It is made where an account has just closed: whatever is wrong with it is logged and nothing else."""
     tracer = KeepingTracer()
     with structlog.testing.capture_logs() as lines:
-        tracer.record(ASKED, closed(closed_at=float("nan")))
-        tracer.refuse(ASKED, Refusal(400, None, float("nan"), 0.0))
+        tracer.record(TRACED, closed(closed_at=float("nan")))
+        tracer.refuse(TRACED, Refusal(400, None, float("nan"), 0.0))
     assert [line["event"] for line in lines] == ["tracing.crashed"] * 2
     tracer.close()
 
@@ -265,5 +265,5 @@ async def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> Non
             pass
     with structlog.testing.capture_logs() as lines:
         async with open_tracer(TracingConfig(None)) as tracer:
-            tracer.record(ASKED, closed())
+            tracer.record(TRACED, closed())
     assert [line["event"] for line in lines] == ["tracing.off"]

@@ -15,20 +15,20 @@ from typing import Final
 
 from werkzeug.datastructures import MultiDict
 
-from ...request.errors import invalid
+from ...request.errors import bad_value, invalid
 from ..fields import missing, wrong_type
 
 LATEST: Final = 253_402_300_799
-"""The last second of the year 9999."""
+"""The last second of the year 9999, in Unix time."""
 MAX_VALUES: Final = 500
-"""Of one list."""
+"""In one list."""
 _WHOLE = re.compile(r"-?[0-9]{1,15}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _INDEXED = re.compile(r"(.+)\[[0-9]*\]")
 
 
 class Parameters:
-    """Those of one request. Every method raises APIError."""
+    """The query parameters of one request. Every method raises APIError."""
 
     def __init__(self, args: MultiDict[str, str]) -> None:
         self._lists: dict[str, list[str]] = {}
@@ -39,18 +39,18 @@ class Parameters:
     def text(self, name: str) -> str | None:
         values = self._lists.get(name, [])
         if len(values) > 1:
-            raise invalid(f"`{name}` was given more than once.", name)
+            raise bad_value(name, "given more than once")
         return values[0] or None if values else None
 
     def texts(self, name: str) -> tuple[str, ...] | None:
-        """None where it is absent: a list of nothing cannot be written."""
+        """Return the distinct values, None if the parameter is absent. A query cannot express an empty list."""
         if name not in self._lists:
             return None
         values = tuple(dict.fromkeys(self._lists[name]))
         if len(values) > MAX_VALUES:
-            raise invalid(f"`{name}` has more than {MAX_VALUES} values.", name)
+            raise bad_value(name, f"must have at most {MAX_VALUES} values")
         if not all(value and value.isprintable() for value in values):
-            raise invalid(f"Values of `{name}` must be printable text that is not empty.", name)
+            raise bad_value(name, "values must be printable text and not empty")
         return values
 
     def whole(self, name: str, low: int, high: int) -> int | None:
@@ -60,14 +60,14 @@ class Parameters:
         if not _WHOLE.fullmatch(value):
             raise wrong_type(name, "an integer")
         if not low <= int(value) <= high:
-            raise invalid(f"`{name}` must be between {low} and {high}.", name)
+            raise bad_value(name, f"must be between {low} and {high}")
         return int(value)
 
     def unix_time(self, name: str) -> int | None:
         return self.whole(name, 0, LATEST)
 
     def rfc3339(self, name: str) -> float | None:
-        """Unix seconds."""
+        """Return Unix seconds."""
         value = self.text(name)
         if value is None:
             return None
@@ -76,14 +76,11 @@ class Parameters:
         except ValueError:
             when = None
         if when is None:
-            raise invalid(
-                f"`{name}` must be an RFC 3339 time with its offset, such as 2026-01-31T12:00:00Z "
-                "(in a query a `+` is written %2B).",
-                name,
-            )
+            example = "2026-01-31T12:00:00Z (in a query, write `+` as %2B)"
+            raise bad_value(name, f"must be an RFC 3339 time with an offset, such as {example}")
         seconds = when.timestamp()
         if not 0 <= seconds <= LATEST:
-            raise invalid(f"`{name}` must lie between the years 1970 and 9999.", name)
+            raise bad_value(name, "must be between the years 1970 and 9999")
         return seconds
 
     def flag(self, name: str) -> bool | None:
@@ -101,20 +98,20 @@ class Parameters:
         if value is None:
             return default
         if value not in allowed:
-            raise invalid(f"`{name}` must be one of {_listed(allowed)}.", name)
+            raise bad_value(name, f"must be one of {_listed(allowed)}")
         return value
 
     def choices(self, name: str, allowed: Collection[str]) -> tuple[str, ...] | None:
         values = self.texts(name)
         if values is not None and not set(values) <= set(allowed):
-            raise invalid(f"Values of `{name}` must be among {_listed(allowed)}.", name)
+            raise bad_value(name, f"values must be among {_listed(allowed)}")
         return values
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise for a parameter that is defined, but can mean nothing here; `reasons` by name."""
+        """Raise for a parameter that the API defines but that has no meaning here. `reasons` is by name."""
         for name, why in reasons.items():
             if name in self._lists:
-                raise invalid(f"`{name}` is not supported: {why}.", name, "unsupported_parameter")
+                raise invalid(f"Unsupported parameter: `{name}`: {why}.", name, "unsupported_parameter")
 
     def required(self, name: str) -> None:
         if self.text(name) is None:

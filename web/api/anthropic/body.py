@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds, and named to the client
-(`web/api/ignored_fields.py`); those that would change the answer and cannot be honoured yet are refused by name.
+Other fields are ignored, as Anthropic's API ignores those of betas, and reported to the client
+(`web/api/ignored_fields.py`). Fields that would change the response and are not implemented are refused by name.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
-from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...options import AppOptions
-from ...request.errors import invalid
+from ...request.errors import bad_value, unknown_parameter, unsupported_parameter
 from ..fields import Fields, missing, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
@@ -25,33 +24,26 @@ from ..generation import (
     read_cache_salt,
     read_model,
     read_priority,
-    read_seed,
 )
+from ..sampling import read_sampling
 from .prompt import read_prompt
 
+ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
-"""Refused where they ask for something."""
-ELSEWHERE: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
+"""Refused unless empty."""
+OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
-    "frequency_penalty": (0,),
     "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "max_completion_tokens": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "n": (1,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "stop": ([],),
-    "stop_token_ids": ([],),
     "use_beam_search": (False,),
 }
-"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing."""
+"""Fields of other endpoints that would change the response, and their neutral values. Sampling fields are not listed:
+their declarations name the endpoints that accept them."""
 
 
 @attrs.frozen
@@ -68,8 +60,9 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
-    _refuse_elsewhere(fields)
+    _refuse_unknown(fields)
     _check_metadata(fields)
+    sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
     wanted = GenerationRequest(
         model=model,
         prompts=(prompt,),
@@ -77,19 +70,20 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
         num_choices=1,
         max_tokens=max_tokens,
         max_tokens_param="max_tokens",
-        sampling=_read_sampling(fields, info),
+        sampling=sampling.params,
         stop=_read_stop(fields),
         include_stop=False,
         skip_special_tokens=True,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
+        bad_words=sampling.bad_words,
         system_param="system",
     )
     return MessagesRequest(wanted, fields.flag("stream"))
 
 
 async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
-    """Check a body of which only the tokens are to be counted. Raises APIError."""
+    """Check a body whose tokens are only to be counted. Raises APIError."""
     fields = Fields(body)
     read_model(fields, info)
     return await _read_counted(fields, options)
@@ -98,33 +92,18 @@ async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOption
 async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
     for name in UNSUPPORTED:
         if fields.get(name):
-            raise invalid(f"`{name}` is not supported by this server yet.", name, "unsupported_parameter")
+            raise unsupported_parameter(name)
     if fields.fields("output_config").get("format"):
-        message = "`output_config.format` is not supported by this server yet."
-        raise invalid(message, "output_config.format", "unsupported_parameter")
+        param = "output_config.format"
+        raise unsupported_parameter(param)
     return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
 
 
-def _refuse_elsewhere(fields: Fields) -> None:
-    for name, neutral in ELSEWHERE.items():
+def _refuse_unknown(fields: Fields) -> None:
+    for name, neutral in OTHER_ENDPOINTS_FIELDS.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
-            raise invalid(f"`{name}` is not a field of this endpoint.", name, "unknown_parameter")
-
-
-def _read_sampling(fields: Fields, info: ServingInfo) -> SamplingParams:
-    temperature = fields.number("temperature", 0.0, 1.0)
-    top_p = fields.number("top_p", 0.0, 1.0)
-    if top_p == 0.0:
-        raise invalid("`top_p` must be above 0.", "top_p")
-    return SamplingParams(
-        max_tokens=info.max_model_len,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=min(fields.integer("top_k", 0) or 0, info.vocab_size),
-        seed=read_seed(fields),
-        ignore_eos=fields.flag("ignore_eos"),
-    )
+            raise unknown_parameter(name)
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:
@@ -132,13 +111,12 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     if stops is None:
         return ()
     if type(stops) is list and len(stops) > MAX_STOP_STRINGS:
-        raise invalid(f"`stop_sequences` may have at most {MAX_STOP_STRINGS} strings.", "stop_sequences")
+        raise bad_value("stop_sequences", f"must have at most {MAX_STOP_STRINGS} strings")
     if type(stops) is not list or any(type(stop) is not str for stop in stops):
         raise wrong_type("stop_sequences", "a list of strings")
     for index, stop in enumerate(stops):
         if not 0 < len(stop) <= MAX_STOP_CHARS:
-            param = f"stop_sequences.{index}"
-            raise invalid(f"`{param}` must have between 1 and {MAX_STOP_CHARS} characters.", param)
+            raise bad_value(f"stop_sequences.{index}", f"must have between 1 and {MAX_STOP_CHARS} characters")
     return tuple(stops)
 
 

@@ -1,14 +1,14 @@
 """From `system`, `messages` and `tools` to the one prompt that the chat template renders.
 
     system                           the first message, of role system
-    text                             content of the message of its role, joined as they are
+    text                             content of its role's message, concatenated
     thinking                         `reasoning_content` of the assistant's message
     tool_use                         `tool_calls` of the assistant's message
     tool_result                      a message of its own, of role tool
-    messages of one role in a row    one message
+    consecutive messages of a role   one message
 
 What must always hold: the same body makes the same prompt, whether it is served or only counted; what cannot be
-rendered is refused by the path of its field, as in `messages.0.content.1`.
+rendered is refused with the path of its field, as in `messages.0.content.1`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from quipu.actors.messages.prompts import ChatPrompt
 
-from ...request.errors import invalid
+from ...request.errors import bad_value
 from ..fields import Fields, missing, wrong_type
 from ..pace import Pace
 from .cache_control import Breakpoints
@@ -27,7 +27,8 @@ from .tools import check_tool_choice, read_tools
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Claude Code begins its system prompt with such a block, different in each session: rendered, nothing would hit."""
+"""Claude Code begins its system prompt with such a block, different in each session: it would prevent all cache
+hits."""
 
 
 async def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
@@ -79,14 +80,14 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
 
 
 async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
-    """True where the last message is the beginning of the answer."""
+    """Return whether the last message is the beginning of the response (prefill)."""
     messages = fields.get("messages")
     if messages is None:
         raise missing("messages")
     if type(messages) is not list:
         raise wrong_type("messages", "a list of messages")
     if not messages:
-        raise invalid("`messages` must not be an empty list.", "messages")
+        raise bad_value("messages", "must not be empty")
     conversation.pace.check_messages(messages, "messages")
     for index, message in enumerate(messages):
         await conversation.pace.tick()
@@ -100,12 +101,12 @@ async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
 async def _read_message(fields: Fields, conversation: Conversation, *, is_last: bool) -> None:
     role = fields.text("role")
     if role not in ROLES:
-        raise invalid(f"`{fields.param('role')}` must be one of {', '.join(ROLES)}.", fields.param("role"))
+        raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
     content, param = fields.get("content"), fields.param("content")
     if content is None:
         raise missing(param)
     if not content and not (is_last and role == "assistant"):
-        raise invalid(f"`{param}` must not be empty.", param)
+        raise bad_value(param, "must not be empty")
     if type(content) is str:
         conversation.begin(role)
         conversation.say(content)
@@ -128,8 +129,7 @@ async def _read_message(fields: Fields, conversation: Conversation, *, is_last: 
 
 def _check_results(param: str, role: str, conversation: Conversation) -> None:
     if role != "assistant" and conversation.pending_calls:
-        message = f"`{param}` must begin with a `tool_result` for each `tool_use` of the message before."
-        raise invalid(message, param)
+        raise bad_value(param, "must begin with a `tool_result` for each `tool_use` of the previous message")
 
 
 def _check_end(messages: list[Mapping[str, Any]], conversation: Conversation) -> bool:
@@ -137,19 +137,18 @@ def _check_end(messages: list[Mapping[str, Any]], conversation: Conversation) ->
         return False
     param = f"messages.{len(messages) - 1}.content"
     if conversation.has_calls:
-        message = f"`{param}` is the beginning of the answer, so it may not have a `tool_use` without its result."
-        raise invalid(message, param)
+        raise bad_value(param, "the final assistant message must not have a `tool_use` without its result")
     if conversation.ends_with_space:
-        raise invalid(f"`{param}` is the beginning of the answer, so it may not end with white space.", param)
+        raise bad_value(param, "the final assistant message must not end with whitespace")
     return True
 
 
 def _read_thinking(fields: Fields) -> Mapping[str, Any]:
-    """`thinking` for templates that can turn it on and off; without it the template decides."""
+    """Return the template variable for `thinking`. Without the field the template decides."""
     if fields.get("thinking") is None:
         return {}
     thinking = fields.fields("thinking")
     kind = thinking.text("type")
     if kind not in ("enabled", "adaptive", "disabled"):
-        raise invalid("`thinking.type` must be `enabled`, `adaptive` or `disabled`.", "thinking.type")
+        raise bad_value("thinking.type", "must be `enabled`, `adaptive` or `disabled`")
     return {"enable_thinking": kind != "disabled"}

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: their routes. Registered by `install_anthropic`."""
+"""The routes of `/v1/messages` and `/v1/messages/count_tokens`. Registered by `install_anthropic`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import DeskClosed, FrontDesk, PromptRefused
+from quipu.actors.request_desk.interface import Desk, DeskClosed, PromptRefused
 
 from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.errors import from_request_error, speaks_anthropic, unavailable
-from ...request.request_context import current_visit
+from ...request.request_context import current_request_context
 from ...request.tally import Tally
-from ..answer import Asked, Reply, answer
+from ..answer import ParsedRequest, Reply, answer
 from ..bodies import take_body
 from ..fields import parse_object
 from ..ignored_fields import ignored_fields
 from ..stream import Transcript
-from .body import MessagesRequest, read_count, read_messages_request
+from .body import ENDPOINT, MessagesRequest, read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
 from .shapes import MESSAGES_SHAPE
 
-ENDPOINT = "/v1/messages"
 COUNT_ENDPOINT = "/v1/messages/count_tokens"
 REQUEST_ID_HEADER = "request-id"
 
 
 class MessageReply(Reply):
-    """One message of the assistant."""
+    """An assistant message, whole or as events."""
 
     heartbeat = PING
 
@@ -52,7 +51,7 @@ class MessageReply(Reply):
         return MessageWriter(sink, self._message_id, self.wanted.model, self._request_id, tally, log)
 
 
-def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
     @app.post(ENDPOINT)
@@ -62,12 +61,12 @@ def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
     @app.post(COUNT_ENDPOINT)
     async def count_tokens() -> dict[str, int]:
         data, share = await take_body()
-        visit, parsed = current_visit(), await parse_object(data, share.grow)
+        context, parsed = current_request_context(), await parse_object(data, share.grow)
         prompt = await read_count(parsed, desk.info, options)
-        visit.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE)
+        context.ignored_fields = await ignored_fields(parsed, MESSAGES_SHAPE)
         del data, parsed
         try:
-            num_tokens = await desk.count_tokens(prompt, "messages", visit.principal.tenant)
+            num_tokens = await desk.count_tokens(prompt, "messages", context.principal.tenant)
         except PromptRefused as refused:
             raise from_request_error(refused.error) from None
         except DeskClosed as closed:
@@ -77,9 +76,9 @@ def install_anthropic(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
     @app.after_request
     async def name_response(response: Response) -> Response:
         if speaks_anthropic():
-            response.headers[REQUEST_ID_HEADER] = current_visit().request_id
+            response.headers[REQUEST_ID_HEADER] = current_request_context().request_id
         return response
 
 
-async def read_message(asked: Asked) -> Reply:
-    return MessageReply(await read_messages_request(asked.body, asked.info, asked.options), asked.request_id)
+async def read_message(parsed: ParsedRequest) -> Reply:
+    return MessageReply(await read_messages_request(parsed.body, parsed.info, parsed.options), parsed.request_id)

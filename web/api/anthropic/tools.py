@@ -1,6 +1,6 @@
-"""`tools` and `tool_choice`: what the model is told that it may call.
+"""`tools` and `tool_choice`.
 
-Tools are rendered into the prompt; calls are not read back out of the answer yet, so a request that insists on one is
+Tools are rendered into the prompt. Tool calls are not parsed from the output yet, so a request that forces one is
 refused.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from quipu.actors.messages.prompts import CacheTtl, ToolMark
 
-from ...request.errors import invalid
+from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, wrong_type
 from ..pace import Pace
 from .cache_control import Breakpoints
@@ -21,7 +21,7 @@ _CHOICES = ("auto", "none")
 
 
 async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> tuple[Mapping[str, Any], ...]:
-    """The tools as chat templates know them. Raises APIError."""
+    """Return the tools in the form that chat templates expect. Raises APIError."""
     tools = fields.get("tools")
     if tools is None:
         return ()
@@ -37,8 +37,7 @@ async def _read_tool(tool: Any, index: int, breakpoints: Breakpoints, pace: Pace
         raise wrong_type(where, "an object")
     fields = Fields(tool, where)
     if fields.get("type") not in (None, "custom"):
-        message = f"`{where}.type` must be `custom`: tools that a server runs by itself are not supported."
-        raise invalid(message, f"{where}.type", "unsupported_value")
+        raise unsupported_value(f"{where}.type", "must be `custom`; server tools are not supported by this server")
     schema = fields.get("input_schema")
     if type(schema) is not dict:
         raise wrong_type(fields.param("input_schema"), "an object")
@@ -46,7 +45,7 @@ async def _read_tool(tool: Any, index: int, breakpoints: Breakpoints, pace: Pace
     await pace.schema(schema, f"{fields.param('input_schema')}.properties")
     name = fields.text("name")
     if not name:
-        raise invalid(f"`{where}.name` must not be empty.", f"{where}.name")
+        raise bad_value(f"{where}.name", "must not be empty")
     description = "" if fields.get("description") is None else fields.text("description")
     breakpoints.block(fields, partial(_tool_mark, index))
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
@@ -57,10 +56,10 @@ def _tool_mark(index: int, ttl: CacheTtl) -> ToolMark:
 
 
 def check_tool_choice(fields: Fields) -> None:
-    """Raises APIError for a choice that cannot be kept."""
+    """Raise APIError for a choice that is not supported."""
     if fields.get("tool_choice") is None:
         return
     choice = fields.fields("tool_choice")
     if choice.text("type") not in _CHOICES:
-        message = "`tool_choice.type` must be `auto` or `none`: this server cannot make a model call a tool yet."
-        raise invalid(message, "tool_choice.type", "unsupported_value")
+        problem = "must be `auto` or `none`; forced tool calls are not supported by this server"
+        raise unsupported_value("tool_choice.type", problem)

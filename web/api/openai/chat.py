@@ -1,7 +1,7 @@
-"""`POST /v1/chat/completions`: its body, its answer, and the chunks of its stream.
+"""`POST /v1/chat/completions`: its body, its response, and the chunks of its stream.
 
-Messages hold text: a string, or a list of text parts, which are joined. They go to the checkpoint's chat template as
-they are; what the template makes of a role is its own affair.
+Messages hold text: a string, or a list of text parts, which are joined. They are passed on to the checkpoint's chat
+template unchanged; how a role is rendered is up to the template.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ...request.errors import invalid
+from ...request.errors import bad_value, unsupported_parameter, unsupported_value
 from ..fields import Fields, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..pace import Pace
@@ -32,7 +32,7 @@ OBJECT_NAME = "chat.completion"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TEMPLATE_KWARGS = 256
 _RESERVED_TEMPLATE_KWARGS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
-"""Variables of a chat template that have fields of their own."""
+"""Template variables that have fields of their own."""
 _UNSUPPORTED_IN_MESSAGE = ("tool_calls", "function_call", "audio", "refusal")
 _MAX_PART_TYPE_CHARS = 40
 
@@ -53,6 +53,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     return read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=(prompt,),
         prompt_param="messages",
@@ -69,7 +70,7 @@ async def _read_messages(fields: Fields, pace: Pace) -> tuple[Mapping[str, Any],
     if type(messages) is not list:
         raise wrong_type("messages", "a list of messages")
     if not messages:
-        raise invalid("`messages` must not be an empty list.", "messages")
+        raise bad_value("messages", "must not be empty")
     pace.check_messages(messages, "messages")
     return tuple([await _read_message(message, f"messages[{index}]", pace) for index, message in enumerate(messages)])
 
@@ -81,11 +82,10 @@ async def _read_message(message: Any, where: str, pace: Pace) -> Mapping[str, An
     fields = Fields(message, where)
     role = fields.text("role")
     if role not in ROLES:
-        raise invalid(f"`{where}.role` must be one of {', '.join(ROLES)}.", f"{where}.role")
+        raise bad_value(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     for name in _UNSUPPORTED_IN_MESSAGE:
         if fields.get(name):
-            param = fields.param(name)
-            raise invalid(f"`{param}` is not supported by this server yet.", param, "unsupported_parameter")
+            raise unsupported_parameter(fields.param(name))
     checked = {"role": role, "content": await _read_content(fields, pace)}
     for name in ("name", "tool_call_id"):
         if fields.get(name) is not None:
@@ -101,7 +101,7 @@ async def _read_content(fields: Fields, pace: Pace) -> str:
             raise wrong_type(param, "a string or a list of text parts")
         return fields.text("content")
     if not content:
-        raise invalid(f"`{param}` must not be an empty list.", param)
+        raise bad_value(param, "must not be empty")
     pace.check_parts(content, param)
     texts = []
     for index, part in enumerate(content):
@@ -113,32 +113,28 @@ async def _read_content(fields: Fields, pace: Pace) -> str:
         part_type = part_fields.text("type")
         if part_type != "text":
             named = part_type[:_MAX_PART_TYPE_CHARS]
-            message = f"Parts of type `{named}` are not supported by this server; `{where}.type` must be `text`."
-            raise invalid(message, f"{where}.type", "unsupported_value")
+            problem = f"must be `text`; parts of type `{named}` are not supported by this server"
+            raise unsupported_value(f"{where}.type", problem)
         texts.append(part_fields.text("text"))
     return "".join(texts)
 
 
 def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
-    """What the client sets of the chat template's variables. Raises APIError."""
+    """Return the chat template's variables that the client sets. Raises APIError."""
     kwargs = fields.get("chat_template_kwargs")
     if kwargs is None:
         return {}
     if type(kwargs) is not dict:
         raise wrong_type("chat_template_kwargs", "an object")
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
-        message = f"`chat_template_kwargs` may have at most {MAX_TEMPLATE_KWARGS} entries."
-        raise invalid(message, "chat_template_kwargs")
+        raise bad_value("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_KWARGS} entries")
     if not _RESERVED_TEMPLATE_KWARGS.isdisjoint(kwargs):
-        raise invalid(
-            f"`chat_template_kwargs` may not set any of {', '.join(sorted(_RESERVED_TEMPLATE_KWARGS))}.",
-            "chat_template_kwargs",
-        )
+        raise bad_value("chat_template_kwargs", f"must not set {', '.join(sorted(_RESERVED_TEMPLATE_KWARGS))}")
     return kwargs
 
 
 def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
-    """One choice of a whole answer, as JSON."""
+    """Yield one choice of a whole response, as JSON."""
     outputs = transcript.scores.get(index)
     yield b'{"index":%d,"message":{"role":"assistant","content":' % index
     yield orjson.dumps(transcript.text(index))
@@ -162,7 +158,7 @@ class ChatWriter(ChunkWriter):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._heads: dict[int, bytes] = {}
-        """Everything before what a delta holds, for each choice whose role has been sent."""
+        """Everything before the contents of a delta, for each choice whose role has been sent."""
 
     def render(self, delta: Delta) -> bytes:
         role = b""

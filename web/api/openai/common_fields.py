@@ -1,6 +1,6 @@
-"""What the bodies of completions and chat have in common: limits, stops, and how the answer is delivered.
+"""The fields that completions, chat and responses share: limits, stop strings, and how the response is delivered.
 
-`completions.py` and `chat.py` read their prompts and hand the rest of the body to `read_generation`.
+The endpoints read their prompts and leave the rest of the body to `read_generation`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import attrs
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ...request.errors import invalid
+from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
 from ..generation import (
     MAX_STOP_CHARS,
@@ -23,14 +23,14 @@ from ..generation import (
     read_cache_salt,
     read_priority,
 )
-from .sampling import read_bad_words, read_sampling
+from ..sampling import read_sampling
 
 MAX_CHOICES = 16
 
 
 @attrs.frozen
 class Delivery:
-    """How the client wants its answer."""
+    """How the client wants its response."""
 
     stream: bool
     include_usage: bool
@@ -43,7 +43,7 @@ class Delivery:
 
 @attrs.frozen
 class TokenLimit:
-    """The most tokens that a choice may have, and the field that says so."""
+    """The maximum number of tokens of a choice, and the field that sets it."""
 
     num_tokens: int | None
     param: str
@@ -51,7 +51,7 @@ class TokenLimit:
 
 def read_limit(fields: Fields, *, least: int = 1) -> TokenLimit:
     """`max_completion_tokens`, or else `max_tokens`. Raises APIError."""
-    # Both are checked, so that a bad one is not hidden by the other.
+    # Both are checked, so that neither hides an invalid value of the other.
     older, newer = fields.integer("max_tokens", least), fields.integer("max_completion_tokens", least)
     return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
 
@@ -60,6 +60,7 @@ def read_generation(
     fields: Fields,
     info: ServingInfo,
     *,
+    endpoint: str,
     model: str,
     prompts: tuple[Prompt, ...],
     prompt_param: str,
@@ -67,11 +68,18 @@ def read_generation(
     max_sequences: int,
     scores: WantedScores = NO_SCORES,
 ) -> GenerationRequest:
-    """Check everything that is not particular to one endpoint. Raises APIError."""
+    """Check everything that is not specific to one endpoint. Raises APIError."""
     num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
     if len(prompts) * num_choices > max_sequences:
-        message = f"A request may ask for at most {max_sequences} sequences (prompts times `n`)."
-        raise invalid(message, prompt_param)
+        raise bad_value(prompt_param, f"the number of prompts times `n` must be at most {max_sequences}")
+    sampling = read_sampling(
+        fields,
+        info,
+        endpoint=endpoint,
+        max_tokens=limit.num_tokens,
+        max_tokens_param=limit.param,
+        scores=scores,
+    )
     return GenerationRequest(
         model=model,
         prompts=prompts,
@@ -79,8 +87,8 @@ def read_generation(
         num_choices=num_choices,
         max_tokens=limit.num_tokens,
         max_tokens_param=limit.param,
-        sampling=read_sampling(fields, info, max_tokens=limit.num_tokens, max_tokens_param=limit.param, scores=scores),
-        bad_words=read_bad_words(fields),
+        sampling=sampling.params,
+        bad_words=sampling.bad_words,
         stop=_read_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
@@ -97,20 +105,20 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     if type(value) is str:
         value = [value]
     if type(value) is list and len(value) > MAX_STOP_STRINGS:
-        raise invalid(f"`stop` may have at most {MAX_STOP_STRINGS} strings.", "stop")
+        raise bad_value("stop", f"must have at most {MAX_STOP_STRINGS} strings")
     if type(value) is not list or any(type(stop) is not str for stop in value):
         raise wrong_type("stop", "a string or a list of strings")
     if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in value):
-        raise invalid(f"Strings in `stop` must have between 1 and {MAX_STOP_CHARS} characters.", "stop")
+        raise bad_value("stop", f"strings must have between 1 and {MAX_STOP_CHARS} characters")
     return tuple(value)
 
 
 def read_delivery(fields: Fields) -> Delivery:
-    """How the answer is wanted. Raises APIError."""
+    """Return how the response is wanted. Raises APIError."""
     stream = fields.flag("stream")
     options = fields.fields("stream_options")
     if fields.get("stream_options") and not stream:
-        raise invalid("`stream_options` is only allowed when `stream` is true.", "stream_options")
+        raise bad_value("stream_options", "only allowed when `stream` is true")
     return Delivery(
         stream=stream,
         include_usage=options.flag("include_usage"),

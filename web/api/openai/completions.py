@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: its body, its answer, and the chunks of its stream.
+"""`POST /v1/completions`: its body, its response, and the chunks of its stream.
 
 A prompt is a text, a list of texts, a list of token ids, or a list of lists of token ids; choice `n` of prompt `p` has
 the index `p * n_choices + n`.
@@ -18,7 +18,7 @@ from quipu.actors.messages.scores import TokenScores
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ...request.errors import invalid
+from ...request.errors import bad_value, invalid
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..pace import Pace
@@ -39,9 +39,9 @@ ID_PREFIX = "cmpl-"
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 _NUM_LOOKED_AT = 1024
-"""Members of a list that tell what it is a list of."""
+"""Items of a list by which its kind is determined."""
 MAX_ECHO_CHARS = 1 << 14
-"""Of a prompt that is streamed back without logprobs, in one chunk."""
+"""In one chunk of a prompt that is echoed without logprobs."""
 _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -51,7 +51,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     model = read_model(fields, info)
     refuse_unsupported(fields, COMPLETIONS)
     scores = read_completion_scores(fields)
-    # with its prompt echoed, a completion may be empty: its prompt's logprobs are what is wanted of it
+    # With `echo`, an empty completion makes sense: the client wants the logprobs of its prompt.
     limit = read_limit(fields, least=0 if scores.echo else 1)
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
@@ -60,6 +60,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     request = read_generation(
         fields,
         info,
+        endpoint=ENDPOINT,
         model=model,
         prompts=prompts,
         prompt_param="prompt",
@@ -69,7 +70,9 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     )
     best_of = fields.integer("best_of", 1)
     if best_of is not None and best_of != request.num_choices:
-        raise invalid("`best_of` is only supported when it equals `n`.", "best_of", "unsupported_parameter")
+        raise bad_value(
+            "best_of", "must equal `n`; other values are not supported by this server", "unsupported_parameter"
+        )
     return request
 
 
@@ -82,12 +85,12 @@ async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, p
     if type(value) is not list:
         raise wrong_type("prompt", _PROMPT_TYPES)
     if not value:
-        raise invalid("`prompt` must not be an empty list.", "prompt")
+        raise bad_value("prompt", "must not be empty")
     kinds = set(map(type, value[:_NUM_LOOKED_AT]))
     if kinds == {int}:
         return (await _token_prompt(value, "prompt", info, pace),)
     if len(value) > max_sequences:
-        raise invalid(f"`prompt` may hold at most {max_sequences} prompts.", "prompt")
+        raise bad_value("prompt", f"must have at most {max_sequences} prompts")
     kinds = set(map(type, value))
     if len(kinds) > 1 or not kinds <= {str, list}:
         raise wrong_type("prompt", _PROMPT_TYPES)
@@ -98,15 +101,15 @@ async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, p
 
 async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pace) -> TokenPrompt:
     if not ids:
-        raise invalid(f"`{where}` must have at least one token.", "prompt")
+        raise invalid(f"Invalid value for `{where}`: must have at least one token.", "prompt")
     if len(ids) > info.max_model_len:
-        message = f"`{where}` has {len(ids)} tokens; the model's context holds {info.max_model_len}."
+        message = f"Invalid value for `{where}`: has {len(ids)} tokens, but the context length is {info.max_model_len}."
         raise invalid(message, "prompt", "context_length_exceeded")
     return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 
 
 def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
-    """One choice of a whole answer, as JSON."""
+    """Yield one choice of a whole response, as JSON."""
     prompt, outputs = transcript.prompt_scores.get(index), transcript.scores.get(index)
     yield b'{"index":%d,"text":' % index
     yield orjson.dumps(transcript.text(index))
@@ -124,7 +127,7 @@ def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) 
 
 
 class CompletionWriter(ChunkWriter):
-    """Chunks of a text completion; the finish reason rides on the last text."""
+    """Chunks of a text completion; the last text carries the finish reason."""
 
     OBJECT_NAME = OBJECT_NAME
 
@@ -149,7 +152,7 @@ class CompletionWriter(ChunkWriter):
         return head
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
-        """The echo: each chunk has the text of its tokens, so the chunks' texts and lists join to the whole."""
+        """Yield the echoed prompt: each chunk has the text of its tokens, so that texts and lists concatenate."""
         head, tail, text, num_top = self._head(delta.index), self._tail(None), delta.text, self._num_top
         if num_top is None:
             return (

@@ -1,10 +1,10 @@
 """The `input` of a response: items of a conversation, read into the messages of a chat prompt.
 
-A text is one message of the user. Of the items there are messages, what tools were asked (`function_call`), what they
-answered (`function_call_output`), and what a model thought (`reasoning`); every other type is refused by its name.
+A string is one user message. Supported items are messages, tool calls (`function_call`), their results
+(`function_call_output`) and reasoning (`reasoning`); every other type is refused by name.
 
-Items are flat where chat messages nest: calls and thoughts that stand beside an assistant's message become part of it
-(`tool_calls`, `reasoning_content`), in the form in which chat templates look for them.
+Items are flat where chat messages are nested: calls and reasoning next to an assistant message become part of it
+(`tool_calls`, `reasoning_content`), in the form that chat templates expect.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ...request.errors import APIError, invalid
+from ...request.errors import bad_value, unsupported_value
 from ..fields import Fields, missing, wrong_type
-from ..json_body import InvalidJson, TooComplex, parse_json
+from ..json_body import parse_json
+from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text")
 _MAX_TYPE_CHARS = 40
 _HALF_A_CHARACTER = "surrogate"
-"""In what orjson says of an escape that is half a character: no tokenizer has one, however it is written."""
+"""In orjson's message about an escaped lone surrogate, which no tokenizer can encode."""
 
 Messages = list[dict[str, Any]]
 
 
 async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """The messages of `instructions` and `input`. Raises APIError."""
+    """Return the messages of `instructions` and `input`. Raises APIError."""
     messages: Messages = []
     instructions = fields.get("instructions")
     if instructions is not None and type(instructions) is not str:
@@ -42,7 +43,7 @@ async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     elif type(items) is not list:
         raise wrong_type("input", "a string or a list of items")
     elif not items:
-        raise invalid("`input` must not be an empty list.", "input")
+        raise bad_value("input", "must not be empty")
     else:
         async with Pace() as pace:
             pace.check_messages(items, "input")
@@ -58,22 +59,23 @@ async def _read_item(item: Any, where: str, messages: Messages, pace: Pace) -> N
     fields = Fields(item, where)
     if fields.get("type") is None and fields.get("role") is None:
         raise missing(f"{where}.type")
-    # A message may leave its type out.
+    # A message may omit its type.
     item_type = "message" if fields.get("type") is None else fields.text("type")
     read = _READERS.get(item_type)
     if read is None:
-        raise _unsupported(f"items of type `{item_type[:_MAX_TYPE_CHARS]}` are", fields.param("type"))
+        named = item_type[:_MAX_TYPE_CHARS]
+        raise unsupported_value(fields.param("type"), f"items of type `{named}` are not supported by this server")
     await read(fields, messages, pace)
 
 
 async def _read_message(fields: Fields, messages: Messages, pace: Pace) -> None:
     role = fields.text("role")
     if role not in ROLES:
-        raise invalid(f"`{fields.param('role')}` must be one of {', '.join(ROLES)}.", fields.param("role"))
+        raise bad_value(fields.param("role"), f"must be one of {', '.join(ROLES)}")
     text = await _read_text(fields, "content", pace)
     last = messages[-1] if messages else {}
     if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
-        last["content"] = text  # what was thought before it belongs to it
+        last["content"] = text  # the preceding reasoning belongs to this message
     else:
         messages.append({"role": role, "content": text})
 
@@ -89,14 +91,14 @@ async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
 
 
 async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
-    """Arguments as the object that templates expect; what a model wrote badly stays as it wrote it."""
-    pace.check_written(arguments, param)
+    """Return arguments as the object that templates expect. Invalid JSON of a model stays a string."""
+    pace.check_json_text(arguments, param)
     pace.rest()
     try:
         value = await parse_json(arguments.encode())
     except (InvalidJson, TooComplex) as error:
         if _HALF_A_CHARACTER in str(error):
-            raise invalid(f"`{param}` is not valid JSON: {error}.", param, "invalid_json") from None
+            raise bad_value(param, f"not valid JSON: {error}", "invalid_json") from None
         return arguments
     return value if isinstance(value, dict) else arguments
 
@@ -111,24 +113,26 @@ async def _read_call_output(fields: Fields, messages: Messages, pace: Pace) -> N
 
 async def _read_reasoning(fields: Fields, messages: Messages, pace: Pace) -> None:
     if fields.get("encrypted_content"):
-        raise _unsupported("encrypted reasoning is", fields.param("encrypted_content"))
+        param = fields.param("encrypted_content")
+        raise unsupported_value(param, "encrypted reasoning is not supported by this server")
     if not fields.get("content"):
         if fields.get("summary"):
-            raise _unsupported("reasoning without its text is", fields.param("content"))
+            problem = "reasoning without its text is not supported by this server"
+            raise unsupported_value(fields.param("content"), problem)
         return
     text = await _read_text(fields, "content", pace, ("reasoning_text",))
     messages.append({"role": "assistant", "content": "", "reasoning_content": text})
 
 
 def _last_of_assistant(messages: Messages) -> dict[str, Any]:
-    """The assistant's turn that is going on, begun if there is none."""
+    """Return the current assistant message, or begin one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
 async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
-    """A string, or the texts of a list of parts, joined."""
+    """Return a string, or the joined texts of a list of parts."""
     value = fields.get(name)
     param = fields.param(name)
     if value is None:
@@ -138,7 +142,7 @@ async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[st
     if type(value) is not list:
         raise wrong_type(param, "a string or a list of text parts")
     if not value:
-        raise invalid(f"`{param}` must not be an empty list.", param)
+        raise bad_value(param, "must not be empty")
     pace.check_parts(value, param)
     texts = []
     for index, part in enumerate(value):
@@ -149,14 +153,11 @@ async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[st
         part_fields = Fields(part, where)
         part_type = part_fields.text("type")
         if part_type not in part_types:
-            what = f"parts of type `{part_type[:_MAX_TYPE_CHARS]}` are"
-            raise _unsupported(what, f"{where}.type", f"; it must be {' or '.join(part_types)}")
+            allowed, named = " or ".join(part_types), part_type[:_MAX_TYPE_CHARS]
+            problem = f"must be {allowed}; parts of type `{named}` are not supported by this server"
+            raise unsupported_value(f"{where}.type", problem)
         texts.append(part_fields.text("text"))
     return "".join(texts)
-
-
-def _unsupported(what: str, param: str, instead: str = "") -> APIError:
-    return invalid(f"`{param}`: {what} not supported by this server{instead}.", param, "unsupported_value")
 
 
 _READERS: Mapping[str, Callable[[Fields, Messages, Pace], Awaitable[None]]] = {

@@ -1,6 +1,6 @@
 """The routes of `/v1/responses`. Registered by `install_responses`.
 
-Responses are answered and forgotten: the routes that ask for an earlier one say so.
+Responses are not stored: the routes for an earlier one answer with an error that says so.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk
+from quipu.actors.request_desk.interface import Desk
 
 from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.errors import not_found
 from ...request.tally import Tally
-from ..answer import Asked, Reply, answer
+from ..answer import ParsedRequest, Reply, answer
 from ..stream import Transcript
 from .responses import ENDPOINT, ResponseRequest, read_response
 from .responses_body import Draft
@@ -29,7 +29,7 @@ from .shapes import RESPONSES_SHAPE
 
 
 class ResponseReply(Reply):
-    """One response object, whole or as events."""
+    """A response object, whole or as events."""
 
     def __init__(self, asked_for: ResponseRequest, request_id: str) -> None:
         super().__init__(asked_for.wanted, stream=asked_for.stream)
@@ -52,7 +52,7 @@ class ResponseReply(Reply):
         return ResponseWriter(sink, self._draft, tally, log)
 
 
-def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the routes."""
 
     @app.post(ENDPOINT)
@@ -63,9 +63,9 @@ def install_responses(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> N
     @app.get(f"{ENDPOINT}/<response_id>/input_items")
     @app.post(f"{ENDPOINT}/<response_id>/cancel")
     async def find_response(response_id: str) -> Response:
-        message = "This server does not store responses, so none can be read, listed, cancelled or deleted."
+        message = "This server does not store responses, so none can be retrieved, listed, cancelled or deleted."
         raise not_found(message, "response_id", "response_not_stored")
 
 
-async def read(asked: Asked) -> Reply:
-    return ResponseReply(await read_response(asked.body, asked.info, asked.options.max_sequences), asked.request_id)
+async def read(parsed: ParsedRequest) -> Reply:
+    return ResponseReply(await read_response(parsed.body, parsed.info, parsed.options.max_sequences), parsed.request_id)

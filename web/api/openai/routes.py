@@ -1,4 +1,4 @@
-"""Completions and chat: where the two endpoints differ, and their routes. Registered by `install_openai`."""
+"""Completions and chat: their differences, and their routes. Registered by `install_openai`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import FrontDesk, ServingInfo
+from quipu.actors.request_desk.interface import Desk, ServingInfo
 
 from ...http.sse import Sink
 from ...options import AppOptions
 from ...request.tally import Tally
-from ..answer import Asked, Reply, answer
+from ..answer import ParsedRequest, Reply, answer
 from ..fields import Fields
 from ..generation import GenerationRequest, WantedScores
-from ..json_body import MAX_VALUES
+from ..json_structure import MAX_VALUES
 from ..stream import Transcript
 from ..usage import openai_usage
 from . import chat, completions
@@ -32,7 +32,7 @@ from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 
 @attrs.frozen
 class Dialect:
-    """Where the two endpoints differ."""
+    """The differences between the two endpoints."""
 
     endpoint: str
     id_prefix: str
@@ -61,7 +61,7 @@ CHAT = Dialect(
 
 
 class ChoicesReply(Reply):
-    """A list of choices, whole or in chunks."""
+    """A response with choices, whole or in chunks."""
 
     def __init__(self, dialect: Dialect, wanted: GenerationRequest, delivery: Delivery, request_id: str) -> None:
         super().__init__(wanted, stream=delivery.stream)
@@ -85,7 +85,7 @@ class ChoicesReply(Reply):
         return self._dialect.writer(sink, self._envelope, self._delivery, self.wanted.scores, tally, log)
 
 
-def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None:
+def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
     @app.post(COMPLETIONS.endpoint)
@@ -97,17 +97,17 @@ def install_openai(app: QuartTrio, desk: FrontDesk, options: AppOptions) -> None
         return await answer(CHAT.endpoint, read_chat, CHAT_SHAPE, desk, options)
 
 
-async def read_completion(asked: Asked) -> Reply:
-    return await _read(COMPLETIONS, asked)
+async def read_completion(parsed: ParsedRequest) -> Reply:
+    return await _read(COMPLETIONS, parsed)
 
 
-async def read_chat(asked: Asked) -> Reply:
-    return await _read(CHAT, asked)
+async def read_chat(parsed: ParsedRequest) -> Reply:
+    return await _read(CHAT, parsed)
 
 
-async def _read(dialect: Dialect, asked: Asked) -> Reply:
-    wanted = await dialect.read(asked.body, asked.info, asked.options.max_sequences)
-    delivery = read_delivery(Fields(asked.body))
-    if asked.options.always_include_usage:
+async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:
+    wanted = await dialect.read(parsed.body, parsed.info, parsed.options.max_sequences)
+    delivery = read_delivery(Fields(parsed.body))
+    if parsed.options.always_include_usage:
         delivery = attrs.evolve(delivery, include_usage=True)
-    return ChoicesReply(dialect, wanted, delivery, asked.request_id)
+    return ChoicesReply(dialect, wanted, delivery, parsed.request_id)

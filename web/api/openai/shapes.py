@@ -1,47 +1,32 @@
-"""The fields that the readers of this folder know, so that others can be named as ignored (`../ignored_fields.py`).
+"""The fields that the readers of this folder know, so that others can be reported as ignored (`../ignored_fields.py`).
 
-A field stands here if it is read, refused unless it asks for nothing (`unsupported.py`), or only carried around by the
-API's own clients, as the `id` of an item is. `tests/web/api/test_ignored_fields.py` sees that no field is read that is
-not here.
+A field is listed if it is read, refused unless neutral (`unsupported.py`), or merely passed along by the API's own
+clients, such as the `id` of an item. `tests/web/api/test_ignored_fields.py` checks that every field that is read is
+listed.
 """
 
 from __future__ import annotations
 
 from ..ignored_fields import Shape
+from ..sampling import SAMPLING_NAMES
 from . import unsupported
 
-_GENERATION = frozenset(
-    {
-        "allowed_token_ids",
-        "bad_words",
-        "cache_salt",
-        "frequency_penalty",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "logit_bias",
-        "max_completion_tokens",
-        "max_tokens",
-        "min_p",
-        "min_tokens",
-        "model",
-        "n",
-        "presence_penalty",
-        "priority",
-        "repetition_penalty",
-        "return_cached_tokens_details",
-        "seed",
-        "skip_special_tokens",
-        "stop",
-        "stop_token_ids",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
-)
+_GENERATION = SAMPLING_NAMES | {
+    "cache_salt",
+    "include_stop_str_in_output",
+    "max_completion_tokens",
+    "max_tokens",
+    "model",
+    "n",
+    "priority",
+    "return_cached_tokens_details",
+    "skip_special_tokens",
+    "stop",
+    "stream",
+    "stream_options",
+}
 _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
-"""Nothing is ever added to deltas to hide their length: to ask for that or not is the same."""
+"""Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
 
 COMPLETIONS_SHAPE = Shape(
     known=_GENERATION | unsupported.COMPLETIONS.keys() | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs"},

@@ -189,18 +189,21 @@ async def test_a_mark_on_the_whole_request() -> None:
     ("fields", "words"),
     [
         ({"system": [text("a", cache_control={"type": "eternal"})]}, "`system.0.cache_control.type`"),
-        ({"system": [text("a", cache_control={})]}, "`system.0.cache_control.type` is required"),
-        ({"system": [text("a", cache_control="1h")]}, "`system.0.cache_control` must be an object"),
+        ({"system": [text("a", cache_control={})]}, "Missing required parameter: `system.0.cache_control.type`"),
+        ({"system": [text("a", cache_control="1h")]}, "Invalid type for `system.0.cache_control`: expected an object"),
         ({"system": [text("a", cache_control={"type": "ephemeral", "ttl": "2h"})]}, "`system.0.cache_control.ttl`"),
-        ({"system": [text("", **MARK)]}, "`system.0.cache_control` cannot mark an empty text"),
-        ({"system": [text("a", **MARK) for _ in range(5)]}, "At most 4 blocks"),
-        ({"system": [text("a", **MARK) for _ in range(4)], **MARK}, "At most 4 blocks"),
-        ({"system": [text("a", **MARK)], **LONG_MARK}, "`cache_control.ttl` is `1h`, after"),
+        (
+            {"system": [text("", **MARK)]},
+            "Invalid value for `system.0.cache_control`: cannot be set for an empty text block",
+        ),
+        ({"system": [text("a", **MARK) for _ in range(5)]}, "at most 4 blocks"),
+        ({"system": [text("a", **MARK) for _ in range(4)], **MARK}, "at most 4 blocks"),
+        ({"system": [text("a", **MARK)], **LONG_MARK}, "Invalid value for `cache_control.ttl`: `1h` must not follow"),
         (
             {"system": [text("a", **MARK)], "messages": [{"role": "user", "content": [text("a", **LONG_MARK)]}]},
-            "`messages.0.content.0.cache_control.ttl` is `1h`, after",
+            "Invalid value for `messages.0.content.0.cache_control.ttl`: `1h` must not follow",
         ),
-        ({"messages": [{"role": "user", "content": [text("a", **MARK)]}], **LONG_MARK}, "of its own"),
+        ({"messages": [{"role": "user", "content": [text("a", **MARK)]}], **LONG_MARK}, "with another `ttl`"),
         (
             {
                 "messages": [
@@ -209,7 +212,7 @@ async def test_a_mark_on_the_whole_request() -> None:
                     said("user", "c"),
                 ]
             },
-            "`messages.1.content.0.cache_control` cannot mark a thinking block",
+            "Invalid value for `messages.1.content.0.cache_control`: cannot be set for a thinking block",
         ),
     ],
 )

@@ -1,0 +1,93 @@
+"""The entries that make up a request's account: one small class for each kind of thing that a step report can say.
+
+The accountant writes them (`report_writer.py`), the entry store keeps them, and an `Account` applies them. Pure data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from ..messages.accountant import Side
+from ..messages.block_manager import CacheMiss
+
+
+@attrs.frozen(kw_only=True)
+class Admission:
+    """One admission of one sequence, as the engine reported it with the admission's first step."""
+
+    number: int
+    """1 for a sequence's first admission on its side; each preemption adds one."""
+    side: Side = Side.PREFILL
+    reused: int | None
+    """Tokens that the block manager granted from its cache. None: the engine does not count them."""
+    tiers: Mapping[str, int] | None = None
+    """`reused` by tier. None: all of it was on the device."""
+    read: int
+    """Tokens whose cached KV the executor confirms it used."""
+    copyable: int = 0
+    """Tokens after the reused ones for which the block manager named a block to copy from. Never billed as cached."""
+    copied: int = 0
+    """How many of those the executor copied instead of computing them."""
+    miss: CacheMiss | None
+    incarnation: int | None
+    at: float
+
+
+@attrs.define
+class Span:
+    """Positions [start, end) whose KV a step wrote. Extended in place while the next step continues at `end`."""
+
+    start: int
+    end: int
+
+
+@attrs.frozen
+class Written:
+    """Prompt positions [start, end) in blocks that this sequence was the first to commit."""
+
+    start: int
+    end: int
+
+
+@attrs.frozen
+class Pinned:
+    """Marked prefixes of this sequence's prompt are pinned; the longest has `num_tokens` tokens."""
+
+    num_tokens: int
+
+
+@attrs.frozen
+class Revision:
+    """Granted tokens that could not be loaded from their tier: they are computed, not reused."""
+
+    tier: str
+    num_tokens: int
+
+
+@attrs.frozen
+class Estimation:
+    """A router's estimate of what an engine reuses."""
+
+    num_tokens: int
+
+
+@attrs.frozen
+class FirstToken:
+    """The sequence's first token is on its way to the client."""
+
+    at: float
+
+
+@attrs.frozen
+class Ended:
+    """The engine reports nothing more about the sequence."""
+
+
+@attrs.frozen
+class Gap:
+    """A step report was lost. It may have concerned the sequence, and may have contained its end."""
+
+
+Entry = Admission | Span | Written | Pinned | Revision | Estimation | FirstToken | Ended | Gap

@@ -1,0 +1,118 @@
+"""Writes what the engine reports into the entry store: the columns of a step report, lost reports, engine deaths.
+
+Used by the accountant's `actor.py`. Synchronous: a report is written completely or, if it is malformed, reported as
+ValueError, after which the actor treats it as lost.
+"""
+
+from __future__ import annotations
+
+from ..messages.accountant import EngineDied, Side, StepReport
+from ..messages.block_manager import CacheMiss, MissReason
+from ..messages.outcomes import ErrorKind, Fault, RequestError
+from ..request_desk.engine_lane import EngineLane
+from .account_entries import Admission, Ended, Estimation, FirstToken, Gap, Pinned, Revision, Written
+from .entry_store import EntryStore
+
+
+class ReportWriter:
+    def __init__(self, store: EntryStore, lane: EngineLane) -> None:
+        self._store = store
+        self._lane = lane
+
+    def write_report(self, report: StepReport, now: float) -> None:
+        """Write every entry of a report into its request's entries. Raises ValueError for a malformed report."""
+        requests = self._store.by_sequence
+        self._write_admissions(report, now)
+        for sequence_id, num_tokens in zip(report.estimated_ids, report.estimated_tokens, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Estimation(num_tokens))
+        for sequence_id, tier, num in zip(report.revised_ids, report.revised_tiers, report.revised_tokens, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Revision(tier, num))
+        for sequence_id, start, end in zip(report.span_ids, report.span_starts, report.span_ends, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add_span(sequence_id, start, end)
+        for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Written(start, end))
+        for sequence_id, end in zip(report.pinned_ids, report.pinned_ends, strict=True):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, Pinned(end))
+        for sequence_id in dict.fromkeys(self.first_tokens(report)):
+            if (request := requests.get(sequence_id)) is not None:
+                request.add(sequence_id, FirstToken(now))
+        for sequence_id, error, kind in zip(
+            report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
+        ):
+            # an engine has one internal error for a single sequence: a step that included it raised
+            is_ours = error is not None and (kind or ErrorKind.INTERNAL) == ErrorKind.INTERNAL
+            self._write_terminal(sequence_id, error, kind, Fault.STEP_FAILED if is_ours else None)
+
+    def write_gap(self) -> None:
+        """Mark every sequence that the engine holds: a lost report may have concerned any of them."""
+        for sequence_id, request in self._store.by_sequence.items():
+            if self._lane.incarnation_of(sequence_id) is not None:
+                request.add(sequence_id, Gap())
+
+    def write_engine_death(self, message: EngineDied) -> None:
+        """End the sequences that the dead engine held, and expect its successor's first report."""
+        self._store.num_reports = 0
+        for sequence_id in message.held_ids:
+            if self._lane.incarnation_of(sequence_id) != message.incarnation:
+                continue  # its Terminal was on its way here when the engine died, and has been booked since
+            error = f"the engine died: {message.reason}"
+            self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
+
+    def first_tokens(self, report: StepReport) -> list[int]:
+        """Return the report's sequences that had no token before it."""
+        last_token_at = self._store.last_token_at
+        return [i for i in report.token_sequence_ids if i not in last_token_at]
+
+    def sequences_with_gaps(self, report: StepReport) -> list[int]:
+        """Return the sequences with lost reports about which the engine will say no more.
+
+        That is so after their Terminal, and for all of them when the engine is idle.
+        """
+        requests = self._store.by_sequence
+        is_idle = report.num_running == report.num_waiting == 0
+        candidates = list(requests) if is_idle else report.terminal_ids
+        return [i for i in candidates if i in requests and requests[i].has_gap]
+
+    def _write_admissions(self, report: StepReport, now: float) -> None:
+        requests = self._store.by_sequence
+        num = len(report.admitted_ids)
+        for sequence_id, number, reused, read, copyable, copied, reason, token, tiers, side in zip(
+            report.admitted_ids,
+            report.admitted_number,
+            report.admitted_reused,
+            report.admitted_read,
+            report.admitted_copyable or [0] * num,
+            report.admitted_copied or [0] * num,
+            report.admitted_miss_reasons,
+            report.admitted_miss_tokens,
+            report.admitted_tiers or [{"device": reused} for reused in report.admitted_reused],
+            report.admitted_sides or [Side.PREFILL] * num,
+            strict=True,
+        ):
+            if (request := requests.get(sequence_id)) is not None:
+                admission = Admission(
+                    number=number,
+                    side=Side(side),
+                    reused=None if tiers is None else reused,
+                    tiers=tiers,
+                    read=read,
+                    copyable=copyable,
+                    copied=copied,
+                    miss=CacheMiss(MissReason(reason), token),
+                    incarnation=self._lane.incarnation_of(sequence_id),
+                    at=now,
+                )
+                request.add(sequence_id, admission)
+
+    def _write_terminal(self, sequence_id: int, error: str | None, kind: str | None, fault: Fault | None) -> None:
+        self._lane.mark_ended(sequence_id)
+        request = self._store.by_sequence.get(sequence_id)
+        if request is not None:
+            request.add(sequence_id, Ended())
+            if error is not None:
+                request.fail(RequestError(ErrorKind(kind or ErrorKind.INTERNAL), error), fault)

@@ -1,0 +1,109 @@
+"""The physical work done for one sequence: which positions were read from cache, computed, restored or recomputed.
+
+Part of an `Account`. Pure.
+
+    reused == read, copied <= copyable                     at every admission
+    prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
+
+A mismatch is never clamped: `problems` names it and the account is disputed.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ..messages.accountant import Side
+from ..messages.outcomes import FinishReason
+from .account_entries import Admission
+from .coverage import Coverage
+
+
+@attrs.define(eq=False)
+class SequenceAccount:
+    """The work booked for one sequence. Positions are counted from the prompt's first token."""
+
+    sequence_id: int
+    prompt_index: int
+    choice_index: int
+    num_prompt_tokens: int
+    covered: Coverage = attrs.field(factory=Coverage)
+    num_admissions: dict[Side, int] = attrs.field(factory=dict)
+    """Admissions booked so far, by side."""
+    counts_reuse: bool = True
+    """Whether its engine reports what it reuses."""
+    has_spans: bool = False
+    read: int = 0
+    """Positions first covered by what the executor confirmed at the first admission."""
+    computed_first: int = 0
+    restored_first: int = 0
+    """Positions first covered by a cache hit at a later admission, or by copying a block."""
+    recomputed: int = 0
+    """Positions covered again, outputs included."""
+    admissions: list[Admission] = attrs.field(factory=list)
+    """Those of an engine that counts what it reuses."""
+    num_revised: int = 0
+    has_ended: bool = False
+    mismatches: list[str] = attrs.field(factory=list)
+    num_completion_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    def admit(self, admission: Admission) -> bool:
+        """Book what the block manager granted and the executor confirms; return False for a repeated admission."""
+        previous = self.num_admissions.get(admission.side, 0)
+        if admission.number <= previous:
+            return False
+        if admission.number != previous + 1:
+            self.mismatches.append(f"admission {admission.number} follows {previous}")
+        self.num_admissions[admission.side] = admission.number
+        new = self.covered.add(0, admission.read)
+        if admission.side is Side.PREFILL and previous == 0:
+            self.read = new
+            self.recomputed += admission.read - new
+            self.counts_reuse = admission.reused is not None
+        else:
+            self.restored_first += new
+            self.recomputed += admission.read - new
+        new = self.covered.add(admission.read, admission.read + admission.copied)
+        self.restored_first += new
+        self.recomputed += admission.copied - new
+        if admission.reused is not None:
+            self.admissions.append(admission)
+        return True
+
+    def compute(self, start: int, end: int) -> None:
+        """Book one span whose KV a step wrote."""
+        self.has_spans = True
+        boundary = self.num_prompt_tokens
+        if start >= boundary:
+            new_output = self.covered.add(start, end)
+            self.recomputed += max(0, end - start) - new_output
+            return
+        new_prompt = self.covered.add(start, min(end, boundary))
+        new_output = self.covered.add(max(start, boundary), end)
+        self.computed_first += new_prompt
+        self.recomputed += max(0, end - start) - new_prompt - new_output
+
+    def problems(self) -> list[str]:
+        """Say why the entries do not add up; empty if they do."""
+        problems = list(self.mismatches)
+        for admission in self.admissions:
+            assert admission.reused is not None
+            is_first = admission.number == 1 and admission.side is Side.PREFILL
+            usable = admission.reused - self.num_revised if is_first else admission.reused
+            if usable != admission.read:
+                problems.append(f"admission {admission.number}: reused {usable}, read {admission.read}")
+            if admission.copied > admission.copyable:
+                problems.append(
+                    f"admission {admission.number}: copyable {admission.copyable}, copied {admission.copied}"
+                )
+        if not self.counts_reuse and not self.has_spans:
+            return problems  # this engine reports no work at all
+        covered = self.read + self.computed_first + self.restored_first
+        finished = self.finish_reason is not None
+        balanced = covered == self.num_prompt_tokens if finished else covered <= self.num_prompt_tokens
+        if not balanced:
+            problems.append(
+                f"prompt {self.num_prompt_tokens}, read {self.read}, computed {self.computed_first}, "
+                f"restored {self.restored_first}"
+            )
+        return problems

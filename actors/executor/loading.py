@@ -1,0 +1,35 @@
+"""Loads the backend that the configuration names, and the executor that runs on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quipu.kernels.backend import BackendConfig, KVMemory
+from quipu.kernels.fake import FakeBackend
+from quipu.kernels.load import load_backend
+
+from ..config import EngineConfig
+from .step_runner import Executor
+
+
+def load_executor(config: EngineConfig) -> Executor:
+    """Load the backend that `config` names. Raises ValueError for a checkpoint that it cannot serve."""
+    backend_config = BackendConfig(
+        model_path=Path(config.model_path),
+        dtype=config.dtype,
+        load_format=config.load_format,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_memory=KVMemory(config.kv_cache_bytes, config.memory_utilization),
+        may_shorten=config.may_shorten,
+        determinism=config.determinism,
+    )
+    backend = load_backend(config.executor, backend_config)
+    if isinstance(backend, FakeBackend):
+        backend.dials.step_seconds = config.fake_step_seconds
+        backend.dials.poison_token_id = config.fake_poison_token_id
+        backend.dials.only_token_id = config.fake_token_id
+    return Executor(backend, max_num_seqs=config.max_num_seqs)

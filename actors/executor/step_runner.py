@@ -1,0 +1,151 @@
+"""Turns plans into forward passes of one backend, and records what the blocks contain.
+
+Synchronous; `actor.py` calls it, from one thread. Only this module, `loading.py`, `batch_builder.py` and `actor.py`
+import `quipu.kernels`.
+
+The record is the second entry of the accounts. Before a pass, the executor clears the tags of every physical block that
+the pass will write. After it, each block is tagged with the chain key of its contents and the number of filled slots.
+At the first step of an admission, only granted blocks whose tags agree count as *read*, so a wrong or stale grant does
+not balance. If another block already contains a prompt's last block, only the last token is computed: where the tag of
+that block agrees it is *copied*, otherwise its tokens are computed.
+
+What must always hold: a plan whose generation has failed is not run.
+"""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+
+from quipu.kernels.backend import Backend
+
+from ..messages.executor import StepPlan
+from ..messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
+from ..shared.block_keys import chain_keys
+from .batch_builder import BlockCopy, SequenceState, make_batch, scores_of, skip_copied
+from .block_tags import BlockTags
+
+
+@attrs.frozen
+class RunningStep:
+    """The step that is being executed."""
+
+    step: int
+    since: float
+    """When it began, on the monotonic clock."""
+
+
+class Executor:
+    """Runs plans one at a time."""
+
+    def __init__(self, backend: Backend, *, max_num_seqs: int) -> None:
+        self.backend = backend
+        self._block_size = backend.memory_plan.block_size
+        self._tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
+        self._sequences: dict[int, SequenceState] = {}
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._num_scored = 0  # sequences whose sampled tokens are scored
+        self._num_with_rules = 0  # sequences whose logits are changed
+        self._failed_generation = -1
+        self.running_step: RunningStep | None = None
+        """Set by the caller of `run`; may be read from any thread."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one plan. Whatever the backend raises becomes `StepFailed`."""
+        for sequence_id in plan.released_ids:
+            self._release(sequence_id)
+        if plan.generation <= self._failed_generation:
+            return StepDropped(plan.step, plan.generation)
+        started = time.perf_counter()
+        try:
+            return self._run_pass(plan, started)
+        except Exception as error:
+            self._failed_generation = plan.generation
+            return StepFailed(plan.step, plan.generation, f"{type(error).__name__}: {error}")
+
+    def _run_pass(self, plan: StepPlan, started: float) -> StepDone:
+        for index in range(len(plan.admitted_ids)):
+            self._admit(plan, index)
+        states = [self._sequences[sequence_id] for sequence_id in plan.row_ids]
+        ends = []
+        for state, start, count, blocks, token_ids in zip(
+            states, plan.row_starts, plan.row_counts, plan.row_new_blocks, plan.row_token_ids, strict=True
+        ):
+            state.table += blocks
+            if token_ids:
+                state.tokens[start:] = token_ids
+            ends.append(start + count)
+        read = [
+            self._tags.num_confirmed_tokens(self._sequences[sequence_id].table, keys)
+            for sequence_id, keys in zip(plan.admitted_ids, plan.admitted_keys, strict=True)
+        ]
+        copies = self._confirm_copies(plan, read) if any(plan.admitted_copy_sources) else {}
+        if copies:
+            plan = skip_copied(plan, copies)
+        self._tags.clear(states, plan.row_starts, ends)
+
+        batch = make_batch(
+            plan,
+            states,
+            some_are_scored=self._num_scored > 0,
+            some_have_rules=self._num_with_rules > 0,
+            copies=[(copy.source, copy.destination) for copy in copies.values()],
+        )
+        drawn = self.backend.step(batch)
+
+        for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
+            states[row].draw(token_id)
+        self._tags.write(states, plan.row_starts, ends)
+        return StepDone(
+            step=plan.step,
+            generation=plan.generation,
+            row_ids=plan.row_ids,
+            row_epochs=plan.row_epochs,
+            row_starts=plan.row_starts,
+            row_ends=ends,
+            sampled_rows=drawn.rows,
+            sampled_token_ids=drawn.token_ids,
+            read_ids=plan.admitted_ids,
+            read_tokens=read,
+            seconds=time.perf_counter() - started,
+            scores=None if batch.scoring is None else scores_of(plan, batch.scoring, drawn),
+            copied_tokens=[copies[i].num_tokens if i in copies else 0 for i in plan.admitted_ids] if copies else [],
+        )
+
+    def _confirm_copies(self, plan: StepPlan, read: list[int]) -> dict[int, BlockCopy]:
+        """Return, by sequence, the copy sources whose tags say that they contain what the row would compute.
+
+        Must be called before the tags of this pass are cleared: a source may be a block that the pass writes.
+        """
+        size = self._block_size
+        rows = {sequence_id: row for row, sequence_id in enumerate(plan.row_ids)}
+        copies = {}
+        for sequence_id, source, num_read in zip(plan.admitted_ids, plan.admitted_copy_sources, read, strict=True):
+            state, row = self._sequences[sequence_id], rows[sequence_id]
+            start, token_ids = plan.row_starts[row], plan.row_token_ids[row]
+            if source and num_read == start and len(token_ids) == size:
+                (key,) = chain_keys(state.keys[-1], token_ids, size)
+                if self._tags.contains(source, key):
+                    copies[sequence_id] = BlockCopy(source, state.table[start // size], size - 1)
+        return copies
+
+    def _admit(self, plan: StepPlan, index: int) -> None:
+        sequence_id, sampling = plan.admitted_ids[index], plan.admitted_sampling[index]
+        self._release(sequence_id)
+        self._num_scored += sampling.logprobs is not None
+        self._num_with_rules += sampling.rules is not None
+        self._sequences[sequence_id] = SequenceState(
+            slot=self._free_slots.pop(),
+            sampling=sampling,
+            num_outputs=plan.admitted_num_outputs[index],
+            keys=[plan.admitted_root_keys[index], *plan.admitted_keys[index]],
+            tokens=list(plan.admitted_tokens[index]),
+        )
+
+    def _release(self, sequence_id: int) -> None:
+        state = self._sequences.pop(sequence_id, None)
+        if state is not None:
+            self._free_slots.append(state.slot)
+            self._num_scored -= state.sampling.logprobs is not None
+            self._num_with_rules -= state.sampling.rules is not None

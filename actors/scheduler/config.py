@@ -1,0 +1,35 @@
+"""Sizes and rules that scheduling decisions keep to.
+
+Made by `engine.py` from the engine's configuration and from what the backend's KV cache turned out to hold.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from .waiting import Policy
+
+
+@attrs.frozen
+class SchedulerConfig:
+    """What the scheduler needs of `EngineConfig`, resolved."""
+
+    block_size: int
+    num_blocks: int
+    """Physical blocks, including the null block."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    """Token budget of one step."""
+    max_model_len: int
+    eos_token_ids: frozenset[int] = frozenset()
+    enable_prefix_caching: bool = True
+    max_steps_in_flight: int = 2
+    policy: Policy = Policy.FCFS
+    long_prefill_token_threshold: int = 0
+    """Longest chunk of one prompt in a step shared with others; 0 disables the limit."""
+    max_waiting_requests: int = 0
+    """Sequences that may wait before further requests are refused; 0 means no limit."""
+    max_waiting_tokens: int = 0
+    """Prompt tokens that may wait; 0 means no limit."""
+    max_waiting_share: float = 1.0
+    """Share of both limits that one tenant may use."""

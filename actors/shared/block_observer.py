@@ -1,0 +1,32 @@
+"""What follows the committed contents of the prefix cache: the interface between a block pool and its observers.
+
+Implemented by the KV event log and by the block manager's miss tracker; called by the pool and by the block manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class BlockObserver(Protocol):
+    """Follows the committed contents of the cache. Called synchronously; must not raise."""
+
+    def on_stored(
+        self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
+    ) -> None:
+        """Note that a run of blocks can be found from now on.
+
+        Their contents are the tokens from `start` on, one block's worth each. `block_index` is the first block's
+        position in its chain; `parent_key` is a root key if that is 0. `token_ids` is never changed. It may be a whole
+        prompt, so keeping a reference to it keeps all of that in memory.
+        """
+        ...
+
+    def on_removed(self, keys: Sequence[bytes]) -> None:
+        """Note that blocks were evicted, in this order."""
+        ...
+
+    def on_cleared(self) -> None:
+        """Note that the cache was reset: no block can be found any more."""
+        ...

@@ -1,0 +1,117 @@
+"""Write the tables of `docs/` that are made from declarations: `python -m scripts.declared_tables`.
+
+Engine settings go into `docs/settings.md` and sampling fields into `docs/sampling.md`, between two markers. With
+`--check` nothing is written, and the exit code says whether the documents are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from quipu.actors.config import SETTINGS
+from quipu.actors.declarations import MESSAGES, Bounds, SamplingField, Setting, number
+from quipu.actors.messages.sampling import SAMPLING_FIELDS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BEGIN = "<!-- made by `python -m scripts.declared_tables` -->"
+END = "<!-- end of the table -->"
+
+
+def settings_table() -> str:
+    """Return the table of what an operator can set of the engine."""
+    rows = [
+        (_flags(setting), _setting_values(setting), setting.default_words(), setting.help)
+        for setting in SETTINGS
+        if setting.help
+    ]
+    return _table(("flag", "values", "default", "what"), rows)
+
+
+def sampling_table() -> str:
+    """Return the table of the sampling fields that clients can send."""
+    rows = [
+        (
+            f"`{field.name}`",
+            _field_values(field),
+            _field_default(field),
+            "yes" if MESSAGES in field.apis else "",
+            field.help,
+        )
+        for field in SAMPLING_FIELDS
+    ]
+    return _table(("field", "values", "default", f"`{MESSAGES}`", "what"), rows)
+
+
+def _flags(setting: Setting) -> str:
+    first, *aliases = (f"`{flag}`" for flag in setting.flags)
+    return f"{first} ({', '.join(aliases)})" if aliases else first
+
+
+def _setting_values(setting: Setting) -> str:
+    if setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    kinds = {
+        "switch": f"on, or off with `--no-{setting.flags[0].removeprefix('--')}`",
+        "size": "bytes, or a size such as `4GiB`",
+        "kv_events": "a JSON object",
+    }
+    return _values(kinds.get(setting.reader, setting.reader), setting.bounds)
+
+
+def _field_values(field: SamplingField) -> str:
+    values = field.values or _values(field.reader, field.bounds)
+    if field.messages_bounds != field.bounds:
+        values += f" ({field.messages_bounds.words()} on `{MESSAGES}`)"
+    return values
+
+
+def _field_default(field: SamplingField) -> str:
+    if field.reader not in ("number", "integer", "boolean"):
+        return "random" if field.reader == "seed" else "none"
+    default = str(field.default).lower() if field.reader == "boolean" else number(field.default)
+    return default if field.same_as_off is None else f"{default} (or {number(field.same_as_off)})"
+
+
+def _values(kind: str, bounds: Bounds) -> str:
+    return f"{kind}, {bounds.words()}" if bounds.words() else kind
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("|" + "|".join(f" {cell} " if cell != "---" else cell for cell in line) + "|\n" for line in lines)
+
+
+TABLES = {"settings.md": settings_table, "sampling.md": sampling_table}
+
+
+def outdated(*, write: bool) -> list[str]:
+    """Return the documents whose table differs from the declarations; with `write`, bring them up to date."""
+    found = []
+    for name, make_table in TABLES.items():
+        before = (DOCS / name).read_text()
+        head, _, rest = before.partition(BEGIN)
+        _, end, tail = rest.partition(END)
+        if not end:
+            raise ValueError(f"docs/{name} lacks a marker: {BEGIN} or {END}")
+        after = f"{head}{BEGIN}\n\n{make_table()}\n{END}{tail}"
+        if after != before:
+            found.append(name)
+            if write:
+                (DOCS / name).write_text(after)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.declared_tables", description="Tables of the documents.")
+    parser.add_argument("--check", action="store_true", help="write nothing, only say what differs")
+    is_checking = parser.parse_args().check
+    changed = outdated(write=not is_checking)
+    print(*(f"docs/{name}" for name in changed), sep="\n", end="\n" if changed else "")
+    return 1 if is_checking and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

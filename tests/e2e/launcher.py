@@ -1,0 +1,148 @@
+"""Starts `quipu` by forking a process that has imported it: a start costs a tenth of a second, not one and a half.
+
+`launch` is the test's side: one launcher a session is started when the first `quipu` is wanted, and ended with the
+session. Run as a script, this file is the launcher: it answers one request after the other over a socket, and each
+child goes the way of the installed command from its first line on, with the arguments, folder, environment and streams
+that it was given. The processes that a server starts are started as ever. What has to be the command as it is installed
+(`test_command_line.py`, a wheel named by QUIPU_COMMAND) does not come here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+MAX_REQUEST_BYTES = 1 << 17
+NUM_STREAMS = 2
+
+
+class Launched:
+    """A process that was started by the launcher; asked as a `subprocess.Popen`."""
+
+    def __init__(self, launcher: Launcher, pid: int) -> None:
+        self._launcher = launcher
+        self._descriptor = os.pidfd_open(pid)
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code of a process that has ended, negative for a signal; else None."""
+        return self._wait_ms(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._wait_ms(None if timeout is None else round(timeout * 1000))
+        if code is None:
+            raise subprocess.TimeoutExpired("quipu", timeout or 0.0)
+        return code
+
+    def _wait_ms(self, timeout_ms: int | None) -> int | None:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLIN)
+            if poll.poll(timeout_ms):
+                self.returncode = self._launcher.reap(self.pid)
+                os.close(self._descriptor)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Launcher:
+    """The test's end of the socket."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", str(Path(__file__)), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._socket = ours
+        self._one_at_a_time = threading.Lock()
+        self._reaped: dict[int, int] = {}
+
+    def launch(self, arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
+        """Start `quipu ARGUMENTS` in `folder` with these descriptors for its output, and the environment of now."""
+        request = {"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)}
+        return Launched(self, self._ask(request, [stdout, stderr]))
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a child that has ended."""
+        with self._one_at_a_time:
+            if pid not in self._reaped:
+                self._reaped[pid] = self._ask_alone({"reap": pid}, [])
+            return self._reaped[pid]
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def _ask(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        with self._one_at_a_time:
+            return self._ask_alone(request, descriptors)
+
+    def _ask_alone(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        return int.from_bytes(self._socket.recv(8), "big", signed=True)
+
+
+_launcher: Launcher | None = None
+_starting = threading.Lock()
+
+
+def launch(arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
+    """As `Launcher.launch`, of the launcher of this session."""
+    global _launcher
+    with _starting:
+        if _launcher is None:
+            _launcher = Launcher()
+            atexit.register(_launcher.close)
+    return _launcher.launch(arguments, folder, stdout, stderr)
+
+
+def run_launcher(link: socket.socket) -> Callable[[], int]:
+    """Answer requests until the other end has gone; returns, in each child, what that is to run."""
+    # what a server imports at its start, at once or when it opens its ledger: none of it starts a thread
+    for module in ("alembic", "quipu.web.cli.serve"):
+        import_module(module)
+    from quipu.web.cli.cli import main
+
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(link, MAX_REQUEST_BYTES, NUM_STREAMS)
+        if not data:
+            os._exit(0)
+        request = json.loads(data)
+        if "reap" in request:
+            _, status = os.waitpid(request["reap"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        elif not (answer := os.fork()):
+            link.close()
+            for descriptor, stream in zip(descriptors, (1, 2), strict=True):
+                os.dup2(descriptor, stream)
+                os.close(descriptor)
+            os.chdir(request["folder"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            sys.argv = ["quipu", *request["arguments"]]
+            return main
+        for descriptor in descriptors:
+            os.close(descriptor)
+        link.send(answer.to_bytes(8, "big", signed=True))
+
+
+if __name__ == "__main__":
+    sys.exit(run_launcher(socket.socket(fileno=int(sys.argv[1])))())

@@ -1,0 +1,95 @@
+"""What the documents point to is there: paths of the tree, pages, and their headings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md")
+    for path in ROOT.glob(pattern)
+)
+FAULTS = "docs/faults.md"
+"""Its paths begin below `tests/`; `test_faults_page.py` looks for them."""
+
+PRODUCT = ("actors", "kernels", "web")
+FOLDERS = ("actors", "bench", "docs", "kernels", "scripts", "src", "tests", "typings", "web")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
+CLASS = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)*")
+NAMING_CODE = ("docs/architecture.md", "docs/limits.md")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def read(page: str) -> str:
+    """Return a page without its fenced code blocks, whose backticks and brackets mean other things."""
+    return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+
+
+def anchors_of(page: str) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", read(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != FAULTS])
+def test_paths_exist(page: str) -> None:
+    """Every path in backticks is a file or a folder of the tree, or a pattern that matches one."""
+    named = [name.partition("::")[0] for name in re.findall(r"`([^`]+)`", read(page))]
+    paths = [name for name in named if PATH.fullmatch(name)]
+    missing = [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", NAMING_CODE)
+def test_classes_exist(page: str) -> None:
+    """Every class in backticks is one of the product, and has the attribute that follows it."""
+    sources = [path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    for name in re.findall(r"`([^`]+)`", read(page)):
+        owner, _, attribute = name.partition(".")
+        if not CLASS.fullmatch(owner):
+            continue
+        classes = [source for source in sources if re.search(rf"^(?:class )?{owner}\b[(:]", source, flags=re.M)]
+        assert classes, name
+        assert not attribute or any(re.search(rf"^    {attribute}: ", source, flags=re.M) for source in classes), name
+
+
+@pytest.mark.parametrize("page", NAMING_CODE)
+def test_constants_exist(page: str) -> None:
+    """Every `module.CONSTANT` in backticks stands in a module of that name, every `MAX_…` in some module."""
+    named = re.findall(r"`(?:([a-z_0-9]+)\.)?([A-Z]+(?:_[A-Z]+)+)`", read(page))
+    missing = [
+        f"{module}.{constant}"
+        for module, constant in named
+        if not any(
+            re.search(rf"^{constant}\b", path.read_text("utf-8"), flags=re.M)
+            for folder in PRODUCT
+            for path in (ROOT / folder).rglob(f"{module or '*'}.py")
+        )
+    ]
+    assert not missing
+
+
+def test_invariants_are_tested() -> None:
+    """Every test that `docs/engine.md` names beside an invariant is in the tests of the actors."""
+    _, _, table = read("docs/engine.md").partition("## Invariants and their tests")
+    names = [name for name in re.findall(r"`(\w+)", table) if name not in FOLDERS]
+    assert names
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "actors").rglob("*.py"))
+    assert [name for name in names if not re.search(rf"\b{name}\b", sources)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link leads to a file, and its fragment to a heading of that file."""
+    for target in LINK.findall(read(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, fragment = target.partition("#")
+        file = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert file.exists(), target
+        if fragment:
+            assert fragment in anchors_of(file.relative_to(ROOT).as_posix()), target

@@ -1,0 +1,149 @@
+"""Engine settings and sampling fields are declared once: one line makes a new one parsed, bounded, sent and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quipu.actors.config import SETTINGS
+from quipu.actors.declarations import SamplingField, Setting
+from quipu.actors.messages.sampling import SAMPLING_FIELDS
+from scripts.declared_tables import outdated
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("actors", "kernels", "web")
+ADDED = (
+    (
+        "actors/config.py",
+        "    max_steps_in_flight: int = 2\n",
+        '    made_up_limit: int = setting(7, "--made-up-limit", minimum=1, maximum=9, help="of nothing")\n',
+    ),
+    (
+        "actors/messages/sampling.py",
+        "    rules: LogitRules | None = None\n",
+        '    made_up_share: float = sampling_field(0.5, "of nothing", apis=EVERY_API, above=0, maximum=1)\n',
+    ),
+    # the backend that applies it
+    ("kernels/batch.py", "    min_p: float = 0.0\n", "    made_up_share: float = 0.5\n"),
+)
+"""File, a line of it, and the line that is put before that."""
+PROBED = (("--made-up-limit", "made_up_limit", "8", "10"), ("made_up_share", 0.25, 1.5))
+APIS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a copy of the product with a made-up setting and a made-up field does with them."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in (*FOLDERS, "src", "scripts"):
+        subprocess.run(["cp", "-a", str(ROOT / name), str(copy / name)], check=True)  # keeps the links
+    for name, line, added in ADDED:
+        text = (copy / name).read_text()
+        assert text.count(line) == 1, f"{name} has not one line {line!r}"
+        (copy / name).write_text(text.replace(line, added + line))
+    result = subprocess.run(
+        [sys.executable, "-P", str(ROOT / "tests" / "declared_probe.py"), json.dumps(PROBED)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (copy / "src", copy, ROOT)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout.splitlines()[-1])
+    assert Path(answer["quipu"]).is_relative_to(copy)
+    return answer
+
+
+def test_setting_has_a_flag(found: Any) -> None:
+    """The flag of a new setting is parsed, has the declared default and stands in `--help`."""
+    assert found["setting"]["default"] == 7
+    assert "--made-up-limit MADE_UP_LIMIT of nothing (default: 7)" in found["setting"]["help"]
+
+
+def test_setting_is_bounded(found: Any) -> None:
+    """A value out of bounds is refused with the name of the flag."""
+    assert "argument --made-up-limit: must be between 1 and 9, not 10" in found["setting"]["refused"]
+
+
+def test_setting_is_transported_and_shown(found: Any) -> None:
+    """Its value is in the JSON that the engine process is started with, in `/server_info` and in the documents."""
+    assert found["setting"]["sent to the engine process"] == 8
+    assert found["setting"]["server_info"] == 8
+    assert found["setting"]["documents"] == [
+        "| `--made-up-limit` | integer, between 1 and 9 | 7 | of nothing |",
+    ]
+
+
+def test_field_is_read_by_every_api(found: Any) -> None:
+    """Every API that takes a new field reads it, and none names it as ignored."""
+    assert found["field"]["default"] == 0.5
+    assert found["field"]["read"] == {path: [0.25, None] for path in APIS}
+
+
+def test_field_is_bounded(found: Any) -> None:
+    """A value out of bounds is refused with the name of the field."""
+    message = "Invalid value for `made_up_share`: must be greater than 0 and at most 1."
+    assert found["field"]["refused"] == {path: [400, message] for path in APIS}
+
+
+def test_field_is_transported_and_shown(found: Any) -> None:
+    """Its value crosses the socket to the engine, and reaches a backend that has a place for it; documents show it."""
+    assert found["field"]["received by the engine"] == 0.25
+    assert found["field"]["given to the backend"] == 0.25
+    assert found["field"]["documents"] == [
+        "| `made_up_share` | number, greater than 0 and at most 1 | 0.5 | yes | of nothing |",
+    ]
+
+
+def test_documents_are_up_to_date() -> None:
+    """The tables in `docs/` are those that `python -m scripts.declared_tables` writes."""
+    assert outdated(write=False) == []
+
+
+def test_defaults_are_within_bounds() -> None:
+    """What is declared as a default is a value that would be accepted."""
+    for setting in SETTINGS:
+        assert not setting.choices or setting.default in setting.choices
+    every: list[Setting | SamplingField] = [*SETTINGS, *SAMPLING_FIELDS]
+    for declared in every:
+        if isinstance(declared.default, int | float):
+            assert declared.bounds.allow(declared.default), declared
+
+
+NAMED_ELSEWHERE = {
+    # responses and traces repeat them
+    *("temperature", "top_p"),
+    # the tokenizer, the scheduler and the detokenizer do their part
+    *("allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "seed", "stop_token_ids"),
+}
+
+
+@pytest.mark.parametrize("name", sorted({field.name for field in SAMPLING_FIELDS} - NAMED_ELSEWHERE))
+def test_fields_are_named_once(name: str) -> None:
+    """Besides its declaration, a field that only changes the draw is named by the backends alone."""
+    assert files_with(name, "actors", "web", "bench/bodies.py") == [Path("actors/messages/sampling.py")]
+
+
+@pytest.mark.parametrize("flag", sorted(flag for setting in SETTINGS for flag in setting.flags))
+def test_flags_are_written_once(flag: str) -> None:
+    """A flag is a literal in its declaration and nowhere else; messages may mention it."""
+    literals = [path for path in files_with(f'"{flag}"', *FOLDERS) if "bench" not in path.parts]
+    assert literals == [Path("actors/config.py")]
+
+
+def files_with(text: str, *folders: str) -> list[Path]:
+    """The Python files of some folders that have a text, as whole words."""
+    whole = re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
+    return sorted(
+        path.relative_to(ROOT)
+        for folder in folders
+        for path in ((ROOT / folder).rglob("*.py") if (ROOT / folder).is_dir() else [ROOT / folder])
+        if whole.search(path.read_text())
+    )

@@ -1,0 +1,206 @@
+"""How tokens are drawn: reads the sampling fields of every API as they are declared in `actors/messages/sampling.py`.
+
+Used by the readers of request bodies. What is read here is checked completely: nothing below the web layer looks at it
+again, and a value that an executor could not take would fail the step of all its neighbours. Bad words are only
+counted here; the tokenizer turns them into tokens.
+
+What must always hold: no field is named here; one that an endpoint does not take is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quipu.actors.declarations import EVERY_API, SamplingField, sampling_fields_of
+from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
+from quipu.actors.request_desk.interface import ServingInfo
+
+from ..request.errors import bad_value, unknown_parameter
+from .fields import Fields, token_ids, wrong_type
+from .generation import NO_SCORES, WantedScores
+
+SAMPLING_NAMES = frozenset(field.name for field in SAMPLING_FIELDS)
+"""What every endpoint reads or refuses."""
+MAX_WORD_CHARS = 256
+_NO_RULES = LogitRules()
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_SEED_SPACE = 2**64
+_RANDOM_SEED_BITS = 53
+"""Of a seed that nobody asked for: what every reader of JSON gets whole (JavaScript and jq round longer numbers), for
+it is there to be sent again."""
+
+
+@attrs.frozen
+class Sampling:
+    """What the sampling fields of a body ask for."""
+
+    params: SamplingParams
+    bad_words: tuple[str, ...]
+    """Each once. The tokenizer puts them into the rules of `params`."""
+
+
+@attrs.frozen
+class _Context:
+    """What a value may have to be compared with."""
+
+    info: ServingInfo
+    max_tokens: int | None
+    max_tokens_param: str
+
+
+def read_sampling(
+    fields: Fields,
+    info: ServingInfo,
+    *,
+    endpoint: str,
+    max_tokens: int | None,
+    max_tokens_param: str,
+    scores: WantedScores = NO_SCORES,
+) -> Sampling:
+    """Read every sampling field of a body. Raises APIError."""
+    context = _Context(info, max_tokens, max_tokens_param)
+    _refuse(fields, _REFUSED[endpoint])
+    given = _read(fields, _PARAMS[endpoint], context)
+    rules = _read(fields, _RULES[endpoint], context)
+    bad_words: tuple[str, ...] = rules.pop(_WORDS.attribute, ())
+    changed = LogitRules(**rules) if rules else _NO_RULES
+    params = SamplingParams(
+        max_tokens=max_tokens if max_tokens is not None else info.max_model_len,
+        logprobs=scores.drawn,
+        prompt_logprobs=scores.prompt_in_engine,
+        rules=None if changed == _NO_RULES else changed,
+        **given,
+    )
+    return Sampling(params, tuple(dict.fromkeys(bad_words)))
+
+
+_Reader = Callable[[SamplingField, Any, _Context], Any]
+_Readers = Sequence[tuple[SamplingField, _Reader]]
+
+
+def _read(fields: Fields, readers: _Readers, context: _Context) -> dict[str, Any]:
+    """Return the values of the fields that are present, by their names in the message to the engine."""
+    values: dict[str, Any] = {}
+    for field, read in readers:
+        value = fields.get(field.name)
+        if value is not None:
+            values[field.attribute] = read(field, value, context)
+        elif field.reader == "seed":
+            values[field.attribute] = secrets.randbits(_RANDOM_SEED_BITS)
+    return values
+
+
+def _refuse(fields: Fields, refused: Sequence[SamplingField]) -> None:
+    """Raise APIError for fields that an endpoint does not take, unless they ask for nothing."""
+    for field in refused:
+        value = fields.get(field.name)
+        if value is not None and value not in field.off:
+            raise unknown_parameter(field.name)
+
+
+def _check_bounds(field: SamplingField, value: float) -> None:
+    if not field.bounds.allow(value):
+        raise bad_value(field.name, f"must be {field.bounds.words()}")
+
+
+def _read_number(field: SamplingField, value: Any, context: _Context) -> float:
+    if type(value) is not int and type(value) is not float:
+        raise wrong_type(field.name, "a number")
+    _check_bounds(field, value)
+    return float(value)
+
+
+def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
+    if type(value) is not int:
+        # Integers beyond 64 bits arrive here as floats.
+        raise wrong_type(field.name, "an integer of at most 64 bits")
+    _check_bounds(field, value)
+    if field.at_most_max_tokens and context.max_tokens is not None and value > context.max_tokens:
+        raise bad_value(field.name, f"must be at most `{context.max_tokens_param}`, which is {context.max_tokens}")
+    if value == field.same_as_off:
+        return int(field.default)
+    return min(value, context.info.vocab_size) if field.is_clamped else value
+
+
+def _read_boolean(field: SamplingField, value: Any, context: _Context) -> bool:
+    if type(value) is not bool:
+        raise wrong_type(field.name, "a boolean")
+    return value
+
+
+def _read_seed(field: SamplingField, value: Any, context: _Context) -> int:
+    # A negative seed is the same 64 bits read as unsigned.
+    return _read_integer(field, value, context) % _SEED_SPACE
+
+
+def _read_token_ids(field: SamplingField, value: Any, context: _Context) -> tuple[int, ...]:
+    if type(value) is not list:
+        raise wrong_type(field.name, "a list of integer token ids")
+    max_length = context.info.vocab_size if field.max_length is None else field.max_length
+    if len(value) > max_length:
+        raise bad_value(field.name, f"must have at most {max_length} entries")
+    return token_ids(value, field.name, context.info.vocab_size)
+
+
+def _read_some_token_ids(field: SamplingField, value: Any, context: _Context) -> tuple[int, ...]:
+    if value == []:
+        raise bad_value(field.name, "must not be an empty list, which would allow no token")
+    return _read_token_ids(field, value, context)
+
+
+def _read_biases(field: SamplingField, value: Any, context: _Context) -> dict[int, float]:
+    expected = "an object of token ids and numbers"
+    if type(value) is dict and field.max_length is not None and len(value) > field.max_length:
+        raise bad_value(field.name, f"must have at most {field.max_length} entries")
+    if type(value) is not dict or any(type(bias) not in (int, float) for bias in value.values()):
+        raise wrong_type(field.name, expected)
+    if not all(map(_TOKEN_ID.fullmatch, value)):
+        raise wrong_type(field.name, expected)
+    biases = {int(token_id): float(bias) for token_id, bias in value.items()}
+    if any(token_id >= context.info.vocab_size for token_id in biases):
+        raise bad_value(field.name, f"token ids must be at least 0 and below {context.info.vocab_size}")
+    if not all(map(field.bounds.allow, biases.values())):
+        raise bad_value(field.name, f"values must be {field.bounds.words()}")
+    return biases
+
+
+def _read_words(field: SamplingField, value: Any, context: _Context) -> tuple[str, ...]:
+    if type(value) is list and field.max_length is not None and len(value) > field.max_length:
+        raise bad_value(field.name, f"must have at most {field.max_length} words")
+    if type(value) is not list or any(type(word) is not str for word in value):
+        raise wrong_type(field.name, "a list of strings")
+    if any(not word.strip() or len(word) > MAX_WORD_CHARS for word in value):
+        raise bad_value(field.name, f"words must have between 1 and {MAX_WORD_CHARS} characters, not all white space")
+    return tuple(value)
+
+
+_READERS: Mapping[str, _Reader] = {
+    "boolean": _read_boolean,
+    "integer": _read_integer,
+    "biases": _read_biases,
+    "number": _read_number,
+    "seed": _read_seed,
+    "some_token_ids": _read_some_token_ids,
+    "token_ids": _read_token_ids,
+    "words": _read_words,
+}
+
+
+def _readers_of(message: type[attrs.AttrsInstance]) -> Mapping[str, _Readers]:
+    """Return how each endpoint reads the fields that a message declares."""
+    fields = sampling_fields_of(message)
+    return {
+        endpoint: [(field.on(endpoint), _READERS[field.reader]) for field in fields if endpoint in field.apis]
+        for endpoint in EVERY_API
+    }
+
+
+_PARAMS = _readers_of(SamplingParams)
+_RULES = _readers_of(LogitRules)
+_REFUSED = {endpoint: [field for field in SAMPLING_FIELDS if endpoint not in field.apis] for endpoint in EVERY_API}
+_WORDS = next(field for field in SAMPLING_FIELDS if field.reader == "words")

@@ -1,0 +1,94 @@
+"""The flags of the engine's settings, made from their declarations (`quipu/actors/config.py`).
+
+Used by `serve_flags.py`, which places them among the flags of the web layer. What must always hold: a value outside of
+a setting's bounds is refused before anything starts, with the flag's name (which argparse puts before the message).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quipu.actors.config import SETTINGS
+from quipu.actors.declarations import Bounds, Setting
+
+from .kv_events_flag import parse_kv_events
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def add_settings(command: argparse.ArgumentParser, group: str) -> None:
+    """Add the flags of one group of settings, in the order of their declarations."""
+    for setting in SETTINGS:
+        if setting.group == group:
+            _add(command, setting)
+
+
+def _add(command: argparse.ArgumentParser, setting: Setting) -> None:
+    options: dict[str, Any] = {"default": setting.default, "help": _help(setting)}
+    if setting.reader == "switch":
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options |= {"type": _READERS[setting.reader](setting.bounds), "metavar": setting.metavar}
+    if setting.choices:
+        options["choices"] = setting.choices
+    command.add_argument(*setting.flags, **options)
+
+
+def _help(setting: Setting) -> str:
+    if not setting.help:
+        return argparse.SUPPRESS
+    has_default = setting.default is not None or setting.resolved
+    words = f"{setting.help} (default: {setting.default_words()})" if has_default else setting.help
+    return words.replace("%", "%%")  # argparse formats it
+
+
+def integer(bounds: Bounds) -> Callable[[str], int]:
+    """Return a parser of whole numbers within `bounds`, which raises ArgumentTypeError."""
+    return lambda text: _within(bounds, _parse(int, text, "a whole number"))
+
+
+def number(bounds: Bounds) -> Callable[[str], float]:
+    """Return a parser of numbers within `bounds`, which raises ArgumentTypeError."""
+    return lambda text: _within(bounds, _parse(float, text, "a number"))
+
+
+def parse_size(text: str) -> int:
+    """Parse `4GiB`, `512MiB`, `1.5GB` or `4294967296` into bytes.
+
+    `K`, `M`, `G`, `T`, alone or with `iB`, are powers of 1024; `kB`, `MB`, `GB`, `TB` and single lower-case letters are
+    powers of 1000, as in vLLM. Raises ArgumentTypeError.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is not None:
+        number, letter, ending = match.groups(default="")
+        is_decimal = ending == "B" or (ending == "" and letter.islower())
+        size = int(float(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
+        if size > 0:
+            return size
+    raise argparse.ArgumentTypeError(f"must be a size, such as 4GiB, not {text!r}")
+
+
+_READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
+    "integer": integer,
+    "number": number,
+    "text": lambda _: str,
+    "size": lambda _: parse_size,
+    "kv_events": lambda _: parse_kv_events,
+}
+
+
+def _parse(kind: type[Any], text: str, expected: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {expected}, not {text!r}") from None
+
+
+def _within(bounds: Bounds, value: Any) -> Any:
+    if not bounds.allow(value):
+        raise argparse.ArgumentTypeError(f"must be {bounds.words()}, not {value}")
+    return value
