@@ -67,7 +67,7 @@ class SequenceState:
         self.tokens.append(token_id)
         self.num_outputs += 1
         if self.processor is not None:
-            self.processor.note(token_id)
+            self.processor.add_output(token_id)
 
 
 @attrs.frozen
