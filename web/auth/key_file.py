@@ -66,7 +66,7 @@ def read_key_file(path: Path) -> list[KeyEntry]:
         text = path.read_bytes().decode()
         content: Any = msgspec.json.decode(text) if path.suffix == ".json" else _parse_toml(text)
     except OSError as error:
-        raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise KeyFileError(f"{path} is not UTF-8 text") from None
     except RecursionError:

@@ -13,8 +13,7 @@ from ..auth.browser_rules import parse_hosts, parse_origins
 from ..options import AppOptions
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
-from .setting_flags import add_settings, integer, number
-from .sizes import parse_size
+from .setting_flags import add_settings, integer, number, parse_size
 
 OPTIONS = AppOptions()
 """The defaults of the web layer."""
