@@ -219,8 +219,6 @@ class RuntimeConfig:
     )
     report_slots: int = 16
     """Step reports that may wait for the accountant, and token batches for the detokenizer."""
-    plan_slots: int = 4
-    """Plans, proposals and grants that may wait inside the engine: more than are ever in flight."""
     max_open_requests: int = 4096
     max_prompt_scores: int = 1 << 22
     """Prompt positions of one request, times the tokens that are told of each (`echo` with `logprobs`,

@@ -28,8 +28,8 @@ from .block_manager.reservation import BlockManager
 from .channel import Channel, FrameReader, FrameWriter, PeerGone, Sender
 from .config import EngineConfig
 from .executor.actor import run_executor
-from .executor.executor import Executor
 from .executor.loading import load_executor
+from .executor.step_runner import Executor
 from .kv_events.event_log import EventLog, KvEventsError
 from .messages.accountant import StepReport
 from .messages.block_manager import Reserve

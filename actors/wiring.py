@@ -39,17 +39,23 @@ from .accountant.metrics import Metrics
 from .channel import Channel
 from .config import RuntimeConfig
 from .detokenizer.actor import Detokenizer, DetokenizerMessage
+from .detokenizer.decoder import Decoder
 from .processes.process_host import ProcessHost
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_lane import EngineLane, EngineMessage
 from .request_desk.interface import ServingInfo
 from .restarts import keep_running
+from .shared.tokenizers_library import load_library
 from .supervisor import EngineHost, Supervisor
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
+from .text_workers.lanes import Lanes
+from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
 from .tokenizer.actor import TokenizerActor, TokenizerMessage
-from .tokenizer.vocabulary import Vocabulary
+from .tokenizer.encoder import load_encoder
+from .tokenizer.segment_cache import SegmentCache
+from .tokenizer.template_source import read_template
 
 ENGINE = "quipu.actors.engine"
 """Imported by name, because only `single_loop` loads it into this process."""
@@ -92,7 +98,9 @@ async def open_runtime(
     accounts: Channel[Any] = Channel(config.report_slots)  # of AccountantMessage
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
 
-    vocabulary = Vocabulary(Path(config.engine.model_path))
+    folder = Path(config.engine.model_path)
+    library = load_library(folder)
+    encoder, decoder = load_encoder(library), Decoder(library)
     metrics = Metrics(config.model_names[0])
     desk = RequestDesk(
         info,
@@ -105,10 +113,13 @@ async def open_runtime(
         show_pool=lambda num_blocks: metrics.set_blocks(total=num_blocks, free=num_blocks, cached=0),
         max_open_requests=config.max_open_requests,
     )
-    renderer = make_renderer(vocabulary.template, config.chat_template_timeout_s)
-    processes = EncodeProcesses(vocabulary.encoder, vocabulary.library.source) if encode_apart else None
-    tokenizer = TokenizerActor(config, vocabulary, desk, accounts, renderer, processes)
-    detokenizer = Detokenizer(vocabulary, accounts, lane.abort)
+    renderer = make_renderer(read_template(folder), config.chat_template_timeout_s)
+    processes = EncodeProcesses(encoder, library.source) if encode_apart else None
+    lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
+    segments = SegmentCache(config.token_cache_bytes)
+    prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments)
+    tokenizer = TokenizerActor(config, encoder, desk, accounts, prompt_encoder)
+    detokenizer = Detokenizer(decoder, accounts, lane.abort)
     entry_store = EntryStore()
 
     async def run_accountant() -> None:
@@ -127,6 +138,7 @@ async def open_runtime(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
+        nursery.start_soon(lanes.run)
         nursery.start_soon(tokenizer.run, encodes)
         nursery.start_soon(detokenizer.run, texts)
         nursery.start_soon(accountants)

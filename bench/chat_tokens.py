@@ -20,10 +20,11 @@ from typing import Any
 
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import Library, load_library
 from quipu.actors.tokenizer.chat_template import ChatTemplate
-from quipu.actors.tokenizer.encoder import TooMany
+from quipu.actors.tokenizer.encoder import TooManyTokens, load_encoder
 from quipu.actors.tokenizer.segment_cache import SegmentCache
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.tokenizer.template_source import TemplateSource, read_template
 from quipu.web.cli.bench.prompts import WORDS
 
 CHATS = ((2, 100), (8, 150), (40, 150), (40, 600))
@@ -40,20 +41,21 @@ def make_chat(num_turns: int, num_words: int, draw: random.Random) -> tuple[dict
     return (*turns, {"role": "user", "content": "And what does the last knot say?"})
 
 
-def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: int) -> dict[str, Any]:
+def measure_row(
+    library: Library, source: TemplateSource, num_turns: int, num_words: int, rounds: int
+) -> dict[str, Any]:
     """One chat. Raises ValueError where the ids differ."""
-    assert vocabulary.template is not None
-    template = ChatTemplate(vocabulary.template.source, vocabulary.template.variables)
+    encoder, template = load_encoder(library), ChatTemplate(source.source, source.variables)
     chat = make_chat(num_turns, num_words, random.Random(num_turns * num_words))
     before, after = ChatPrompt(chat[:-2]), ChatPrompt(chat)
 
     def whole() -> list[int]:
         text = template.render(after).text
-        return vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+        return library.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode(cache: SegmentCache) -> list[int]:
-        encoded = vocabulary.encoder.encode_chat(template.render(after), (), cache, "bench")
-        if isinstance(encoded, TooMany):
+        encoded = encoder.encode_chat(template.render(after), (), cache, "bench")
+        if isinstance(encoded, TooManyTokens):
             raise ValueError("a chat without a limit is too long")
         return encoded.token_ids
 
@@ -61,7 +63,7 @@ def measure_row(vocabulary: Vocabulary, num_turns: int, num_words: int, rounds: 
     ids: dict[str, list[int]] = {}
     for _ in range(rounds):
         seen = SegmentCache(CACHE_BYTES)
-        vocabulary.encoder.encode_chat(template.render(before), (), seen, "bench")
+        encoder.encode_chat(template.render(before), (), seen, "bench")
         ways: dict[str, Callable[[], list[int]]] = {
             "whole": whole,
             "first": lambda: encode(SegmentCache(CACHE_BYTES)),
@@ -86,9 +88,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint (default: the demo)")
     arguments = parser.parse_args()
-    vocabulary = Vocabulary(arguments.model)
+    library, source = load_library(arguments.model), read_template(arguments.model)
+    if source is None:
+        parser.error("the checkpoint has no chat template")
     chats, rounds = (CHATS[:2], 1) if arguments.quick else (CHATS, arguments.rounds)
-    rows = [measure_row(vocabulary, turns, words, rounds) for turns, words in chats]
+    rows = [measure_row(library, source, turns, words, rounds) for turns, words in chats]
     if arguments.json:
         print(json.dumps({"rows": rows}))
         return

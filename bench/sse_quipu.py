@@ -19,13 +19,13 @@ import trio
 from bench.sse_steps import TokenSource
 from quipu.actors import wiring
 from quipu.actors.config import EngineConfig, RuntimeConfig
+from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.supervisor import Death, EngineLink
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.web.app import make_app
 from quipu.web.http.server import serve
 from quipu.web.telemetry import logs
@@ -33,18 +33,18 @@ from quipu.web.telemetry import logs
 ENDLESS = 1 << 30
 
 
-class PlainVocabulary(Vocabulary):
+class PlainDecoder(Decoder):
     """Its decoders say the same word for every token: the cost of everything but detokenizing."""
 
-    class Decoder:
+    class OneWord:
         def push(self, token_id: int) -> str:
             return " word"
 
         def flush(self) -> str:
             return ""
 
-    def decoder(self, *, skip_special_tokens: bool, prompt_tail: Any) -> Any:
-        return self.Decoder()
+    def make_decoder(self, *, skip_special_tokens: bool, prompt_tail: Any) -> Any:
+        return self.OneWord()
 
 
 class TokenHost:
@@ -141,7 +141,7 @@ def runtime_config() -> RuntimeConfig:
 
 async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
     if not detokenize:
-        setattr(wiring, "Vocabulary", PlainVocabulary)  # noqa: B010 - a name that it imports, and does not offer
+        setattr(wiring, "Decoder", PlainDecoder)  # noqa: B010 - a name that it imports, and does not offer
     config = runtime_config()
     info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
     control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.shared.tokenizers_library import load_library
 
 
 class TokenSource:
     """Ids whose text is plain words: a part of a character would bring no event of its own."""
 
     def __init__(self) -> None:
-        vocabulary = Vocabulary(DEMO)
-        texts = {i: vocabulary.tokenizer.decode([i]) for i in range(300, 3900)}
+        library = load_library(DEMO)
+        texts = {i: library.tokenizer.decode([i]) for i in range(300, 3900)}
         self._ids = [i for i, text in texts.items() if text.isascii() and text.strip().isalpha()]
 
     def of_step(self, step: int, num_streams: int) -> list[int]:

@@ -7,7 +7,7 @@ from quipu.actors.text_workers.renderer import NO_TEMPLATE
 from quipu.actors.tokenizer.chat_template import ChatTemplate, RenderedChat, TemplateError
 from quipu.actors.tokenizer.encoder import EncodedChat
 from quipu.actors.tokenizer.segment_cache import SegmentCache
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.vocabularies import Vocabulary
 
 
 def render_chat(vocabulary: Vocabulary, chat: ChatPrompt) -> RenderedChat:

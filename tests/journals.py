@@ -1,4 +1,4 @@
-"""A journal in memory, for tests: what it was told, and a dial for a full disk."""
+"""An in-memory journal for tests, with a dial for a full disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quipu.actors.messages.usage_record import UsageRecord
 
 @attrs.define(eq=False)
 class KeptJournal:
-    """Everything that `quipu.actors.accountant.journal.Journal` asks for. Releases wait for a flush, as a file's do."""
+    """Implements `quipu.actors.accountant.journal.Journal`. Releases wait for a flush, as with a file."""
 
     has_room: Callable[[UsageRecord], bool] = lambda record: True
     open: dict[str, UsageRecord] = attrs.field(factory=dict)

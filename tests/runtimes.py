@@ -1,15 +1,14 @@
-"""Runtimes for tests: the whole of quipu in one loop, on the KV-reading fake executor.
+"""Runtimes for tests: all of quipu in one event loop, on the KV-reading fake executor.
 
-`Client` plays a handler: it opens a request, reads its mailbox to the end and leaves. What a correct engine answers is
+`Client` acts as a handler: it opens a request, reads its mailbox to the end and leaves. A correct engine answers with
 `quipu.kernels.fake.continuation`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,9 +20,10 @@ from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config import EngineConfig, RuntimeConfig
+from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.engine import Engine, LoopHost
-from quipu.actors.executor.executor import Executor
 from quipu.actors.executor.loading import load_executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
@@ -33,8 +33,9 @@ from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.text_workers.renderer import InlineRenderer, MakeRenderer
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
 
@@ -48,7 +49,7 @@ def num_passes(executor: Executor) -> int:
 
 
 def runtime_config(**changes: Any) -> RuntimeConfig:
-    """A small runtime: 63 usable blocks of 16 tokens unless said otherwise; `changes` by field name."""
+    """Make the config of a small runtime, with 63 usable blocks of 16 tokens by default; `changes` by field name."""
     engine_fields = {field.name for field in attrs.fields(EngineConfig)}
     engine = {
         "model_path": str(DEMO),
@@ -84,7 +85,7 @@ def serving_info(config: RuntimeConfig) -> ServingInfo:
 
 @attrs.frozen
 class Answer:
-    """All that one request came to."""
+    """Everything that one request returned."""
 
     texts: dict[int, str]
     reasons: dict[int, str]
@@ -138,11 +139,11 @@ class Client:
             ticket.leave()
 
     def assert_at_rest(self) -> None:
-        """Nothing is open, held, waited for or tracked; and every invariant of the blocks holds."""
+        """Assert that nothing is open, held, queued or tracked, and every invariant of the blocks holds."""
         assert self.runtime.entry_store.num_open_accounts == 0
         assert self.runtime.desk.num_open_requests == 0
         assert self.runtime.desk.num_live_sequences == 0
-        assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_readings == 0
+        assert self.runtime.detokenizer.num_tracked == self.runtime.detokenizer.num_prompts == 0
         manager = self.engine.block_manager
         manager.check()
         assert manager.allocations == {}
@@ -160,7 +161,7 @@ def value_of(metric: MetricWrapperBase) -> float:
 
 
 def kill_engine(client: Client) -> None:
-    """Make the KV-block manager raise when it is next asked, as a broken invariant would."""
+    """Make the KV-block manager raise at its next message, as a broken invariant would."""
 
     def die(*_: object) -> None:
         raise RuntimeError("a block table cannot be trusted")
@@ -186,19 +187,19 @@ async def read_answer(ticket: RequestTicket) -> Answer:
                     return Answer(texts, reasons, started, event.record, event.error)
 
 
-kept_vocabulary = cache(Vocabulary)
-"""That of the demo model takes as long to load as all else of a small runtime; nothing in it changes."""
+kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)
+"""Those of the demo model take as long to load as all else of a small runtime; nothing in them changes."""
 
 
 @asynccontextmanager
 async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIterator[Runtime]:
-    """Open a runtime; the demo's vocabulary is loaded once for all of them."""
-
-    def load(path: Path) -> Vocabulary:
-        return kept_vocabulary(path) if path == DEMO else Vocabulary(path)
-
+    """Open a runtime; the vocabulary of the demo model is loaded once for all of them."""
+    if arguments[0].engine.model_path == str(DEMO):
+        kept = {"load_library": kept_library, "load_encoder": kept_encoder, "Decoder": kept_decoder}
+    else:
+        kept = {}
     async with AsyncExitStack() as stack:
-        with mock.patch.object(wiring, "Vocabulary", load):
+        with mock.patch.multiple(wiring, **kept) if kept else nullcontext():
             runtime = await stack.enter_async_context(open_runtime(*arguments, **options))
         yield runtime
 
@@ -214,10 +215,10 @@ async def small_runtime(
     encode_apart: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Client]:
-    """A runtime on the fake executor, in this loop. `dials` belong to every engine that it starts.
+    """Open a runtime on the fake executor, in this loop. `dials` apply to every engine that it starts.
 
-    `make_host` is given the engine's config and what loads its executor. Chats are rendered in this process, unless
-    `make_renderer` makes another.
+    `make_host` is given the engine's config and the function that loads its executor. Chats are rendered in this
+    process, unless `make_renderer` says otherwise.
     """
     config = runtime_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
@@ -244,6 +245,6 @@ async def small_runtime(
 
 
 def text_of(token_ids: list[int]) -> str:
-    """What a client sees of ids, whole."""
-    decoder = kept_vocabulary(DEMO).decoder(skip_special_tokens=True, prompt_tail=())
+    """Return the complete text that a client sees for token ids."""
+    decoder = kept_decoder(kept_library(DEMO)).make_decoder(skip_special_tokens=True, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()

@@ -1,7 +1,7 @@
-"""An engine that only says what a test wants: for tiers, failed loads, routers and pairs of engines.
+"""An engine that reports what a test's script says: for tiers, failed loads, routers and disaggregated pairs.
 
-It stands behind the same link and socket format as a real one, so that everything on the web side is real. A script
-says what an engine, or a router in front of several, would report of each sequence that is submitted.
+It uses the same link and socket format as a real engine, so everything on the web side is real. A script says what an
+engine, or a router in front of several, reports about each submitted sequence.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Token:
 
 @attrs.frozen
 class Fail:
-    """The end of the sequence, without a reason of its own."""
+    """End the sequence with an error."""
 
     error: str
 
@@ -85,12 +85,12 @@ Script = Callable[[Submit], Sequence[Sequence[Said]]]
 
 
 def tokens(count: int) -> list[list[Said]]:
-    """One a report, the last of which ends the sequence."""
+    """One token per report; the last one ends the sequence."""
     return [[Token(is_last=index == count - 1)] for index in range(count)]
 
 
 class ScriptedHost:
-    """Answers every Submit with its script. Aborts of what has ended are ignored, as every engine does."""
+    """Answers every Submit with its script. Ignores aborts of ended sequences, as every engine does."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -162,7 +162,7 @@ class ScriptedHost:
 
 
 def over_the_wire(message: Any) -> Any:
-    """The message as it comes out of a socket."""
+    """Return the message as it comes out of a socket."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
 
 
@@ -174,7 +174,7 @@ async def scripted_runtime(
     make_host: Callable[[Script], ScriptedHost] = ScriptedHost,
     **changes: Any,
 ) -> AsyncIterator[Client]:
-    """The whole web side in front of an engine that says what `script` says."""
+    """Open the real web side with an engine that reports what `script` says."""
     config = runtime_config(**changes)
     host = make_host(script)
     async with open_with_kept_vocabulary(
@@ -186,7 +186,7 @@ async def scripted_runtime(
 
 
 async def settle_scripted(client: Client) -> None:
-    """Let everything that was set going come to its end; then nothing may be left."""
+    """Wait until everything that was started has ended, and assert that nothing is left."""
     runtime = client.runtime
     with trio.fail_after(60):
         while (

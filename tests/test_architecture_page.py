@@ -20,7 +20,7 @@ PRODUCT = ("actors", "kernels", "web")
 FOLDERS = ("actors", "bench", "docs", "kernels", "scripts", "src", "tests", "typings", "web")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 CLASS = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)*")
-NAMING_CLASSES = ("docs/architecture.md", "docs/limits.md")
+NAMING_CODE = ("docs/architecture.md", "docs/limits.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -44,7 +44,7 @@ def test_paths_exist(page: str) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", NAMING_CLASSES)
+@pytest.mark.parametrize("page", NAMING_CODE)
 def test_classes_exist(page: str) -> None:
     """Every class in backticks is one of the product, and has the attribute that follows it."""
     sources = [path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
@@ -55,6 +55,31 @@ def test_classes_exist(page: str) -> None:
         classes = [source for source in sources if re.search(rf"^(?:class )?{owner}\b[(:]", source, flags=re.M)]
         assert classes, name
         assert not attribute or any(re.search(rf"^    {attribute}: ", source, flags=re.M) for source in classes), name
+
+
+@pytest.mark.parametrize("page", NAMING_CODE)
+def test_constants_exist(page: str) -> None:
+    """Every `module.CONSTANT` in backticks stands in a module of that name, every `MAX_…` in some module."""
+    named = re.findall(r"`(?:([a-z_0-9]+)\.)?([A-Z]+(?:_[A-Z]+)+)`", read(page))
+    missing = [
+        f"{module}.{constant}"
+        for module, constant in named
+        if not any(
+            re.search(rf"^{constant}\b", path.read_text("utf-8"), flags=re.M)
+            for folder in PRODUCT
+            for path in (ROOT / folder).rglob(f"{module or '*'}.py")
+        )
+    ]
+    assert not missing
+
+
+def test_invariants_are_tested() -> None:
+    """Every test that `docs/engine.md` names beside an invariant is in the tests of the actors."""
+    _, _, table = read("docs/engine.md").partition("## Invariants and their tests")
+    names = [name for name in re.findall(r"`(\w+)", table) if name not in FOLDERS]
+    assert names
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "actors").rglob("*.py"))
+    assert [name for name in names if not re.search(rf"\b{name}\b", sources)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

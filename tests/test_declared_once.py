@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quipu.actors.config import SETTINGS
+from quipu.actors.declarations import SamplingField, Setting
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from scripts.declared_tables import outdated
 
@@ -104,6 +105,16 @@ def test_field_is_transported_and_shown(found: Any) -> None:
 def test_documents_are_up_to_date() -> None:
     """The tables in `docs/` are those that `python -m scripts.declared_tables` writes."""
     assert outdated(write=False) == []
+
+
+def test_defaults_are_within_bounds() -> None:
+    """What is declared as a default is a value that would be accepted."""
+    for setting in SETTINGS:
+        assert not setting.choices or setting.default in setting.choices
+    every: list[Setting | SamplingField] = [*SETTINGS, *SAMPLING_FIELDS]
+    for declared in every:
+        if isinstance(declared.default, int | float):
+            assert declared.bounds.allow(declared.default), declared
 
 
 NAMED_ELSEWHERE = {

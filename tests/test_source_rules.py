@@ -18,9 +18,6 @@ LONGER = {
     "actors/block_manager/block_pool.py": "to be divided",
     "actors/block_manager/reservation.py": "to be divided",
     "actors/scheduler/planning.py": "to be divided",
-    "actors/text_workers/chat_pool.py": "to be divided",
-    "actors/text_workers/encode_processes.py": "to be divided",
-    "actors/tokenizer/actor.py": "to be divided",
 }
 """Files that may be longer than `MAX_NUM_LINES`, and why."""
 

@@ -1,7 +1,7 @@
-"""The web application: every route of the server on one Quart app, made from a front desk.
+"""The web application: every route of the server on one Quart app, created from a front desk.
 
-`make_app` is called by the command line (and by tests, with a fake desk). The app knows the actors only through the
-desk that it is given.
+`make_app` is called by the command line, and by tests with a fake desk. The app knows the actors only through the desk
+that it is given.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .telemetry.logs import frames_of
 from .telemetry.tracing import NoTracer, Tracer
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Answered on connections that the server has no room for."""
+"""Routes that are served even on connections beyond the limit."""
 
 
 class QuipuApp(QuartTrio):
-    """Quart with requests that own a scope, and a log without the contents of requests."""
+    """A Quart app whose requests own a scope, and whose log never has the contents of requests."""
 
     asgi_http_class = MeteredHTTP
     url_map_class = SentPathMap
@@ -52,7 +52,7 @@ class QuipuApp(QuartTrio):
     def log_exception(
         self, exception_info: tuple[type, BaseException, TracebackType] | tuple[None, None, None]
     ) -> None:
-        """Called for errors outside of handlers; the stock method would quote the exception's message."""
+        """Log an error raised outside of handlers, without its message, which the stock method would quote."""
         error = exception_info[1] or sys.exception()
         if error is not None:
             log = structlog.get_logger("quipu.web")
@@ -66,23 +66,23 @@ def make_app(
     tracer: Tracer | None = None,
     usage: UsageSource | None = None,
 ) -> QuipuApp:
-    """The application that serves what `desk` offers to whoever has one of `keys`; without them, to everybody.
+    """Return the application that serves `desk` to holders of one of `keys`, or to everybody if there are none.
 
-    Without a source of `usage` there are no reports.
+    Without a `usage` source there are no usage reports.
     """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
     app = QuipuApp(BodyBudget(options.max_body_memory_bytes))
     app.config.update(
-        # Quart's own limit would cut every stream that lasts longer than a minute.
+        # Quart's default would cut off every stream that lasts longer than a minute.
         RESPONSE_TIMEOUT=None,
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
     install_request_contexts(app, desk, tracer or NoTracer())
-    install_reserved_places(app)
+    install_reserved_connections(app)
     install_browser_rules(app, options.browsers)
-    # Before any hook that reads or opens something comes who asks.
+    # Authentication comes before every hook that reads or opens something.
     install_auth(app, keys, options.domain, open_admin=options.open_admin)
     install_error_handlers(app)
     install_openai(app, desk, options)
@@ -97,11 +97,11 @@ def make_app(
     return app
 
 
-def install_reserved_places(app: QuipuApp) -> None:
-    """Turn away everything but probes from connections that the server has no room for."""
+def install_reserved_connections(app: QuipuApp) -> None:
+    """Refuse everything but probes on connections beyond the limit."""
 
     @app.before_request
-    async def turn_away() -> Response | None:
+    async def refuse_if_reserved() -> Response | None:
         connection, rule = current_request_context().connection, request.url_rule
         if connection is None or not connection.is_reserved or (rule is not None and rule.rule in PROBES):
             return None

@@ -1,15 +1,15 @@
-"""The detokenizer: from token ids to text, and to each request's outlet.
+"""The detokenizer: from token ids to text, and on to each request's outlet.
 
-Hears `Track` (just before a sequence is submitted), `Tokens` (one message a step, after the accountant has booked the
-step) and `Forget` (its request is over), in one inbox. Tells the accountant, once a sequence, how many tokens its
-client was given and why it stopped (`Completed`), and before that, where its tokens cannot be made into text, that the
-request has failed (`Refused`); has the engine stop a sequence whose stop string is complete.
+One inbox receives `Track` (just before a sequence is submitted), `Tokens` (one message per step, after the accountant
+has booked the step) and `Forget` (the request is over). For each sequence it tells the accountant how many tokens the
+client was given and why it ended (`Completed`), and before that, if its tokens cannot be decoded, that the request has
+failed (`Refused`). It has the engine end a sequence whose stop string is complete.
 
-A prompt that is echoed or scored is read once, with its first choice. Its other choices may be ahead, with blocks from
-the cache: what they have to say waits until the prompt, with which every choice begins, is complete.
+A prompt that is echoed or scored is assembled once, with its first choice. Its other choices may be ahead, with blocks
+from the cache: their deltas wait until the prompt, with which every choice begins, is complete.
 
-What must always hold: an outlet gets nothing after the piece with a finish reason; what came after a stop string is
-neither shown nor counted; one sequence's trouble is not its neighbours'; a step holds the loop for SLICE_S at most.
+What must always hold: an outlet gets nothing after the delta with a finish reason; what follows a stop string is
+neither shown nor counted; a failing sequence does not affect others; a step holds the event loop for at most SLICE_S.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..messages.handler import Delta, Outlet, ScoredDelta
 from ..messages.outcomes import ErrorKind, FinishReason, RequestError
 from ..messages.scores import ScoredToken, Scores, StepScores
 from ..shared.tokenizers_library import LibraryPanic
-from ..tokenizer.vocabulary import Vocabulary
-from .logprob_assembler import PromptReading, Scribe
+from .decoder import Decoder
+from .logprob_assembler import LogprobAssembler, PromptAssembler
 from .stop_strings import StopStrings
 from .text_stream import StopMatcher, TextStream
 
@@ -41,9 +41,9 @@ log = structlog.get_logger()
 DetokenizerMessage = Track | Tokens | Forget
 
 SLICE_S = 0.002
-"""How long a step's tokens may hold the loop in a row."""
-MAX_SPELLINGS = 1 << 16
-"""Tokens whose text is kept, for those that are told with logprobs: a vocabulary, or the usual part of it."""
+"""How long a step's tokens may hold the event loop without a checkpoint."""
+MAX_CACHED_TEXTS = 1 << 16
+"""Tokens whose text is cached for logprobs: a whole vocabulary, or its common part."""
 
 
 @attrs.define(eq=False)
@@ -54,43 +54,43 @@ class TrackedSequence:
     stream: TextStream
     include_stop: bool
     outlet: Outlet
-    scribe: Scribe | None = None
-    """Where logprobs were asked for."""
+    logprobs: LogprobAssembler | None = None
+    """None if no logprobs were requested."""
     leader_id: int = 0
-    """The sequence that its prompt is scored with."""
-    reading: PromptReading | None = None
-    """Of its prompt, which comes first; None: it is not wanted, or has been handed out."""
+    """The sequence with which its prompt is scored."""
+    prompt: PromptAssembler | None = None
+    """Its prompt, which is sent first. None if it is not wanted, or has been sent or deferred."""
     waiting: list[Delta] | None = None
-    """Deltas that come after a prompt which is not complete."""
+    """Deltas that wait for an incomplete prompt."""
     prompt_only: bool = False
     num_tokens: int = 0
 
 
 class Detokenizer:
     def __init__(
-        self, vocabulary: Vocabulary, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
+        self, decoder: Decoder, accountant: Poster[Completed | Refused], end_sequence: Callable[[int], None]
     ) -> None:
-        """`end_sequence(id)` has the engine end a sequence; it never blocks."""
-        self._vocabulary = vocabulary
+        """`end_sequence(sequence_id)` has the engine end a sequence; it never blocks."""
+        self._decoder = decoder
         self._accountant = accountant
         self._end_sequence = end_sequence
         self._tracked: dict[int, TrackedSequence] = {}
         self._stops: WeakValueDictionary[str, StopStrings] = WeakValueDictionary()
-        """By request: all of its sequences have the same."""
-        self._readings: dict[int, PromptReading] = {}
-        """By the sequence that it is scored with, until the request is over: a choice may come late."""
-        self._behind: dict[int, list[TrackedSequence]] = {}
-        """Sequences that wait for a reading."""
-        self._spell = lru_cache(MAX_SPELLINGS)(vocabulary.spell)
+        """By request: all its sequences share one."""
+        self._prompts: dict[int, PromptAssembler] = {}
+        """By the sequence with which it is scored, until the request is over: a choice may come late."""
+        self._deferred: dict[int, list[TrackedSequence]] = {}
+        """Sequences that wait for a prompt, by the sequence with which it is scored."""
+        self._token_text = lru_cache(MAX_CACHED_TEXTS)(decoder.token_text)
 
     @property
     def num_tracked(self) -> int:
         return len(self._tracked)
 
     @property
-    def num_readings(self) -> int:
+    def num_prompts(self) -> int:
         """Prompts whose scores are kept for choices that may still come."""
-        return len(self._readings)
+        return len(self._prompts)
 
     async def run(self, inbox: Receiver[DetokenizerMessage]) -> None:
         """Detokenize until cancelled."""
@@ -107,40 +107,40 @@ class Detokenizer:
 
     def _track(self, message: Track) -> None:
         make_decoder = partial(
-            self._vocabulary.decoder,
+            self._decoder.make_decoder,
             skip_special_tokens=message.skip_special_tokens,
             prompt_tail=message.prompt_tail,
         )
-        reading = self._reading_of(message)
-        scribe = None
+        prompt = self._prompt_of(message)
+        logprobs = None
         if message.is_scored:
-            scribe = Scribe(self._spell, make_decoder(), 0 if reading is None else len(reading.text))
+            logprobs = LogprobAssembler(self._token_text, make_decoder(), 0 if prompt is None else len(prompt.text))
         self._tracked[message.sequence_id] = TrackedSequence(
             request_id=message.request_id,
             sequence_id=message.sequence_id,
             index=message.index,
             stream=TextStream(
                 make_decoder(),
-                StopMatcher(self._stops_of(message), include=message.include_stop, num_deaf_pieces=message.min_tokens),
+                StopMatcher(self._stops_of(message), include=message.include_stop, num_ignored=message.min_tokens),
             ),
             include_stop=message.include_stop,
             outlet=message.outlet,
-            scribe=scribe,
+            logprobs=logprobs,
             leader_id=message.sequence_id if message.scores_from is None else message.scores_from,
-            reading=reading,
+            prompt=prompt,
             prompt_only=message.prompt_only,
         )
 
-    def _reading_of(self, message: Track) -> PromptReading | None:
-        """What the choice begins with, where its prompt is wanted."""
+    def _prompt_of(self, message: Track) -> PromptAssembler | None:
+        """Return the prompt that the choice begins with, or None if it is neither echoed nor scored."""
         leader_id = message.scores_from
         if leader_id is None:
-            return None if message.echo is None else PromptReading(self._spell, message.echo, 0)
-        reading = self._readings.get(leader_id)
-        if reading is None:
-            reading = PromptReading(self._spell, message.echo, message.num_prompt_scores)
-            self._readings[leader_id] = reading
-        return reading
+            return None if message.echo is None else PromptAssembler(self._token_text, message.echo, 0)
+        prompt = self._prompts.get(leader_id)
+        if prompt is None:
+            prompt = PromptAssembler(self._token_text, message.echo, message.num_prompt_scores)
+            self._prompts[leader_id] = prompt
+        return prompt
 
     def _stops_of(self, message: Track) -> StopStrings | None:
         if not message.stop:
@@ -151,9 +151,9 @@ class Detokenizer:
         return stops
 
     async def _decode(self, tokens: Tokens) -> None:
-        """Hand out a step's tokens. Others run in between, where there are many."""
+        """Decode and send a step's tokens, with checkpoints if there are many."""
         slice_end = time.perf_counter() + SLICE_S
-        scored = self._put_into_words(tokens.scores) if tokens.scores else {}
+        scored = self._sort_scores(tokens.scores) if tokens.scores else {}
         reasons = dict(zip(tokens.ended_ids, tokens.ended_reasons, strict=True))
         last = {sequence_id: at for at, sequence_id in enumerate(tokens.sequence_ids)} if reasons else {}
         for at, (sequence_id, token_id) in enumerate(zip(tokens.sequence_ids, tokens.token_ids, strict=True)):
@@ -166,79 +166,79 @@ class Detokenizer:
             ended = reasons.get(sequence_id) if last.get(sequence_id) == at else None
             reason = None if ended is None else FinishReason(ended)
             try:
-                self._take(sequence, token_id, reason, scored.get(sequence_id))
+                self._handle_token(sequence, token_id, reason, scored.get(sequence_id))
             except LibraryPanic:
                 self._fail(sequence)
 
-    def _take(
+    def _handle_token(
         self,
         sequence: TrackedSequence,
         token_id: int,
         reason: FinishReason | None,
         scored: deque[tuple[Scores, int]] | None,
     ) -> None:
-        """One token of a sequence has come, behind what the sequence begins with."""
-        if sequence.reading is not None:
-            self._begin(sequence, sequence.reading)
+        """Send one token of a sequence, after the prompt if it begins with one."""
+        if sequence.prompt is not None:
+            self._begin(sequence, sequence.prompt)
         if sequence.prompt_only:
-            self._put(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
+            self._send(sequence, Delta(sequence.index, "", 0, FinishReason.LENGTH))
             self._complete(sequence, FinishReason.LENGTH)
             return
         scores: tuple[ScoredToken, ...] = ()
-        if sequence.scribe is not None and scored:
-            scores = (sequence.scribe.drawn(*scored.popleft()),)
-        self._give(sequence, token_id, reason, scores)
+        if sequence.logprobs is not None and scored:
+            scores = (sequence.logprobs.next_token(*scored.popleft()),)
+        self._send_token(sequence, token_id, reason, scores)
 
-    def _put_into_words(self, steps: list[StepScores]) -> dict[int, deque[tuple[Scores, int]]]:
-        """Scored outputs by sequence, in order; what was said of prompts goes to their readings."""
+    def _sort_scores(self, steps: list[StepScores]) -> dict[int, deque[tuple[Scores, int]]]:
+        """Add the scores of prompts to their prompts. Return the scores of outputs by sequence, in order."""
         scored: dict[int, deque[tuple[Scores, int]]] = {}
         for step in steps:
             for leader_id, position, prompt in zip(step.prompt_ids, step.prompt_positions, step.prompts, strict=True):
-                reading = self._readings.get(leader_id)
-                if reading is None:
+                assembler = self._prompts.get(leader_id)
+                if assembler is None:
                     continue
-                reading.hear(position, prompt)
-                if reading.is_complete:
-                    for sequence in self._behind.pop(leader_id, ()):
-                        self._catch_up(sequence, reading)
+                assembler.add(position, prompt)
+                if assembler.is_complete:
+                    for sequence in self._deferred.pop(leader_id, ()):
+                        self._catch_up(sequence, assembler)
             for at, sequence_id in enumerate(step.drawn_ids):
                 scored.setdefault(sequence_id, deque()).append((step.drawn, at))
         return scored
 
-    def _begin(self, sequence: TrackedSequence, reading: PromptReading) -> None:
-        """The prompt comes before the first token; where it is not complete, both wait."""
-        sequence.reading = None
-        if reading.is_complete:
-            self._put_prompt(sequence, reading)
+    def _begin(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
+        """Send the prompt before the first token; if it is incomplete, both wait."""
+        sequence.prompt = None
+        if prompt.is_complete:
+            self._send_prompt(sequence, prompt)
         else:
             sequence.waiting = []
-            self._behind.setdefault(sequence.leader_id, []).append(sequence)
+            self._deferred.setdefault(sequence.leader_id, []).append(sequence)
 
-    def _put_prompt(self, sequence: TrackedSequence, reading: PromptReading) -> None:
-        if reading.text or len(reading.scores):
-            sequence.outlet.put(ScoredDelta(sequence.index, reading.text, 0, None, prompt_scores=reading.scores))
+    def _send_prompt(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
+        if prompt.text or len(prompt.scores):
+            sequence.outlet.put(ScoredDelta(sequence.index, prompt.text, 0, None, prompt_scores=prompt.scores))
 
-    def _catch_up(self, sequence: TrackedSequence, reading: PromptReading) -> None:
-        """Its prompt is complete: hand out what has waited for that, perhaps all of it."""
-        self._put_prompt(sequence, reading)
+    def _catch_up(self, sequence: TrackedSequence, prompt: PromptAssembler) -> None:
+        """Send the deltas of a sequence, perhaps all of them, that waited for its prompt."""
+        self._send_prompt(sequence, prompt)
         waiting, sequence.waiting = sequence.waiting or [], None
         for delta in waiting:
             sequence.outlet.put(delta)
 
-    def _put(self, sequence: TrackedSequence, delta: Delta) -> None:
+    def _send(self, sequence: TrackedSequence, delta: Delta) -> None:
         if sequence.waiting is None:
             sequence.outlet.put(delta)
         else:
             sequence.waiting.append(delta)
 
-    def _give(
+    def _send_token(
         self,
         sequence: TrackedSequence,
         token_id: int,
         reason: FinishReason | None,
         scores: tuple[ScoredToken, ...] = (),
     ) -> None:
-        """Hand one token's text out; the last one brings everything that was held back."""
+        """Send one token's text; with the last token, everything that was held back."""
         sequence.num_tokens += 1
         match: str | None = None
         text = ""
@@ -253,23 +253,23 @@ class Detokenizer:
                 self._end_sequence(sequence.sequence_id)
             reason = FinishReason.STOP
         if scores:
-            self._put(sequence, ScoredDelta(sequence.index, text, 1, reason, match, scores))
+            self._send(sequence, ScoredDelta(sequence.index, text, 1, reason, match, scores))
         else:
-            self._put(sequence, Delta(sequence.index, text, 1, reason, match))
+            self._send(sequence, Delta(sequence.index, text, 1, reason, match))
         if reason is not None:
             self._complete(sequence, reason)
 
     def _forget(self, sequence_id: int) -> None:
-        self._readings.pop(sequence_id, None)
-        self._behind.pop(sequence_id, None)
+        self._prompts.pop(sequence_id, None)
+        self._deferred.pop(sequence_id, None)
         sequence = self._tracked.get(sequence_id)
         if sequence is not None:
             self._complete(sequence, None)
 
     def _fail(self, sequence: TrackedSequence) -> None:
-        """The tokenizers library cannot make text of a sequence's tokens: its request fails, and nobody else's."""
+        """Fail a request whose tokens the tokenizers library cannot decode."""
         log.error("detokenizer.failed", request_id=sequence.request_id)
-        error = RequestError(ErrorKind.INTERNAL, "the tokens of the answer could not be made into text")
+        error = RequestError(ErrorKind.INTERNAL, "The output tokens could not be decoded.")
         self._accountant.post(Refused(sequence.request_id, error))
         self._complete(sequence, None)
 

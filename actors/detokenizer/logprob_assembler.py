@@ -1,9 +1,10 @@
-"""Puts words to what the model said of tokens: their text, their bytes, and where they stand in it.
+"""Assemble logprobs: the text and bytes of scored tokens, and their offsets in the text of the choice.
 
-Used by the detokenizer: one `PromptReading` for each prompt that is echoed or scored, which all of its choices share,
-and one `Scribe` for each sequence whose outputs are scored. What must always hold: every scored token comes out once,
-in order; an offset counts the characters of the choice's text before its token, whether or not they were handed out
-yet.
+Used by the detokenizer: one `PromptAssembler` for each prompt that is echoed or scored, shared by all its choices, and
+one `LogprobAssembler` for each sequence whose outputs are scored.
+
+What must always hold: every scored token comes out once, in order; an offset is the number of characters before the
+token in the text of its choice, whether or not they have been sent yet.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ from array import array
 
 from ..messages.prompts import PromptText
 from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
-from ..shared.scored_tokens import ScoredColumns, Speller, Spelling, num_packed
-from .text_stream import TokenDecoder
-
-__all__ = ["PromptReading", "Scribe", "Speller", "Spelling"]
+from ..shared.scored_tokens import ScoredColumns, num_packed
+from ..shared.token_decoding import TokenDecoder, TokenTextLookup
 
 
-class PromptReading:
-    """What is told of one prompt: its text where that is echoed, and its scores, of which the engine brings parts."""
+class PromptAssembler:
+    """One prompt's text, if it is echoed, and its scores, which the engine sends in parts."""
 
-    def __init__(self, spell: Speller, echo: PromptText | None, num_scores: int) -> None:
-        """`num_scores`: tokens that the engine scores."""
+    def __init__(self, token_text: TokenTextLookup, echo: PromptText | None, num_scores: int) -> None:
+        """`num_scores`: how many tokens the engine will score."""
         self.text = "" if echo is None else echo.text
-        self.scores = ScoredColumns(spell)
+        self.scores = ScoredColumns(token_text)
         self._offsets = array("I") if echo is None else array("I", echo.offsets)
         self._num_missing = num_scores
         if echo is not None:
@@ -32,39 +31,41 @@ class PromptReading:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing more will come."""
+        """All scores have been added."""
         return self._num_missing <= 0
 
-    def hear(self, position: int, scores: PackedScores) -> None:
-        """Prompt tokens from `position` on have been scored."""
+    def add(self, position: int, scores: PackedScores) -> None:
+        """Add the scores of the prompt tokens that start at `position`."""
         count = num_packed(scores)
         self.scores.extend(scores, self._offsets[position : position + count])
         self._num_missing -= count
 
 
-class Scribe:
-    def __init__(self, spell: Speller, decoder: TokenDecoder, num_characters: int = 0) -> None:
-        """`decoder` decodes the sequence's outputs, as their text does, for the offsets.
+class LogprobAssembler:
+    """The scored outputs of one sequence."""
 
-        `num_characters` of the choice's text come before them.
+    def __init__(self, token_text: TokenTextLookup, decoder: TokenDecoder, num_characters: int = 0) -> None:
+        """`decoder` decodes the sequence's outputs once more, for their offsets.
+
+        `num_characters`: the length of the choice's text before the first output.
         """
-        self._spell = spell
+        self._token_text = token_text
         self._decoder = decoder
         self._num_characters = num_characters
 
-    def drawn(self, scores: Scores, at: int) -> ScoredToken:
-        """The sequence's next output."""
+    def next_token(self, scores: Scores, at: int) -> ScoredToken:
+        """Return the sequence's next output, whose scores are at index `at`."""
         token_id = scores.token_ids[at]
-        spelling = self._spell(token_id)
+        decoded = self._token_text(token_id)
         token = ScoredToken(
             token_id=token_id,
-            text=spelling.text,
-            utf8=spelling.utf8,
+            text=decoded.text,
+            utf8=decoded.utf8,
             offset=self._num_characters,
             logprob=scores.logprobs[at],
             rank=scores.ranks[at],
             top=tuple(
-                self._name(top_id, logprob, rank)
+                self._likely_token(top_id, logprob, rank)
                 for rank, (top_id, logprob) in enumerate(
                     zip(scores.top_ids[at], scores.top_logprobs[at], strict=True), start=1
                 )
@@ -73,6 +74,6 @@ class Scribe:
         self._num_characters += len(self._decoder.push(token_id))
         return token
 
-    def _name(self, token_id: int, logprob: float, rank: int) -> LikelyToken:
-        spelling = self._spell(token_id)
-        return LikelyToken(token_id, spelling.text, spelling.utf8, logprob, rank)
+    def _likely_token(self, token_id: int, logprob: float, rank: int) -> LikelyToken:
+        decoded = self._token_text(token_id)
+        return LikelyToken(token_id, decoded.text, decoded.utf8, logprob, rank)

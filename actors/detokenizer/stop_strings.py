@@ -1,16 +1,16 @@
-"""The stop strings of one request as one automaton (Aho and Corasick, 1975), built as far as a text gets into them.
+"""The stop strings of one request as one automaton (Aho and Corasick, 1975), built only as deep as the text reaches.
 
-Used by `text_stream.py`: every sequence of a request walks the same automaton with a position of its own. A node is a
-prefix of some stop string, numbered so that the characters of each string follow one another:
+Used by `text_stream.py`: all sequences of a request share the automaton, each with a position of its own. A node is a
+prefix of some stop string, numbered so that the characters of each string are consecutive:
 
     stops  "abcd" "abx" "bc"      nodes  0 | a b c d | x | b c
                                           root  1 2 3 4   5   6 7      2 ─x─▶ 5 and 0 ─b─▶ 6 are branches
 
-    fail   of a node: the longest proper suffix of its prefix that is a prefix, too
+    fail   of a node: the node of the longest proper suffix of its prefix that is also a prefix
     ended  at a node: the longest stop string that its prefix ends with
 
-What must always hold: a character costs amortised O(1) for the walk and, the first time that any sequence gets so deep,
-one node for each stop string; nothing in here is an object for each character: `NODE_BYTES` for each, and the strings.
+What must always hold: a character costs amortized O(1) to match and, the first time that any sequence gets this deep,
+one node per stop string; there is no Python object per character: `NODE_BYTES` for each, besides the strings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 NODE_BYTES = 12
-"""What a character of a stop string takes at most besides the string itself: its label and two numbers."""
+"""The most memory that a character of a stop string takes, besides the string: its label and two numbers."""
 
 _UNKNOWN = 0xFFFFFFFF
 ROOT = 0
@@ -28,7 +28,7 @@ _NO_BRANCHES: dict[str, int] = {}
 
 
 class StopStrings:
-    """Steps from node to node, one character at a time."""
+    """Move from node to node, one character at a time."""
 
     __slots__ = (
         "__weakref__",
@@ -45,38 +45,38 @@ class StopStrings:
     )
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Costs a few comparisons of whole strings; the rest is made by `step`. Stop strings are not empty."""
+        """Compare whole strings a few times; `step` builds the rest. Stop strings are not empty."""
         self._labels = "\0"
         """The character that leads to each node."""
         self._branches: dict[int, dict[str, int]] = {}
-        """Where a node is followed by other nodes than the one after it."""
+        """Children of a node other than the next node."""
         self._chain_starts: list[int] = []
-        """First node of each chain: what a stop string has beyond those sorted before it..."""
+        """The first node of each chain, which is what a stop string adds to those sorted before it..."""
         self._chain_depths: list[int] = []
-        """...how long the prefix is that it goes on from..."""
+        """...the length of the prefix that it continues..."""
         self._chain_stops: list[str] = []
         """...and the stop string."""
         self._chain_tails: set[int] = set()
-        """Last node of each chain: the node after it is not its child."""
+        """The last node of each chain: the next node is not its child."""
         self._stop_at: dict[int, str] = {}
         self._add_all(sorted(set(stops)))
         num_nodes = len(self._labels)
-        self._labels += "\0"  # the last node has one after it as well
+        self._labels += "\0"  # so that the last node has a next one, too
         self._fail = array("I", [_UNKNOWN]) * num_nodes
         self._ended = array("I", [_UNKNOWN]) * num_nodes
-        """The node of a stop string; ROOT for none. Both are known down to the depth that was reached."""
+        """The node of a stop string, or ROOT. Both arrays are filled down to the depth reached so far."""
         self._fail[ROOT] = self._ended[ROOT] = ROOT
         self._frontier = [ROOT]
-        """The nodes of that depth."""
+        """The nodes at that depth."""
 
     def _add_all(self, stops: list[str]) -> None:
         labels = [self._labels]
         num_nodes = 1
         path: list[tuple[int, int]] = []
-        """Of the stop string before: depths from which on its nodes are numbered in a row, and the first number."""
-        before = ""
+        """For the previous stop string: the depths from which its nodes are consecutive, with the first node."""
+        previous = ""
         for stop in stops:
-            shared = _num_common(before, stop)
+            shared = _num_common(previous, stop)
             path = [part for part in path if part[0] < shared]
             parent = _node_at(path, shared)
             child = num_nodes
@@ -90,18 +90,18 @@ class StopStrings:
             self._chain_tails.add(num_nodes - 1)
             self._stop_at[num_nodes - 1] = stop
             path.append((shared, child))
-            before = stop
+            previous = stop
         self._labels = "".join(labels)
 
     @property
     def num_bytes(self) -> int:
-        """What is kept besides the strings themselves."""
+        """The memory used besides the strings."""
         return 4 * len(self._labels) + self._fail.itemsize * len(self._fail) + self._ended.itemsize * len(self._ended)
 
-    # ------------------------------------------------------------ walking
+    # ------------------------------------------------------------ matching
 
     def step(self, node: int, character: str) -> int:
-        """The longest prefix that a text ends with which ended with `node` before this character."""
+        """Return the node after `character`: that of the longest prefix that the text now ends with."""
         labels, fail = self._labels, self._fail
         while True:
             if labels[node + 1] == character and node not in self._chain_tails:
@@ -119,11 +119,11 @@ class StopStrings:
         return node
 
     def _deepen(self) -> None:
-        """Make the nodes below the frontier known: no text gets deeper than one character beyond it."""
+        """Fill in the nodes below the frontier: no text gets further than one character beyond it."""
         frontier, self._frontier = self._frontier, []
         for parent in frontier:
             for character, child in self._children(parent):
-                # of the nodes that this steps to none is deeper than the frontier
+                # this never steps to a node deeper than the frontier
                 fail = ROOT if parent == ROOT else self.step(self._fail[parent], character)
                 self._fail[child] = fail
                 self._ended[child] = child if child in self._stop_at else self._ended[fail]
@@ -135,28 +135,28 @@ class StopStrings:
             children.append((self._labels[node + 1], node + 1))
         return children
 
-    # ------------------------------------------------------------ what a node says
+    # ------------------------------------------------------------ properties of a node
 
     def ended_at(self, node: int) -> str | None:
-        """The longest stop string that a text ends with which ends with this node's prefix."""
+        """Return the longest stop string that this node's prefix ends with."""
         ended = self._ended[node]
         return None if ended == ROOT else self._stop_at[ended]
 
     def unfinished(self, node: int) -> int:
-        """The longest suffix of this node's prefix that a stop string goes on from."""
+        """Return the node of the longest suffix of this node's prefix that a longer stop string starts with."""
         while node in self._chain_tails and node not in self._branches:
             node = self._fail[node]
         return node
 
     def depth(self, node: int) -> int:
-        """Length of its prefix."""
+        """Return the length of a node's prefix."""
         if node == ROOT:
             return 0
         chain = bisect_right(self._chain_starts, node) - 1
         return self._chain_depths[chain] + node - self._chain_starts[chain] + 1
 
     def prefix(self, node: int, length: int) -> str:
-        """The first `length` characters of its prefix, or all."""
+        """Return the first `length` characters of a node's prefix."""
         if node == ROOT:
             return ""
         chain = bisect_right(self._chain_starts, node) - 1
@@ -164,7 +164,7 @@ class StopStrings:
 
 
 def _num_common(a: str, b: str) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -176,7 +176,7 @@ def _num_common(a: str, b: str) -> int:
 
 
 def _node_at(path: list[tuple[int, int]], depth: int) -> int:
-    """The node of a prefix of the stop string that `path` belongs to."""
+    """Return the node at `depth` of the stop string that `path` belongs to."""
     if depth == 0:
         return ROOT
     start, first = path[-1]

@@ -1,7 +1,7 @@
 """The executor: runs one forward pass at a time, in a thread of its own.
 
 Receives `StepPlan` from the scheduler and answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. What a
-pass does is in `executor.py`.
+pass does is in `step_runner.py`.
 
 What must always hold: only one thread runs passes; the loop never waits for one.
 """
@@ -19,7 +19,7 @@ from quipu.kernels.fake import FakeBackend
 from ..channel import Poster, Receiver
 from ..messages.executor import StepPlan
 from ..messages.scheduler import StepResult
-from .executor import Executor, RunningStep
+from .step_runner import Executor, RunningStep
 
 THREAD_GRACE_S = 1.0
 """How long the end of an engine waits for a pass that is still running."""

@@ -1,6 +1,6 @@
 """The executor's own record of what each physical block contains.
 
-Used by `executor.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
+Used by `step_runner.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
 grant is noticed.
 
 What must always hold: a block that a pass is about to write, or whose pass failed, has no tag.
@@ -46,20 +46,24 @@ class BlockTags:
                 return index * self._block_size
         return len(keys) * self._block_size
 
-    def clear(self, state: SequenceState, start: int, end: int) -> None:
-        """Remove the tags of the blocks with positions `start` to `end`, which are about to be written."""
+    def clear(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Remove the tags of the blocks that rows are about to write, each from position `start` to `end`."""
         size, tags = self._block_size, self._tags
-        for block in state.table[start // size : -(-end // size)]:
-            tags[block] = None
+        for state, start, end in zip(states, starts, ends, strict=True):
+            table = state.table
+            for index in range(start // size, -(-end // size)):
+                tags[table[index]] = None
 
-    def write(self, state: SequenceState, start: int, end: int) -> None:
-        """Tag the blocks with positions `start` to `end`, which have been written."""
+    def write(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Tag the blocks that rows have written, each from position `start` to `end`."""
         size, tags = self._block_size, self._tags
-        num_full = end // size
-        num_keyed = len(state.keys) - 1
-        if num_full > num_keyed:
-            state.keys += chain_keys(state.keys[-1], state.tokens[num_keyed * size : num_full * size], size)
-        for block in range(start // size, num_full):
-            tags[state.table[block]] = Tag(state.keys[block + 1], size)
-        if end % size:
-            tags[state.table[num_full]] = Tag(None, end % size)
+        for state, start, end in zip(states, starts, ends, strict=True):
+            table, keys = state.table, state.keys
+            num_full = end // size
+            num_keyed = len(keys) - 1
+            if num_full > num_keyed:
+                keys += chain_keys(keys[-1], state.tokens[num_keyed * size : num_full * size], size)
+            for index in range(start // size, num_full):
+                tags[table[index]] = Tag(keys[index + 1], size)
+            if end % size:
+                tags[table[num_full]] = Tag(None, end % size)

@@ -9,7 +9,7 @@ from quipu.kernels.fake import FakeBackend
 from quipu.kernels.load import load_backend
 
 from ..config import EngineConfig
-from .executor import Executor
+from .step_runner import Executor
 
 
 def load_executor(config: EngineConfig) -> Executor:

@@ -1,11 +1,10 @@
-"""Is the ledger as it was written? `quipu ledger verify`.
+"""Checks that the ledger is as it was written: `quipu ledger verify`.
 
-Walks the chain of each server that ever wrote, through database and write-ahead file as one: numbers without a gap,
-each entry with the hash of the one before it, each text with its own hash, each row's columns as its text says, and
-each server's last entry as the next server named it. Works on what lies there, with the server down or up.
+Walks the chain of each server that ever wrote, through the database and the write-ahead file as one: numbers have no
+gap, each entry has the hash of the one before it, each text matches its own hash, each row's columns match its text,
+and each server's last entry is the one that the next server named. Works with the server down or running.
 
-What is *bad* was changed, lost or spoilt. What is *torn* or *open* is what a kill leaves, and the next start puts
-right.
+*Bad* is what was changed, lost or damaged. *Torn* and *open* is what a kill leaves; the next start repairs it.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _PAGE: Final = 1000
 
 
 @attrs.frozen
-class Link:
-    """One chained entry, wherever it stands."""
+class ChainedEntry:
+    """One entry of a chain, from the database or from the write-ahead file."""
 
     number: int
     hash: str
     text: str
     columns: dict[str, object] | None
-    """Of a row in the database: what its columns say."""
+    """The columns of a database row. None: it is from the write-ahead file."""
 
     @property
     def is_record(self) -> bool:
-        """Not so the closing of a request that had its record already."""
+        """False for a start or stop, and for a second closing of a request."""
         return '"kind":"closed"' in self.text if self.columns is None else "request_id" in self.columns
 
     @property
@@ -52,34 +51,34 @@ class Link:
 
 @attrs.define
 class Verdict:
-    """What verify found."""
+    """What `verify` found."""
 
     num_records: int = 0
     num_servers: int = 0
     bad: list[str] = attrs.field(factory=list)
-    """Each with its place; of one chain the first only, since what follows cannot be judged."""
+    """Each with its place. Only the first of each chain, since what follows it cannot be checked."""
     torn: list[str] = attrs.field(factory=list)
     num_open: int = 0
-    """Requests that were admitted and are not closed."""
+    """Requests that were admitted and not closed."""
     is_in_use: bool = False
-    """A server is writing: what looks torn or open may just be under way."""
+    """A server is running: what looks torn or open may be in progress."""
 
 
 @attrs.define
-class _File:
-    """What the write-ahead file holds."""
+class _WriteAheadFile:
+    """The contents of the write-ahead file."""
 
-    chains: dict[str, dict[int, Link]] = attrs.field(factory=dict)
+    chains: dict[str, dict[int, ChainedEntry]] = attrs.field(factory=dict)
     open_ids: set[str] = attrs.field(factory=set)
     damages: list[tuple[Damage, bool]] = attrs.field(factory=list)
-    """Each with whether it lies at the very end."""
+    """Each with whether it is at the very end."""
 
 
 def verify(*, data_dir: Path | None = None, url: str | None = None) -> Verdict:
     """Check a data directory, a database, or both together. Raises LedgerError."""
     verdict = Verdict()
     with open_reader(data_dir=data_dir, url=url) as reader:
-        file = _File() if data_dir is None else _read_file(LedgerFolder(data_dir))
+        file = _WriteAheadFile() if data_dir is None else _read_file(LedgerFolder(data_dir))
         if data_dir is not None:
             verdict.is_in_use = LedgerFolder(data_dir).is_in_use
         for damage, is_last in file.damages:
@@ -87,24 +86,24 @@ def verify(*, data_dir: Path | None = None, url: str | None = None) -> Verdict:
             if damage.is_tail and is_last:
                 verdict.torn.append(f"{place} of an entry that was cut off")
             else:
-                verdict.bad.append(f"{place} that are no entry")
+                verdict.bad.append(f"{place} that are not an entry")
         verdict.num_open = len(file.open_ids)
         _verify_chains(reader, file, verdict)
     return verdict
 
 
-def _verify_chains(reader: LedgerReader, file: _File, verdict: Verdict) -> None:
+def _verify_chains(reader: LedgerReader, file: _WriteAheadFile, verdict: Verdict) -> None:
     with reader.connection() as connection:
         stored = {} if connection is None else _servers(connection)
-        retained = set() if connection is None else _ledgers_cut(connection)
-        ends: dict[str, Link] = {}
-        heads: dict[str, Link] = {}
+        retained = set() if connection is None else _ledgers_with_retention(connection)
+        ends: dict[str, ChainedEntry] = {}
+        heads: dict[str, ChainedEntry] = {}
         for server in dict.fromkeys((*stored, *file.chains)):
             verdict.num_servers += 1
             rows = _links_of(connection, server) if connection is not None else iter(())
             may_begin_late = stored.get(server) in retained
             problem = None
-            for link in _joined(rows, file.chains.get(server, {})):
+            for link in _merged(rows, file.chains.get(server, {})):
                 before = ends.get(server)
                 problem = _problem(link, before, server, may_begin_late=may_begin_late)
                 if problem is not None:
@@ -114,10 +113,10 @@ def _verify_chains(reader: LedgerReader, file: _File, verdict: Verdict) -> None:
                 ends[server] = link
                 verdict.num_records += link.is_record
         if not verdict.bad:
-            verdict.bad += _cut_ends(heads, ends, may_lack=bool(retained))
+            verdict.bad += _missing_ends(heads, ends, may_lack=bool(retained))
 
 
-def _problem(link: Link, before: Link | None, server: str, *, may_begin_late: bool) -> str | None:
+def _problem(link: ChainedEntry, before: ChainedEntry | None, server: str, *, may_begin_late: bool) -> str | None:
     if hash_of(link.text) != link.hash:
         return "its text does not match its hash"
     entry = parse_text(link.text, link.hash)
@@ -137,8 +136,8 @@ def _problem(link: Link, before: Link | None, server: str, *, may_begin_late: bo
     return None
 
 
-def _cut_ends(heads: dict[str, Link], ends: dict[str, Link], *, may_lack: bool) -> Iterator[str]:
-    """A server's first entry names the last one of the server before it."""
+def _missing_ends(heads: dict[str, ChainedEntry], ends: dict[str, ChainedEntry], *, may_lack: bool) -> Iterator[str]:
+    """Yield each server whose last entries are missing, as the first entry of the next server shows."""
     for server, head in heads.items():
         entry = parse_text(head.text, head.hash)
         after = entry.values.get("after") if entry is not None and entry.kind is EntryKind.START else None
@@ -148,30 +147,30 @@ def _cut_ends(heads: dict[str, Link], ends: dict[str, Link], *, may_lack: bool) 
         if end is None:
             if not may_lack:
                 yield f"server {after['server']}: all its entries are missing; server {server} came after it"
-        # a database may know more than a file that has lost its end with the power
+        # a database may know more than a file that lost its end in a power failure
         elif end.number < after["number"] or (end.number == after["number"] and end.hash != after["hash"]):
-            yield f"server {after['server']}, {end.name}: {after['number'] - end.number} entries behind it are missing"
+            yield f"server {after['server']}, {end.name}: {after['number'] - end.number} entries after it are missing"
 
 
-# ---------------------------------------------------------------- both places as one
+# ---------------------------------------------------------------- database and file as one
 
 
-def _joined(rows: Iterator[Link], entries: dict[int, Link]) -> Iterator[Link]:
-    """By number; where an entry stands in both places, the row first and then, if it differs, the other one."""
-    left = dict(entries)
+def _merged(rows: Iterator[ChainedEntry], entries: dict[int, ChainedEntry]) -> Iterator[ChainedEntry]:
+    """Merge rows and file entries by number. An entry in both places comes once, or twice if they differ."""
+    unmatched = dict(entries)
     for row in rows:
-        for number in sorted(number for number in left if number < row.number):
-            yield left.pop(number)
-        twin = left.pop(row.number, None)
+        for number in sorted(number for number in unmatched if number < row.number):
+            yield unmatched.pop(number)
+        from_file = unmatched.pop(row.number, None)
         yield row
-        if twin is not None and twin.hash != row.hash:
-            yield twin
-    for number in sorted(left):
-        yield left[number]
+        if from_file is not None and from_file.hash != row.hash:
+            yield from_file
+    for number in sorted(unmatched):
+        yield unmatched[number]
 
 
-def _read_file(folder: LedgerFolder) -> _File:
-    file = _File()
+def _read_file(folder: LedgerFolder) -> _WriteAheadFile:
+    file = _WriteAheadFile()
     storage = DiskStorage(folder.path)
     damages: list[Damage] = []
     last_used = 0
@@ -179,28 +178,28 @@ def _read_file(folder: LedgerFolder) -> _File:
         try:
             data = storage.read(number).rstrip(b"\0")
         except FileNotFoundError:
-            continue  # loaded meanwhile
+            continue  # loaded and deleted meanwhile
         last_used = number if data else last_used
         found = scan(data, Position(number, 0))
         damages += found.damages
-        for placed in found.entries:
-            _note(file, placed.entry)
+        for located in found.entries:
+            _add_entry(file, located.entry)
     file.damages = [(damage, damage.start.segment == last_used) for damage in damages]
     return file
 
 
-def _note(file: _File, entry: Entry) -> None:
+def _add_entry(file: _WriteAheadFile, entry: Entry) -> None:
     if entry.kind is EntryKind.ADMITTED:
         file.open_ids.add(entry.request_id)
         return
     if entry.kind is EntryKind.CLOSED:
         file.open_ids.discard(entry.request_id)
     assert entry.number is not None
-    file.chains.setdefault(entry.server, {})[entry.number] = Link(entry.number, entry.hash, entry.text, None)
+    file.chains.setdefault(entry.server, {})[entry.number] = ChainedEntry(entry.number, entry.hash, entry.text, None)
 
 
 def _servers(connection: sa.Connection) -> dict[str, str]:
-    """Each server's ledger, in the order of their first entries."""
+    """Return each server's ledger, in the order of the servers' first entries."""
     both = sa.union_all(
         sa.select(records.c.server, records.c.ledger, records.c.position),
         sa.select(marks.c.server, marks.c.ledger, marks.c.position),
@@ -210,13 +209,13 @@ def _servers(connection: sa.Connection) -> dict[str, str]:
     return {row.server: row.ledger for row in connection.execute(found.order_by(both.c.ledger, first))}
 
 
-def _ledgers_cut(connection: sa.Connection) -> set[str]:
-    """Those whose old records the retention has deleted."""
+def _ledgers_with_retention(connection: sa.Connection) -> set[str]:
+    """Return the ledgers whose old records were deleted by retention."""
     return set(connection.scalars(sa.select(sources.c.ledger).where(sources.c.retained_since.is_not(None))))
 
 
-def _links_of(connection: sa.Connection, server: str) -> Iterator[Link]:
-    """A server's rows by number, read in pages."""
+def _links_of(connection: sa.Connection, server: str) -> Iterator[ChainedEntry]:
+    """Yield a server's rows by number, read in pages."""
     at = -1
     while True:
         some = sa.select(records).where(records.c.server == server, records.c.number > at)
@@ -231,6 +230,6 @@ def _links_of(connection: sa.Connection, server: str) -> Iterator[Link]:
         at = rows[-1].number
 
 
-def _link(row: sa.Row[tuple[object, ...]]) -> Link:
+def _link(row: sa.Row[tuple[object, ...]]) -> ChainedEntry:
     columns = row._asdict()
-    return Link(row.number, row.hash, row.entry, columns)
+    return ChainedEntry(row.number, row.hash, row.entry, columns)

@@ -1,9 +1,9 @@
-"""The ledger's database: SQLite in the data directory, or PostgreSQL by URL. Opened, versioned, written to.
+"""The ledger's database: SQLite in the data directory, or PostgreSQL by URL. Opens, migrates and writes it.
 
 `loader.py` writes, in a thread; `reading.py` reads. All of it blocks, so nothing here may run in the event loop.
 
-What must always hold: a record and the position behind it are committed together; a record that is there already is
-left as it is; a schema newer than this code is refused; no password reaches a message.
+What must always hold: a record and the position after it are committed together; an existing record is never changed; a
+schema newer than this code is refused; no password appears in a message.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .fields import DEFAULTS, FIELD_NAMES
 from .modes import make_private_database
 from .retries import FirstRequest, TenantKeys
 from .schema import HEAD, marks, records, sources
-from .segment_files import BEGINNING, Placed, Position
+from .segment_files import BEGINNING, LocatedEntry, Position
 
 SQLITE_NAME: Final = "ledger.sqlite3"
 CONNECT_S: Final = 5
 STATEMENT_S: Final = 60
 SQLITE_LOCK_S: Final = 30.0
-"""How long one waits for another process that writes."""
+"""How long to wait for another process that is writing."""
 _MIGRATION_LOCK: Final = 0x71756970
-"""Key of PostgreSQL's advisory lock: of servers that start together, one migrates."""
+"""Key of PostgreSQL's advisory lock, so that of servers that start together only one migrates."""
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used as asked; the message tells an operator why and what to do."""
+    """The ledger cannot be used as configured. The message tells the operator why and what to do."""
 
 
 def sqlite_url(data_dir: Path) -> str:
@@ -42,31 +42,36 @@ def sqlite_url(data_dir: Path) -> str:
 
 
 def redacted(url: str) -> str:
-    """For messages: without the password."""
+    """Return a URL without its password, for messages."""
     return parse_url(url).render_as_string(hide_password=True)
 
 
 def parse_url(url: str) -> sa.URL:
-    """Raises LedgerError for what is no URL of a database that the ledger knows. Its message quotes no password."""
+    """Parse the URL of a supported database. Raises LedgerError, whose message contains no password."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
-        raise LedgerError("--ledger-url is no database URL: postgresql+psycopg://USER@HOST/DATABASE") from None
+        raise LedgerError(
+            "--ledger-url is not a database URL (for example postgresql+psycopg://USER@HOST/DATABASE)"
+        ) from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("postgresql+psycopg", "sqlite"):
-        raise LedgerError(f"--ledger-url: no {parsed.drivername} here, only postgresql+psycopg and sqlite")
+        raise LedgerError(f"--ledger-url: unsupported {parsed.drivername}; supported are postgresql+psycopg and sqlite")
     return parsed
 
 
 def make_engine(url: str, *, durable: bool = False, reads_only: bool = False) -> sa.Engine:
-    """`durable`: a commit returns when it survives a power loss. Connects to nothing yet. Raises LedgerError."""
+    """Make an engine, without connecting yet. Raises LedgerError.
+
+    `durable`: a commit returns only when it would survive a power loss.
+    """
     parsed = parse_url(url)
     if parsed.drivername == "sqlite":
         return _make_sqlite(parsed, durable=durable, reads_only=reads_only)
     arguments = {
         "connect_timeout": CONNECT_S,
-        "client_encoding": "utf8",  # or text from a SQL_ASCII database would come as bytes
+        "client_encoding": "utf8",  # without it, text from a SQL_ASCII database arrives as bytes
         "options": f"-c statement_timeout={STATEMENT_S * 1000}",
         "tcp_user_timeout": STATEMENT_S * 1000,
         "application_name": "quipu-ledger",
@@ -81,12 +86,12 @@ def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
     @sa.event.listens_for(engine, "do_connect")
     def keep_private(*_: object) -> None:
         if is_file and not reads_only:
-            with suppress(OSError):  # SQLite will say what is wrong with the file
+            with suppress(OSError):  # SQLite will report what is wrong with the file
                 make_private_database(Path(str(url.database)))
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # or the driver would leave DDL out of the transaction
+        connection.isolation_level = None  # or the driver would run DDL outside the transaction
         pragmas = [f"synchronous={'FULL' if durable else 'NORMAL'}"]
         pragmas += ["query_only=ON"] if reads_only else ["journal_mode=WAL"]
         for pragma in pragmas:
@@ -100,7 +105,7 @@ def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
 
 
 def migrate(engine: sa.Engine) -> None:
-    """Bring the schema to HEAD. Raises LedgerError for one that is newer, SQLAlchemyError where it is away."""
+    """Migrate the schema to HEAD. Raises LedgerError for a newer one, SQLAlchemyError if it cannot be reached."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
@@ -110,7 +115,7 @@ def migrate(engine: sa.Engine) -> None:
 
 
 def _upgrade(connection: sa.Connection, found: str | None) -> None:
-    # slow to load, and most starts find nothing to do
+    # imported here because it is slow to load, and most starts have nothing to migrate
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -119,13 +124,13 @@ def _upgrade(connection: sa.Connection, found: str | None) -> None:
     config.set_main_option("script_location", "quipu.actors.ledger:migrations")
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
-        raise LedgerError(f"the ledger's database has schema {found}, newer than this quipu's {HEAD}: upgrade quipu")
+        raise LedgerError(f"the ledger's database has schema {found}, newer than this version's {HEAD}: upgrade quipu")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 
 def _version(connection: sa.Connection) -> str | None:
-    """As Alembic keeps it; None: there is no ledger here yet."""
+    """Return the schema version as Alembic keeps it. None: there is no ledger yet."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
@@ -133,26 +138,26 @@ def _version(connection: sa.Connection) -> str | None:
 
 
 def check_version(engine: sa.Engine) -> None:
-    """For readers, who change nothing. Raises LedgerError where the schema is not HEAD."""
+    """Raise LedgerError unless the schema is HEAD. For readers, which change nothing."""
     with engine.connect() as connection:
         found = _version(connection)
     if found is None:
         raise LedgerError("there is no ledger in this database yet")
     if found != HEAD:
         raise LedgerError(
-            f"the ledger's database has schema {found}, this quipu reads {HEAD}: "
-            "a server of this version brings an older one up to date when it starts"
+            f"the ledger's database has schema {found}, this version reads {HEAD}: "
+            "a server of this version migrates an older one when it starts"
         )
 
 
 def loaded_position(connection: sa.Connection, ledger: str) -> Position:
-    """Everything of this ledger's write-ahead file before it is in the database."""
+    """Return the position in this ledger's write-ahead file up to which the database has everything."""
     packed = connection.scalar(sa.select(sources.c.position).where(sources.c.ledger == ledger))
     return BEGINNING if packed is None else Position.unpack(packed)
 
 
 def read_firsts(engine: sa.Engine, since: float, window_s: float, max_keys: int) -> dict[str, TenantKeys]:
-    """By tenant, the newest requests under a key that were admitted since then and were nobody's retry."""
+    """Return, by tenant, the newest requests with an idempotency key admitted since then that were not retries."""
     c = records.c
     age = sa.func.row_number().over(partition_by=c.tenant, order_by=c.admitted_at.desc()).label("age")
     first = sa.select(c.tenant, c.idempotency_digest, c.request_id, c.admitted_at, age).where(
@@ -170,22 +175,22 @@ def read_firsts(engine: sa.Engine, since: float, window_s: float, max_keys: int)
 
 
 def reason(error: Exception) -> str:
-    """Why, in one line, without the statement and its parameters."""
+    """Return an error's reason in one line, without the statement and its parameters."""
     text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 @attrs.frozen
 class Batch:
-    """A stretch of a write-ahead file."""
+    """Entries that follow each other in the write-ahead file."""
 
-    placed: Sequence[Placed]
+    located: Sequence[LocatedEntry]
     end: Position
 
 
 def load(engine: sa.Engine, ledger: str, batch: Batch) -> int:
-    """Put a batch's chained entries into the database, and remember its end. How many records were new."""
-    chained = [placed for placed in batch.placed if placed.entry.kind is not EntryKind.ADMITTED]
+    """Load a batch's chained entries and store its end; return how many records were new."""
+    chained = [located for located in batch.located if located.entry.kind is not EntryKind.ADMITTED]
     with engine.begin() as connection:
         insert = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
         closings = {p.entry.request_id: p for p in reversed(chained) if p.entry.kind is EntryKind.CLOSED}
@@ -193,13 +198,13 @@ def load(engine: sa.Engine, ledger: str, batch: Batch) -> int:
         there = {row.request_id: row.hash for row in connection.execute(known)}
         rows: list[dict[str, object]] = []
         others: list[dict[str, object]] = []
-        for placed in chained:
-            entry = placed.entry
-            first = entry.kind is EntryKind.CLOSED and closings[entry.request_id] is placed
+        for located in chained:
+            entry = located.entry
+            first = entry.kind is EntryKind.CLOSED and closings[entry.request_id] is located
             if first and entry.request_id not in there:
-                rows.append(_record_row(entry, placed.end, ledger))
+                rows.append(_record_row(entry, located.end, ledger))
             elif entry.kind is not EntryKind.CLOSED or there.get(entry.request_id) != entry.hash:
-                others.append(_mark_row(entry, placed.end, ledger))
+                others.append(_mark_row(entry, located.end, ledger))
         if rows:
             connection.execute(insert(records).on_conflict_do_nothing(), rows)
         if others:

@@ -1,17 +1,18 @@
-"""The entries of the write-ahead file: what a line holds, and how one is tied to the one before it.
+"""The entries of the write-ahead file: the format of a line, and the hash chain between them.
 
     SHA-256 of the text, in hex   space   text: one JSON object with its keys in order   newline
 
-A line that was cut off, or changed, does not match its hash. Four kinds: `start` and `stop` of a server, `admitted`
-(a request that will have a record), `closed` (the record). All but `admitted` form the chain of their server's
-incarnation: numbered from 0, each with the hash of the one before it. `admitted` is kept only until its closing is.
+A line that was cut off or changed does not match its hash. There are four kinds: `start` and `stop` of a server,
+`admitted` (a request that will have a record) and `closed` (the record). All but `admitted` form the chain of their
+server's incarnation: they are numbered from 0, and each has the hash of the one before it. An `admitted` line is kept
+only until its `closed` line is durable.
 
-A record's line leaves out what has its default (`fields.DEFAULTS`), which is half of it, and nearly all for a refusal.
+Fields that have their default (`fields.DEFAULTS`) are left out: half of a record, and nearly all of a rejected one.
 
-Pure. `durable_journal.py` makes lines, `segment_files.py` finds them again.
+Pure. `durable_journal.py` makes lines, `segment_files.py` parses them.
 
-What must always hold: a line is never longer than MAX_LINE_BYTES, and a closing never longer than the admission it
-belongs to plus GROWTH_BYTES: the room that is reserved for it.
+What must always hold: a line is at most MAX_LINE_BYTES long, and a `closed` line at most GROWTH_BYTES longer than its
+`admitted` line, which is the room reserved for it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GROWTH_BYTES: Final = 4096
 HASH_CHARS: Final = 64
 _ALWAYS: Final = frozenset({"request_id", "outcome"})
 NO_HASH: Final = "0" * HASH_CHARS
-"""Before the first entry of a chain."""
+"""Stands for the hash before a chain's first entry."""
 
 
 class EntryKind(StrEnum):
@@ -44,7 +45,7 @@ class EntryKind(StrEnum):
 
 @attrs.frozen
 class Entry:
-    """One entry, as it was read."""
+    """One entry, parsed."""
 
     kind: EntryKind
     server: str
@@ -54,26 +55,26 @@ class Entry:
     at: float
     """Unix seconds, when it was written."""
     number: int | None = None
-    """Its place in the chain; None for `admitted`, which is in none."""
+    """Its place in the chain. None for `admitted`, which is not in one."""
     previous: str | None = None
     """Hash of the entry before it in the chain."""
     values: Mapping[str, Any] = attrs.field(factory=dict)
-    """Of `admitted` and `closed`: the flat record, defaults left out. Of `start` and `stop`: what they say."""
+    """For `admitted` and `closed`, the flat record without defaults; for `start` and `stop`, their values."""
     recovered: bool = False
-    """A closing that recovery wrote, since its server did not."""
+    """Whether recovery wrote this closing because the request's server died."""
 
     @property
     def request_id(self) -> str:
         return str(self.values["request_id"])
 
     def record(self) -> UsageRecord:
-        """Raises KeyError and ValueError where the values are no record's."""
+        """Restore the record. Raises KeyError and ValueError for values that are not a record."""
         return restore(self.values)
 
 
 @attrs.frozen
 class Line:
-    """One entry, as it is written."""
+    """One entry, serialized."""
 
     data: bytes
     hash: str
@@ -84,23 +85,23 @@ def admitted_line(server: str, at: float, record: UsageRecord) -> Line:
 
 
 class Chain:
-    """The chained entries of one incarnation, in the order in which they are made."""
+    """Makes the chained entries of one server incarnation, in order."""
 
     def __init__(self, server: str) -> None:
         self.server = server
         self.num_entries = 0
         self.last_hash = NO_HASH
 
-    def start(self, at: float, says: Mapping[str, object]) -> Line:
-        return self._tie({"kind": EntryKind.START, "at": at, "start": says})
+    def start(self, at: float, values: Mapping[str, object]) -> Line:
+        return self._link({"kind": EntryKind.START, "at": at, "start": values})
 
     def close(self, at: float, record: UsageRecord, *, recovered: bool = False) -> Line:
-        return self._tie({"kind": EntryKind.CLOSED, "at": at, "record": _shortened(record), "recovered": recovered})
+        return self._link({"kind": EntryKind.CLOSED, "at": at, "record": _shortened(record), "recovered": recovered})
 
-    def stop(self, at: float, says: Mapping[str, object]) -> Line:
-        return self._tie({"kind": EntryKind.STOP, "at": at, "stop": says})
+    def stop(self, at: float, values: Mapping[str, object]) -> Line:
+        return self._link({"kind": EntryKind.STOP, "at": at, "stop": values})
 
-    def _tie(self, entry: dict[str, object]) -> Line:
+    def _link(self, entry: dict[str, object]) -> Line:
         line = _line(entry | {"server": self.server, "number": self.num_entries, "previous": self.last_hash})
         self.num_entries += 1
         self.last_hash = line.hash
@@ -108,7 +109,7 @@ class Chain:
 
 
 def parse_line(line: bytes) -> Entry | None:
-    """The entry of a line without its newline; None where the line is not whole, or not an entry."""
+    """Parse a line without its newline. Returns None if it is incomplete or not an entry."""
     if len(line) <= HASH_CHARS + 1 or line[HASH_CHARS : HASH_CHARS + 1] != b" ":
         return None
     text = line[HASH_CHARS + 1 :]
@@ -119,7 +120,7 @@ def parse_line(line: bytes) -> Entry | None:
 
 
 def parse_text(text: str, digest: str) -> Entry | None:
-    """The entry whose text this is; None where it is none. That the hash is right is the caller's to check."""
+    """Parse an entry's text. Returns None if it is not one. The caller has checked the hash."""
     try:
         fields = orjson.loads(text)
         kind = EntryKind(fields["kind"])
@@ -143,7 +144,7 @@ def hash_of(text: str) -> str:
 
 
 def _shortened(record: UsageRecord) -> dict[str, Value]:
-    """What has to be written of a record; `restore` knows the rest."""
+    """Return the fields of a record that are not the default."""
     values = flatten(record)
     return {name: value for name, value in values.items() if name in _ALWAYS or value != DEFAULTS[name]}
 

@@ -1,7 +1,7 @@
-"""Writes the ledger's records out: CSV, JSON lines, Parquet. `quipu ledger export`.
+"""Exports the ledger's records as CSV, JSON lines or Parquet: `quipu ledger export`.
 
-Fields have the names of `fields.py`, then what ties a record into the chain. Times are Unix seconds; what is not known
-is empty (CSV) or null.
+Fields are named as in `fields.py`, followed by the record's place in the chain. Times are Unix seconds; unknown values
+are empty (CSV) or null.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExportFormat(StrEnum):
 
 
 def export(found: Iterable[LedgerRecord], format_: ExportFormat, output: BinaryIO) -> int:
-    """Write them; how many there were. Raises LedgerError."""
+    """Write records and return how many there were. Raises LedgerError."""
     match format_:
         case ExportFormat.CSV:
             return _export_csv(found, output)
@@ -43,7 +43,7 @@ def export(found: Iterable[LedgerRecord], format_: ExportFormat, output: BinaryI
 
 
 def values_of(found: LedgerRecord) -> dict[str, Value]:
-    """One record under EXPORT_NAMES."""
+    """Return one record's values by the names of EXPORT_NAMES."""
     own: dict[str, Value] = {
         "recovered": found.recovered,
         "server": found.server,
@@ -66,7 +66,7 @@ def _export_csv(found: Iterable[LedgerRecord], output: BinaryIO) -> int:
 
 
 def _plain(value: Value) -> Value:
-    """Spreadsheets run a text that begins like a formula, and a client chooses some of these texts."""
+    """Quote text that a spreadsheet would run as a formula, since clients choose some of these texts."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):

@@ -1,9 +1,9 @@
-"""A usage record as flat named values: what an entry, a row and a line of an export all hold.
+"""A usage record as flat named values, as entries, database rows and exports contain it.
 
-One list of names, in one order. `flatten` makes them from a record and `restore` makes the record again. Used by
-everything in this package; nothing here does I/O.
+There is one list of names, in one order. `flatten` converts a record and `restore` converts it back. Used everywhere in
+this package; does no I/O.
 
-What must always hold: every field of a `UsageRecord` is in here; text is bounded and can be stored by any database.
+What must always hold: every field of `UsageRecord` is included; text is bounded and can be stored by any database.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Value = str | int | float | bool | None
 Values = Mapping[str, Value]
 
 MAX_TEXT_CHARS: Final = 256
-"""The web layer checks what clients send; this is what the reserved room relies on."""
+"""The web layer has its own limits; the reserved room relies on this one."""
 MAX_MISSES: Final = 32
-"""Of a list of prompts, the first so many say why they missed."""
+"""Of a list of prompts, only the first ones have their cache miss recorded."""
 TIERS: Final = ("device", "host", "disk", "remote", "unattributed")
 
 FIELD_NAMES: Final = (
@@ -68,7 +68,7 @@ FIELD_NAMES: Final = (
 
 
 def flatten(record: UsageRecord) -> dict[str, Value]:
-    """By the names of FIELD_NAMES. Text is cut at MAX_TEXT_CHARS, and what no database takes is replaced."""
+    """Convert a record. Text is cut at MAX_TEXT_CHARS, and characters that databases reject are replaced."""
     first_miss = record.cache_misses[0] if record.cache_misses else None
     values: dict[str, Value] = {
         "request_id": _text(record.request_id),
@@ -113,7 +113,7 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
 
 
 def restore(values: Mapping[str, object]) -> UsageRecord:
-    """The record that was flattened. Raises ValueError for what no quipu of this version or an older one wrote."""
+    """Convert values back to a record. Raises ValueError for values that a newer version wrote, or that are invalid."""
     values = {**DEFAULTS, **values}
     device = values["cached_device_tokens"]
     return UsageRecord(
@@ -180,7 +180,7 @@ def _count(number: object, kind: object) -> Count:
             return Estimate(_int(number))
         case "unknown":
             return UNKNOWN
-    raise ValueError(f"no kind of count: {kind!r}")
+    raise ValueError(f"invalid kind of count: {kind!r}")
 
 
 def _miss(word: str) -> CacheMiss:
@@ -190,13 +190,13 @@ def _miss(word: str) -> CacheMiss:
 
 def _str(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"not a text: {value!r}")
+        raise ValueError(f"not a string: {value!r}")
     return value
 
 
 def _int(value: object) -> int:
     if not isinstance(value, int):
-        raise ValueError(f"not a whole number: {value!r}")
+        raise ValueError(f"not an integer: {value!r}")
     return value
 
 
@@ -219,5 +219,5 @@ def _opt_float(value: object) -> float | None:
 
 
 DEFAULTS: Final[Values] = flatten(UsageRecord(request_id="", outcome=Outcome.FAILED))
-"""What a field says that is not in a line: an older quipu had no such field, or it had this value. Never to be changed,
-or old records would say something else."""
+"""The value of a field that a line does not have: an older version had no such field, or it had this value. Must never
+change, or old records would change their meaning."""

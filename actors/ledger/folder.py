@@ -1,11 +1,11 @@
-"""The ledger's folder in a data directory: what lies there, and who may write.
+"""The ledger's folder in a data directory: its files, and the lock of the server that writes.
 
-    DATA_DIR/ledger/ledger.json      which ledger this is, and which database it is loaded into
+    DATA_DIR/ledger/ledger.json      the ledger's id, and which database it is loaded into
     DATA_DIR/ledger/lock             held by the server that writes
     DATA_DIR/ledger/00000001.wal     the write-ahead file's segments
-    DATA_DIR/ledger.sqlite3          the database, unless another is named
+    DATA_DIR/ledger.sqlite3          the database, unless --ledger-url names another
 
-What must always hold: one server writes at a time; a ledger keeps its id as long as its folder lives.
+What must always hold: one server writes at a time; a ledger keeps its id as long as its folder exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import attrs
 import msgspec
 
 from .database import SQLITE_NAME, LedgerError, redacted, sqlite_url
-from .modes import PRIVATE, tighten
+from .modes import PRIVATE, make_private
 
 FOLDER: Final = "ledger"
 _ABOUT: Final = "ledger.json"
@@ -50,7 +50,7 @@ class LedgerFolder:
         return self.data_dir / FOLDER
 
     def about(self) -> About | None:
-        """None where no server has kept a ledger. Raises LedgerError."""
+        """Read `ledger.json`. Returns None if no server has kept a ledger here. Raises LedgerError."""
         try:
             return msgspec.json.decode((self.path / _ABOUT).read_bytes(), type=About)
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class LedgerFolder:
             raise LedgerError(f"cannot read {self.path / _ABOUT}: {error}") from None
 
     def open_for_writing(self, url: str | None) -> About:
-        """What this ledger is from now on; a new one gets its id. Raises LedgerError and OSError."""
+        """Write `ledger.json` with the database now used; a new ledger gets an id. Raises LedgerError and OSError."""
         before = self.about()
         about = About(before.ledger if before else f"led-{secrets.token_hex(8)}", redacted(url) if url else None)
         if about != before:
@@ -71,31 +71,31 @@ class LedgerFolder:
             new.replace(self.path / _ABOUT)
         return about
 
-    def tighten(self) -> None:
-        """Take from others what an older version, or a copy, let them read. Raises OSError."""
+    def make_private(self) -> None:
+        """Make private the files that an older version, or a copy, left readable by others. Raises OSError."""
         for path in self.path.iterdir():
-            tighten(path)
+            make_private(path)
 
     @property
     def default_url(self) -> str:
         return sqlite_url(self.data_dir)
 
     def url_for_reading(self, url: str | None) -> str | None:
-        """Where the records are. None: nothing was loaded yet. Raises LedgerError where only the operator knows."""
+        """Return the database's URL. None: nothing was loaded yet. Raises LedgerError if --ledger-url is needed."""
         if url is not None:
             return url
         about = self.about()
         if about is not None and about.database is not None:
             raise LedgerError(
-                f"the records of {self.data_dir} are loaded into {about.database}: name that by --ledger-url, too"
+                f"the records of {self.data_dir} are loaded into {about.database}: pass that as --ledger-url"
             )
         return self.default_url if (self.data_dir / SQLITE_NAME).exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the one that writes; makes the folder. Raises LedgerError where somebody else is, or it cannot be made."""
+        """Hold the lock; make the folder if needed. Raises LedgerError if another server holds it, or on I/O errors."""
         try:
-            # what tenants used is nobody else's business
+            # usage records are private
             self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.mkdir(exist_ok=True, mode=0o700)
             fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -106,7 +106,7 @@ class LedgerFolder:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LedgerError(
-                    f"another server keeps its ledger in {self.data_dir}: give each its own --data-dir"
+                    f"another server keeps its ledger in {self.data_dir}: each needs its own --data-dir"
                 ) from None
             yield
         finally:
@@ -114,7 +114,7 @@ class LedgerFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """A server holds the lock."""
+        """Whether a server holds the lock."""
         try:
             fd = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -1,4 +1,4 @@
-"""What an operator watches of the ledger, beside the accountant's counters on the same registry."""
+"""The ledger's metrics, in the same Prometheus registry as the accountant's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUPPRESSED = "quipu:usage_records_suppressed"
 
 
 class LedgerGauges(Collector):
-    """Looked up when asked."""
+    """Reads the values when metrics are collected."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

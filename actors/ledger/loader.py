@@ -1,10 +1,10 @@
-"""The loader: puts what the write-ahead file holds into the database, off the request path.
+"""The loader: loads the write-ahead file into the database, off the request path.
 
-An actor of its own. It waits for the journal to make progress, reads a stretch of a segment, and loads it in a worker
-thread; then it deletes the segments that nobody needs any more, and, where a retention is set, old rows.
+A task of its own. It waits for the journal to make progress, reads part of a segment and loads it in a worker thread.
+Then it deletes segments that are no longer needed and, if a retention is set, old rows.
 
-What must always hold: nothing here delays a request; while the database is away nothing is lost, and nothing is given
-up; a segment is deleted only when all of it is loaded, no open entry lies in it, and none before it remains.
+What must always hold: the loader never delays a request; while the database is unreachable nothing is lost or skipped;
+a segment is deleted only if all of it is loaded, it contains no open entry, and no earlier segment remains.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ T = TypeVar("T")
 log = structlog.get_logger("quipu.ledger")
 
 READ_BYTES: Final = 512 * 1024
-"""Of the write-ahead file in one batch: a few hundred records."""
+"""How much of the write-ahead file is read for one batch: a few hundred records."""
 PAUSE_S: Final = 1.0
-"""Between two batches while there is little to load: a batch of a few is cheaper than each alone."""
+"""Between two batches while there is little to load, since one batch of a few is cheaper than many of one."""
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
 RETENTION_EVERY_S: Final = 3600.0
 LAST_LOAD_S: Final = 2.0
-"""How long a stopping server goes on loading; the next one loads the rest."""
+"""How long a stopping server continues to load. The next one loads the rest."""
 
 
-class Source(Protocol):
-    """The journal, as the loader sees it."""
+class LoaderSource(Protocol):
+    """What the loader needs of the journal."""
 
     @property
     def durable(self) -> Position: ...
@@ -56,7 +56,7 @@ class Loader:
         engine: sa.Engine,
         ledger: str,
         storage: Storage,
-        journal: Source,
+        journal: LoaderSource,
         retries: RetryIndex,
         *,
         window_s: float,
@@ -74,10 +74,10 @@ class Loader:
         self._retention_s = retention_s
         self._unix_time = unix_time
         self._position: Position | None = None
-        """None: nobody has reached the database yet."""
+        """None: the database has not been reached yet."""
         self._cleaned_at: float | None = None
         self.trouble: str | None = None
-        """Why nothing is loaded at the moment."""
+        """Why nothing is being loaded, if so."""
 
     @property
     def position(self) -> Position | None:
@@ -85,11 +85,11 @@ class Loader:
         return self._position
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Load until cancelled."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                await self._go_on()
+                await self._run_once()
                 backoff_s = FIRST_BACKOFF_S
             except (sa.exc.SQLAlchemyError, LedgerError, OSError) as error:
                 self._fail(error)
@@ -97,7 +97,7 @@ class Loader:
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def finish(self) -> None:
-        """Load what is left, for a bounded time."""
+        """Load what is left, for at most `LAST_LOAD_S`."""
         with trio.move_on_after(LAST_LOAD_S):
             try:
                 while self._position is None or self._position < self._journal.durable:
@@ -105,7 +105,7 @@ class Loader:
             except (sa.exc.SQLAlchemyError, LedgerError, OSError) as error:
                 self._fail(error)
 
-    async def _go_on(self) -> None:
+    async def _run_once(self) -> None:
         num_bytes = await self._load_some()
         await self._clean()
         assert self._position is not None
@@ -114,7 +114,7 @@ class Loader:
             await self._journal.wait_beyond(self._position)
 
     async def _load_some(self) -> int:
-        """One batch; how many bytes it was."""
+        """Load one batch and return its size in bytes."""
         start = self._position or await self._reach_database()
         until = self._journal.durable
         batch = await _in_thread(partial(self._load, start, until))
@@ -130,7 +130,7 @@ class Loader:
         return num_bytes
 
     async def _reach_database(self) -> Position:
-        """For the first time in this life."""
+        """Migrate the database and read what it has, once per server."""
         await _in_thread(partial(migrate, self._engine))
         since = self._unix_time() - self._window_s
         read_keys = partial(read_firsts, self._engine, since, self._window_s, self._max_keys)
@@ -146,7 +146,7 @@ class Loader:
         return self._position
 
     def _load(self, start: Position, until: Position) -> Batch:
-        """In a worker thread: load a stretch from `start` on, or step over to the next segment."""
+        """Load from `start` on, or move on to the next segment. Runs in a worker thread."""
         number = start.segment
         end = until.offset if number == until.segment else None
         try:
@@ -155,7 +155,7 @@ class Loader:
             data = b""
         found = scan(data[:READ_BYTES], start)
         if not found.entries:
-            found = scan(data, start)  # perhaps behind what cannot be read
+            found = scan(data, start)  # there may be entries after unreadable bytes
         if found.entries:
             batch = Batch(found.entries, found.end)
             load(self._engine, self._ledger, batch)
@@ -180,5 +180,5 @@ class Loader:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """A database that does not answer must not keep the server from ending."""
+    """Run `work` in a thread that is abandoned on cancellation: a hanging database must not keep the server up."""
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)

@@ -1,7 +1,9 @@
-"""Who may read a ledger's files: their owner, whatever the umask was and whichever version made them.
+"""File modes: only the owner may read a ledger's files, whatever the umask and whichever version made them.
 
-Used by `database.py` and `folder.py`. What must always hold: a file of somebody else is left as it is; a database that
-is there is never opened here, since closing any descriptor of it would drop the locks that SQLite has on it.
+Used by `database.py` and `folder.py`.
+
+What must always hold: another user's file is not touched; an existing database is never opened here, since closing any
+descriptor of it would drop SQLite's locks.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _BESIDE: Final = ("-wal", "-shm", "-journal")
 
 
-def tighten(path: Path) -> None:
-    """Take a file of ours from all others. One that is not there is nobody's. Raises OSError."""
+def make_private(path: Path) -> None:
+    """Let only the owner read a file of ours, if it exists. Raises OSError."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -28,15 +30,15 @@ def tighten(path: Path) -> None:
 
 
 def make_private_database(path: Path) -> None:
-    """Make an empty SQLite file unless there is one, and tighten it with those beside it. Raises OSError.
+    """Make an empty SQLite file unless it exists, and make it and the files beside it private. Raises OSError.
 
-    What SQLite makes beside a database later has the database's own mode.
+    Files that SQLite makes beside a database later get the database's mode.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     except FileExistsError:
-        tighten(path)
+        make_private(path)
     else:
-        path.chmod(PRIVATE)  # a umask may have taken what its owner needs
+        path.chmod(PRIVATE)  # the umask may have removed the owner's own permissions
     for ending in _BESIDE:
-        tighten(path.with_name(path.name + ending))
+        make_private(path.with_name(path.name + ending))

@@ -1,14 +1,16 @@
-"""What can be asked of the ledger: filters, groups and sums, on records in memory and as SQL alike.
+"""Queries of the ledger: filters, groups and sums, both on records in memory and as SQL.
 
-Used by `reading.py`. What must always hold: both ways count the same; an estimate is never in the sum of what was
-counted; a request that the server itself failed is one request and no tokens, save where the books are checked.
+Used by `reading.py`.
+
+What must always hold: both ways give the same result; a sum of counted tokens contains no estimates; a request that the
+server itself failed counts as one request and no tokens, except when the ledger is reconciled with the counters.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import attrs
 import sqlalchemy as sa
@@ -20,17 +22,16 @@ from .fields import TIERS
 from .schema import records
 
 GroupColumn = Literal["tenant", "key_id", "model", "endpoint", "outcome"]
-GROUP_COLUMNS: Final[tuple[GroupColumn, ...]] = get_args(GroupColumn)
 
 
 @attrs.frozen
 class Query:
-    """Which records; an empty tuple is no condition."""
+    """Selects records. An empty tuple is no condition."""
 
     since: float | None = None
-    """Unix seconds; closed then or later."""
+    """Unix seconds: closed at that time or later."""
     until: float | None = None
-    """Closed before."""
+    """Unix seconds: closed before that time."""
     request_ids: tuple[str, ...] = ()
     tenants: tuple[str, ...] = ()
     key_ids: tuple[str, ...] = ()
@@ -71,17 +72,17 @@ class Query:
 
 @attrs.define
 class Sum:
-    """One group in one bucket. Token sums are of what was counted; estimates stand apart and are never billed."""
+    """The sums of one group in one bucket. Estimated tokens are summed separately and never billed."""
 
     bucket: float | None = None
-    """Unix seconds at which the bucket begins; None where there are no buckets."""
+    """Start of the bucket in Unix seconds. None: there are no buckets."""
     group: dict[GroupColumn, str | None] = attrs.field(factory=dict)
     num_requests: int = 0
     num_admitted: int = 0
-    """Requests that an engine has admitted; the others were refused or left in the queue."""
+    """Requests that an engine admitted. The others were rejected or left while queued."""
     num_disputed: int = 0
     num_faulted: int = 0
-    """Requests that the server itself failed: they count no tokens."""
+    """Requests that the server itself failed, which count no tokens."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cache_write_tokens: int = 0
@@ -117,12 +118,12 @@ _TOKENS: Final = tuple(field.name for field in attrs.fields(Sum) if field.name.e
 
 
 def is_faulted(table: sa.FromClause = records) -> sa.ColumnElement[bool]:
-    """Whether the server itself failed the request of a row. Records of before version 0003 say `recovered` only."""
+    """Whether the server itself failed a row's request. Records from before schema 0003 have only `recovered`."""
     return sa.or_(table.c.fault.is_not(None), table.c.recovered)
 
 
 def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect: str) -> sa.Select[Any]:
-    """What `SumBuilder.add_row` adds up: everything as it was booked, what the server failed in rows of its own."""
+    """Select the rows that `SumBuilder.add_row` adds up; requests that the server failed are in rows of their own."""
     c = records.c
 
     def total(value: Any) -> sa.ColumnElement[int]:
@@ -145,7 +146,7 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
     groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(c[name] for name in group_by)]
     if bucket_s is not None:
         quotient = c.closed_at / bucket_s
-        # SQLite may lack floor(); its cast cuts, PostgreSQL's rounds
+        # SQLite may lack floor(); its cast truncates, PostgreSQL's rounds
         whole = sa.func.floor(quotient) if dialect == "postgresql" else quotient
         groups.append((sa.cast(whole, sa.BigInteger) * bucket_s).label("bucket"))
     labelled = [column.label(name) for name, column in columns.items()]
@@ -159,7 +160,7 @@ def _of_kind(count: str, kind: str, name: str) -> sa.ColumnElement[int]:
 class SumBuilder:
     """Adds up records, and rows of `select_sums`, by bucket and group.
 
-    `as_booked`: also the tokens of what the server itself failed, which no report counts.
+    `as_booked`: include the tokens of requests that the server itself failed, which reports do not count.
     """
 
     def __init__(self, group_by: tuple[GroupColumn, ...], bucket_s: int | None, *, as_booked: bool = False) -> None:
@@ -197,7 +198,7 @@ class SumBuilder:
             setattr(into, name, getattr(into, name) + int(row[name]))
 
     def sums(self) -> list[Sum]:
-        """By bucket, then by group."""
+        """Return the sums, sorted by bucket, then by group."""
         if not self._group_by and self._bucket_s is None:
             self._sum(None, {})
 

@@ -1,17 +1,18 @@
-"""Reads the ledger, for every report: online beside a running server, or with the server down, also after a crash.
+"""Reads the ledger for every report, next to a running server or with the server down, even after a crash.
 
     with open_reader(data_dir=Path("data")) as reader:          # or url="postgresql+psycopg://..."; or both
         one = reader.get("req-...")                              # a LedgerRecord, or None
         for found in reader.records(Query(since=t0, until=t1, tenants=("acme",))): ...
         sums = reader.sums(Query(since=t0, until=t1), group_by=("model", "key_id"), bucket_s=3600)
 
-All of it blocks: a server calls it in a worker thread, and opens a reader a report. With a data directory, records
-that are still only in the write-ahead file are read from there, so a record can be found as soon as its client has its
-answer. Times select by `closed_at`, `since <= closed_at < until`: a bucket that has passed does not change. Sums count
-every request; what the server itself failed counts no tokens. Asked to collapse retries, they count a request and its
-retries once (`retry_groups.py`); then one that did not finish leaves its bucket when a retry of it has finished.
+All of it blocks: a server calls it in a worker thread and opens a reader for each report. With a data directory,
+records that are not loaded yet are read from the write-ahead file, so a record can be found as soon as its client has
+its response. Times select by `closed_at`, `since <= closed_at < until`, so a bucket in the past does not change. Sums
+count every request; one that the server itself failed counts no tokens. With `collapse_retries`, a request and its
+retries count once (`retry_groups.py`); a request that did not finish then moves out of its bucket once a retry has
+finished.
 
-What must always hold: each request is there once, whether loading goes on meanwhile or not; nothing is changed.
+What must always hold: each request is returned once, even while records are being loaded; nothing is changed.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ class LedgerRecord:
     """Its place in that server's chain."""
     hash: str
     recovered: bool
-    """Its server died; the next one closed it, with what was known at its admission."""
+    """Whether its server died, and the next one closed it with what was known at its admission."""
 
 
 @contextmanager
 def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iterator[LedgerReader]:
-    """A reader of a data directory's ledger, of a database, or of both together. Raises LedgerError."""
+    """Open a reader of a data directory's ledger, a database, or both together. Raises LedgerError."""
     folder = None if data_dir is None else LedgerFolder(data_dir)
     if folder is not None:
         if url is None and folder.about() is None and not folder.path.is_dir():
             raise LedgerError(f"there is no ledger in {data_dir}")
         url = folder.url_for_reading(url)
     elif url is None:
-        raise LedgerError("which ledger? --data-dir or --ledger-url")
+        raise LedgerError("one of --data-dir and --ledger-url is required")
     engine = None if url is None else make_engine(url, reads_only=True)
     try:
         if engine is not None:
@@ -75,7 +76,7 @@ def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iter
                 if folder is None:
                     raise
                 engine.dispose()
-                engine = None  # a server has started and not loaded anything
+                engine = None  # a server has started but loaded nothing yet
         yield LedgerReader(engine, folder)
     finally:
         if engine is not None:
@@ -83,20 +84,20 @@ def open_reader(*, data_dir: Path | None = None, url: str | None = None) -> Iter
 
 
 class LedgerReader:
-    """Made by `open_reader`."""
+    """Reads one ledger; made by `open_reader`."""
 
     def __init__(self, engine: sa.Engine | None, folder: LedgerFolder | None) -> None:
         self._engine = engine
         self._folder = folder
 
-    # ------------------------------------------------------------ what reports ask
+    # ------------------------------------------------------------ for reports
 
     def get(self, request_id: str) -> LedgerRecord | None:
-        """The record of the server's own request id."""
+        """Return the record of a request, by the server's own id."""
         return next(self.records(Query(request_ids=(request_id,))), None)
 
     def records(self, query: Query | None = None, *, newest_first: bool = False) -> Iterator[LedgerRecord]:
-        """By `closed_at`, then request id. Read in pages: the whole ledger is never in memory."""
+        """Yield records by `closed_at`, then request id. Read in pages, so the whole ledger is never in memory."""
         query = query or Query()
         view = self._look()
 
@@ -115,10 +116,10 @@ class LedgerReader:
         bucket_s: int | None = None,
         collapse_retries: bool = False,
     ) -> list[Sum]:
-        """Sums over groups and time buckets (aligned to the epoch, UTC), oldest first.
+        """Return sums over groups and time buckets (aligned to the epoch, UTC), oldest first.
 
-        Groups and buckets of nothing are absent; without either there is always one sum. `collapse_retries`: a request
-        and its retries count once.
+        Empty groups and buckets are absent; without either there is always one sum. `collapse_retries`: a request and
+        its retries count once.
         """
         query = query or Query()
         view = self._look()
@@ -138,7 +139,7 @@ class LedgerReader:
         return builder.sums()
 
     def _groups(self, view: _View) -> _Groups:
-        """Who counts of the groups that have somebody behind the database."""
+        """Decide which records count, for retry groups with records that are not loaded yet."""
         unloaded = [member_of(found.record) for found in view.unloaded if found.record.idempotency_digest is not None]
         roots = list({member.root for member in unloaded})
         loaded: list[Member] = []
@@ -155,17 +156,17 @@ class LedgerReader:
 
     @contextmanager
     def connection(self) -> Iterator[sa.Connection | None]:
-        """For checks beyond reports; None where there is no database yet."""
+        """Open a connection, for other checks. None: there is no database yet."""
         if self._engine is None:
             yield None
             return
         with self._engine.connect() as connection:
             yield connection
 
-    # ------------------------------------------------------------ both places as one
+    # ------------------------------------------------------------ database and file as one
 
     def _look(self) -> _View:
-        """Where the database ends, then what lies behind that; in this order, since loading may go on."""
+        """Look up where the database ends, then read what is after that: in this order, since loading may go on."""
         if self._folder is None:
             return _View(None, None, ())
         about = self._folder.about()
@@ -177,7 +178,7 @@ class LedgerReader:
             with self._engine.connect() as connection:
                 loaded = loaded_position(connection, about.ledger)
         found: dict[str, LedgerRecord] = {}
-        for entry in entries_behind(self._folder, loaded):
+        for entry in entries_after(self._folder, loaded):
             if entry.kind is EntryKind.CLOSED:
                 found.setdefault(entry.request_id, _of_entry(entry))
         for request_id in self._among_loaded(list(found), about.ledger, loaded):
@@ -185,7 +186,7 @@ class LedgerReader:
         return _View(about.ledger, loaded, tuple(found.values()))
 
     def _among_loaded(self, request_ids: list[str], ledger: str, loaded: Position) -> set[str]:
-        """Those that stand in the database already, before what is read from the write-ahead file."""
+        """Return those requests that the database has already, from before what is read from the file."""
         there: set[str] = set()
         if self._engine is None:
             return there
@@ -220,7 +221,7 @@ class LedgerReader:
 
 @attrs.frozen
 class _Groups:
-    """Who counts of the groups that have somebody behind the database."""
+    """Which records count, of retry groups with records that are not loaded yet."""
 
     counting: set[str]
     loaded: tuple[str, ...]
@@ -232,7 +233,7 @@ class _Groups:
         return record.request_id in self.counting
 
     def condition(self) -> sa.ColumnElement[bool]:
-        """Whether a row of the database counts: by itself, or by what is known of its group from here."""
+        """Whether a row of the database counts: by SQL alone, or by this decision for its group."""
         if not self.loaded:
             return is_counted()
         request_id = records.c.request_id
@@ -242,21 +243,21 @@ class _Groups:
 
 @attrs.frozen
 class _View:
-    """One look at both places: the database up to `loaded`, and the records behind it."""
+    """A consistent view: the database up to `loaded`, and the records after it from the file."""
 
     ledger: str | None
     loaded: Position | None
     unloaded: tuple[LedgerRecord, ...]
 
     def condition(self) -> list[sa.ColumnElement[bool]]:
-        """Leaves out of the database what has been loaded since: `unloaded` has it."""
+        """Exclude rows loaded since the view was made: `unloaded` has them."""
         if self.ledger is None or self.loaded is None:
             return []
         return [sa.or_(records.c.ledger != self.ledger, records.c.position <= self.loaded.packed)]
 
 
-def entries_behind(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
-    """What the write-ahead file holds from `start` on, oldest first."""
+def entries_after(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
+    """Yield the entries of the write-ahead file from `start` on, oldest first."""
     storage = DiskStorage(folder.path)
     for number in storage.numbers():
         if number < start.segment:
@@ -265,9 +266,9 @@ def entries_behind(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
         try:
             data = storage.read(number, offset)
         except FileNotFoundError:
-            continue  # loaded and deleted since we looked
-        for placed in scan(data, Position(number, offset)).entries:
-            yield placed.entry
+            continue  # loaded and deleted meanwhile
+        for located in scan(data, Position(number, offset)).entries:
+            yield located.entry
 
 
 def _of_entry(entry: Entry) -> LedgerRecord:
@@ -281,5 +282,5 @@ def _of_row(row: sa.Row[tuple[object, ...]]) -> LedgerRecord:
 
 
 def _with_fault(record: UsageRecord, *, recovered: bool) -> UsageRecord:
-    """Records that an older quipu has recovered do not say so themselves."""
+    """Set the fault of a record that an older version recovered without setting it."""
     return attrs.evolve(record, fault=Fault.RECOVERED) if recovered and record.fault is None else record

@@ -1,11 +1,11 @@
-"""Do the ledger and the counters say the same? `quipu ledger reconcile`.
+"""Compares the ledger with the counters: `quipu ledger reconcile`.
 
-The counters live as long as a server does, so each server's own records are summed up and compared with the counters
-that it wrote at its stop, or with those that it shows now. A server that was killed has left no counters; its records
-are summed up all the same. Disputed accounts are a line of their own.
+Counters live as long as their server. So each server's own records are summed and compared with the counters that it
+wrote when it stopped, or with the ones that it shows now. A server that was killed left no counters; its records are
+summed anyway. Disputed accounts have a line of their own.
 
-Records that recovery closed are left out: the counters of their server died with it. Refused requests that were
-counted and not written (`refusals.py`) are added to the ledger's, by a counter of their own.
+Records closed by recovery are left out, since their server's counters were lost. Rejected requests that were counted
+but not written (`refusals.py`) have a counter of their own, which is added to the ledger's number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .entries import Entry, EntryKind, parse_text
 from .fields import TIERS
 from .folder import LedgerFolder
 from .queries import SumBuilder
-from .reading import LedgerReader, entries_behind, open_reader
+from .reading import LedgerReader, entries_after, open_reader
 from .schema import marks
 from .segment_files import BEGINNING
 
@@ -34,13 +34,13 @@ _LABEL: Final = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
 
 
 @attrs.frozen
-class Line:
-    """One number, by both."""
+class Comparison:
+    """One number, according to the ledger and to the counters."""
 
     name: str
     ledger: float
     counter: float | None
-    """None: the counters say nothing of it."""
+    """None: there are no counters."""
 
     @property
     def agrees(self) -> bool:
@@ -48,8 +48,8 @@ class Line:
 
 
 @attrs.frozen
-class Account:
-    """One server's life."""
+class ServerAccount:
+    """The comparison for one server, from its start to its end."""
 
     server: str
     started_at: float
@@ -59,10 +59,10 @@ class Account:
     """Records that it closed for servers that had died."""
     num_disputed: int
     num_open: int
-    """Accounts that were open when the counters were read: their prompts are counted already."""
+    """Accounts that were open when the counters were read, whose prompts are counted already."""
     num_suppressed: int
-    """Refused requests that have no record, by the counters: they are added to those that have one."""
-    lines: tuple[Line, ...]
+    """Rejected requests without a record, according to the counters. Added to those that have one."""
+    lines: tuple[Comparison, ...]
 
     @property
     def agrees(self) -> bool:
@@ -71,8 +71,8 @@ class Account:
 
 def reconcile(
     *, data_dir: Path | None = None, url: str | None = None, live: Mapping[str, float] | None = None
-) -> list[Account]:
-    """Every server in the ledger, oldest first; `live` are the counters of the one that runs. Raises LedgerError."""
+) -> list[ServerAccount]:
+    """Compare every server in the ledger, oldest first. `live`: the running server's counters. Raises LedgerError."""
     with open_reader(data_dir=data_dir, url=url) as reader:
         starts, stops = _marks(reader, None if data_dir is None else LedgerFolder(data_dir))
         sums = _sums(reader)
@@ -89,14 +89,14 @@ def reconcile(
 
 
 def _shows(live: Mapping[str, float], start: Entry, *, is_last: bool) -> bool:
-    """Whether these counters are that server's; of one that does not name itself, the last one's."""
+    """Whether these counters are that server's. Counters that name no server belong to the last one."""
     names = [name for name in live if name.startswith("ledger_info{")]
     return any(f'server="{start.server}"' in name for name in names) if names else is_last
 
 
 @attrs.define
 class _Sums:
-    """Of one server's own records."""
+    """Sums over one server's own records."""
 
     tokens: SumBuilder = attrs.field(factory=lambda: SumBuilder((), None, as_booked=True))
     by_outcome: dict[str, int] = attrs.field(factory=dict)
@@ -116,10 +116,10 @@ def _sums(reader: LedgerReader) -> dict[str, _Sums]:
     return by_server
 
 
-def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float] | None) -> Account:
+def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float] | None) -> ServerAccount:
     (total,) = sums.tokens.sums()
-    said = counters or {}
-    num_suppressed = int(said.get(SUPPRESSED, 0))
+    values = counters or {}
+    num_suppressed = int(values.get(SUPPRESSED, 0))
     by_outcome = {**sums.by_outcome}
     by_outcome[Outcome.REJECTED] = by_outcome.get(Outcome.REJECTED, 0) + num_suppressed
     ledger: dict[str, float] = {
@@ -133,38 +133,38 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
         DISPUTED: total.num_disputed,
     }
     lines = tuple(
-        # a counter that has never been raised may be absent
-        Line(name, number, said.get(name, 0.0) if counters is not None else None)
+        # a counter that was never incremented may be absent
+        Comparison(name, number, values.get(name, 0.0) if counters is not None else None)
         for name, number in ledger.items()
     )
-    return Account(
+    return ServerAccount(
         start.server,
         start.at,
         ended,
         sums.num_recovered,
         total.num_disputed,
-        int(said.get(OPEN, 0)),
+        int(values.get(OPEN, 0)),
         num_suppressed,
         lines,
     )
 
 
 def _marks(reader: LedgerReader, folder: LedgerFolder | None) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """Starts and stops, by server."""
+    """Return the start and stop entries by server."""
     found: list[Entry | None] = []
     with reader.connection() as connection:
         if connection is not None:
             rows = connection.execute(sa.select(marks.c.entry, marks.c.hash)).all()
             found += [parse_text(row.entry, row.hash) for row in rows]
     if folder is not None:
-        found += entries_behind(folder, BEGINNING)
+        found += entries_after(folder, BEGINNING)
     entries = [entry for entry in found if entry is not None]
     starts = {entry.server: entry for entry in entries if entry.kind is EntryKind.START}
     return starts, {entry.server: entry for entry in entries if entry.kind is EntryKind.STOP}
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Samples of the Prometheus text format by name and labels, `quipu:` and the model's name left out."""
+    """Parse the Prometheus text format into values by name and labels, without `quipu:` and the model's name."""
     samples: dict[str, float] = {}
     for line in text.splitlines():
         if not line.startswith("quipu:"):

@@ -42,8 +42,8 @@ def recover(storage: Storage, retries: RetryIndex) -> Recovered:
     for number in numbers:
         data = storage.read(number)
         found = scan(data, Position(number, 0))
-        for placed in found.entries:
-            entry = placed.entry
+        for located in found.entries:
+            entry = located.entry
             if entry.kind is EntryKind.ADMITTED:
                 record = _record_of(entry)
                 open_records.pop(record.request_id, None)

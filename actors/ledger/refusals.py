@@ -1,10 +1,10 @@
-"""Which records of refused requests are written: of each tenant so many an hour.
+"""Limits how many records of rejected requests are written for each tenant and hour.
 
-A refusal costs its client nothing, no tokens are in its record, and no report counts it; so nobody may fill the disk
-with them. The journal asks before it writes one. What is not written is counted in the metrics as every request is, and
-here (`quipu:usage_records_suppressed_total`), and said on the log now and then. Pure, but for the log.
+A rejected request costs its client nothing, and its record has no tokens, so it must not be possible to fill the disk
+with them. The journal asks before it writes one. A request without a record is still counted in the metrics, and here
+(`quipu:usage_records_suppressed_total`), and logged now and then. Pure, except for the log.
 
-What must always hold: a tenant's budget is nobody else's; what is kept here is bounded.
+What must always hold: one tenant cannot use another's budget; the number of remembered tenants is bounded.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ log = structlog.get_logger("quipu.ledger")
 
 PERIOD_S: Final = 3600.0
 LOG_EVERY_S: Final = 600.0
-"""Between two lines about one tenant."""
+"""Between two log lines about one tenant."""
 MAX_TENANTS: Final = 10_000
-"""Whose budgets are remembered: tenants are an operator's. Beyond it, whoever was refused longest ago begins anew."""
+"""Budgets to remember. Beyond it, the tenant that was rejected longest ago starts with a full budget again."""
 
 
 @attrs.define
 class _Bucket:
-    """A token bucket, as full as it was at `at`."""
+    """A token bucket that had `level` tokens at `at`."""
 
     level: float
     at: float
     num_suppressed: int = 0
-    """Since the log was last told."""
+    """Since the last log line."""
     logged_at: float | None = None
 
 
 class RefusalBudget:
     def __init__(self, max_records: int) -> None:
-        """Of each tenant at once, and after that as many an hour, one by one."""
+        """`max_records`: per tenant, as a burst and per hour."""
         self._max_records = max_records
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        """Whoever was refused longest ago first."""
+        """By tenant, the one rejected longest ago first."""
         self.num_suppressed = 0
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, tenant: str, now: float) -> bool:
-        """Whether the record of a request that was refused at `now` (Unix seconds) may be written."""
+        """Take one record from a tenant's budget at `now` (Unix seconds); return False if it is used up."""
         bucket = self._bucket(tenant, now)
         elapsed_s = max(0.0, now - bucket.at)  # the clock may have been set back
         bucket.level = min(self._max_records, bucket.level + elapsed_s * self._max_records / PERIOD_S)
@@ -57,7 +57,7 @@ class RefusalBudget:
             return True
         self.num_suppressed += 1
         bucket.num_suppressed += 1
-        self._say(tenant, bucket, now)
+        self._log(tenant, bucket, now)
         return False
 
     def _bucket(self, tenant: str, now: float) -> _Bucket:
@@ -70,7 +70,7 @@ class RefusalBudget:
             self._buckets.move_to_end(tenant)
         return bucket
 
-    def _say(self, tenant: str, bucket: _Bucket, now: float) -> None:
+    def _log(self, tenant: str, bucket: _Bucket, now: float) -> None:
         if bucket.logged_at is not None and bucket.logged_at <= now < bucket.logged_at + LOG_EVERY_S:
             return
         log.warning(

@@ -1,8 +1,8 @@
-"""Deletes records that are older than the operator wants to keep.
+"""Deletes records older than the configured retention.
 
-Called by the loader, in a worker thread, in batches that hold no lock for long.
+Called by the loader, in a worker thread. Deletes in batches, so that no lock is held for long.
 
-What must always hold: of each server's chain a suffix remains, without a gap, so that it can still be verified; and
+What must always hold: what remains of each server's chain is a suffix without gaps, so that it can still be verified;
 the database says from when on its records are complete.
 """
 
@@ -18,14 +18,14 @@ BATCH_ROWS: Final = 1000
 
 
 def delete_old(engine: sa.Engine, ledger: str, before: float) -> int:
-    """Delete this ledger's records closed before that time; how many there were."""
+    """Delete this ledger's records closed before `before` (Unix seconds) and return how many there were."""
     c = records.c
     with engine.begin() as connection:
         oldest = connection.scalar(sa.select(sa.func.min(c.closed_at)).where(c.ledger == ledger))
         if oldest is None or oldest >= before:
             return 0
         connection.execute(sa.update(sources).where(sources.c.ledger == ledger).values(retained_since=before))
-        # a chain is cut behind its last record that is followed by younger ones only: clocks may have stepped
+        # cut before the first young record of each chain: clocks may have been set back
         young = sa.func.min(sa.case((c.closed_at >= before, c.number)))
         chains = sa.select(c.server, young.label("first_young")).where(c.ledger == ledger).group_by(c.server)
         cuts = {row.server: row.first_young for row in connection.execute(chains)}

@@ -1,11 +1,11 @@
-"""Which admitted request was the first under its idempotency digest.
+"""Finds the first admitted request with the same idempotency digest, of which a request is a retry.
 
-The journal asks and tells. Rebuilt at a start: from the write-ahead file entry by entry, from the database as whole
-`TenantKeys`, which a worker thread has made. Pure.
+Used by the journal. Rebuilt at start-up: from the write-ahead file entry by entry, and from the database as whole
+`TenantKeys`, made in a worker thread. Pure.
 
-What must always hold: of the first admitted requests that are known the earliest within the window wins, whoever asks;
-a tenant's keys are bounded by the window and by number, its oldest are forgotten first, and never another tenant's. A
-key that was forgotten links nothing, which changes no bill.
+What must always hold: of the known first requests the earliest within the window is returned; a tenant's keys are
+bounded by the window and by number, and its oldest are forgotten first, never another tenant's. Retries of a forgotten
+key are not recognized, which changes no bill.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _KEY_BYTES = 16
 class FirstRequest:
     request_id: str
     at: float
-    """Unix seconds of its admission."""
+    """When it was admitted, in Unix seconds."""
 
 
 class TenantKeys:
-    """First requests of one tenant by their digests, in the order in which they were put in: nearly that of time."""
+    """One tenant's first requests by digest, in order of insertion, which is nearly that of admission."""
 
     def __init__(self) -> None:
         self._firsts: dict[bytes, FirstRequest] = {}
@@ -42,7 +42,7 @@ class TenantKeys:
         return self._firsts.get(_short(digest))
 
     def put(self, digest: str, first: FirstRequest, window_s: float) -> None:
-        """Unless an earlier one within the window is known."""
+        """Add a first request, unless an earlier one within the window is known."""
         key = _short(digest)
         known = self._firsts.get(key)
         if known is None:
@@ -53,14 +53,14 @@ class TenantKeys:
 
     @property
     def oldest_at(self) -> float:
-        """Infinite where there is none."""
+        """Admission time of the oldest request; infinite if there is none."""
         return self._firsts[self._order[0]].at if self._order else float("inf")
 
     def forget_oldest(self) -> None:
         del self._firsts[self._order.popleft()]
 
-    def forget_those_in(self, others: TenantKeys) -> None:
-        """Keys of which the others know the same request, or an earlier one."""
+    def remove_known_to(self, others: TenantKeys) -> None:
+        """Remove the keys for which `others` has the same request or an earlier one."""
         theirs = others._firsts
         for key in [key for key, first in self._firsts.items() if key in theirs and theirs[key].at <= first.at]:
             del self._firsts[key]
@@ -70,9 +70,9 @@ class TenantKeys:
 @attrs.frozen(eq=False)
 class _Tenant:
     learned: TenantKeys = attrs.field(factory=TenantKeys)
-    """From the write-ahead file, and since."""
+    """From the write-ahead file, and since start-up."""
     adopted: TenantKeys = attrs.field(factory=TenantKeys)
-    """From the database: kept apart, since merging the two would hold up the loop."""
+    """From the database. Kept separately, since merging the two would block the event loop."""
 
     def __len__(self) -> int:
         return len(self.learned) + len(self.adopted)
@@ -83,29 +83,29 @@ class _Tenant:
                 yield first
 
     def trim(self, before: float, max_keys: int) -> None:
-        """Forget what is older than that, and the oldest beyond so many."""
+        """Forget keys older than `before`, and the oldest beyond `max_keys`."""
         learned, adopted = self.learned, self.adopted
         while True:
             oldest = adopted if len(adopted) and adopted.oldest_at <= learned.oldest_at else learned
-            is_fine = oldest.oldest_at >= before and len(learned) + len(adopted) <= max_keys
-            if is_fine or not len(oldest):
+            within_limits = oldest.oldest_at >= before and len(learned) + len(adopted) <= max_keys
+            if within_limits or not len(oldest):
                 return
             oldest.forget_oldest()
 
 
 class RetryIndex:
     def __init__(self, window_s: float, max_keys: int) -> None:
-        """`max_keys` of each tenant."""
+        """`max_keys`: per tenant."""
         self._window_s = window_s
         self._max_keys = max_keys
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
-        """Whoever was looked at longest ago first."""
+        """Ordered by when each was last trimmed, oldest first."""
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
 
     def first_of(self, record: UsageRecord) -> str | None:
-        """The request whose work this one does again; None: nobody's, or nobody's that is known."""
+        """Return the request that this one retries. None: it is not a retry, or the first is not known."""
         tenant = self._tenants.get(record.tenant)
         if record.idempotency_digest is None or tenant is None:
             return None
@@ -114,7 +114,7 @@ class RetryIndex:
         return None if first is None or first.request_id == record.request_id else first.request_id
 
     def admit(self, record: UsageRecord) -> None:
-        """A request is admitted, here or in an earlier life; in any order."""
+        """Add a request that was admitted, by this server or an earlier one. In any order."""
         if record.idempotency_digest is None or record.retry_of is not None or record.admitted_at is None:
             return
         before = record.admitted_at - self._window_s
@@ -125,18 +125,18 @@ class RetryIndex:
             record.idempotency_digest, FirstRequest(record.request_id, record.admitted_at), self._window_s
         )
         tenant.trim(before, self._max_keys)
-        self._look_at_next(before)
+        self._trim_next(before)
 
     def adopt(self, name: str, keys: TenantKeys) -> None:
-        """Take over what the database knows of a tenant, at most `max_keys`: a few milliseconds for 10,000."""
+        """Take over a tenant's keys from the database, at most `max_keys`. Takes a few milliseconds for 10,000."""
         learned = self._tenants[name].learned if name in self._tenants else TenantKeys()
         if len(learned):
-            keys.forget_those_in(learned)
+            keys.remove_known_to(learned)
         tenant = self._tenants[name] = _Tenant(learned, keys)
         tenant.trim(float("-inf"), self._max_keys)
 
-    def _look_at_next(self, before: float) -> None:
-        """Forget what is too old of one tenant after the other: whoever sends no keys any more keeps none."""
+    def _trim_next(self, before: float) -> None:
+        """Trim one tenant after the other, so that those that send no more keys do not keep any."""
         name = next(iter(self._tenants))
         tenant = self._tenants[name]
         tenant.trim(before, self._max_keys)
@@ -147,5 +147,5 @@ class RetryIndex:
 
 
 def _short(digest: str) -> bytes:
-    """A digest of the digest, less than half its size in memory."""
+    """Return a digest of the digest, which takes less than half of its memory."""
     return hashlib.blake2b(digest.encode("utf-8", "replace"), digest_size=_KEY_BYTES).digest()

@@ -1,16 +1,16 @@
-"""Which record of a request and its retries counts, in reports that collapse them (`retries=collapse`).
+"""Chooses which record of a request and its retries counts, in reports that collapse them (`retries=collapse`).
 
-A group is the first admitted request under an idempotency digest and those that did its work again (`retry_of`). Used
-by `reading.py`. The best of a group counts: one that finished before one that was cut short, and that before one that
-the server itself failed, which counts no tokens; among equals the first request, then whoever closed first.
+A group is the first admitted request with an idempotency digest and its retries (`retry_of`). Used by `reading.py`.
+The best record of a group counts: a finished one before one that was cut short, and that before one that the server
+itself failed, which counts no tokens; among equals the first request, then the one that closed first.
 
-    the first one finished                           it counts
-    it did not, but a retry of it did                the first such retry counts
-    nobody finished                                  the first one counts, for what was done
-    nobody finished, and the server failed the first the first retry that something else cut short, if there is any
-    the first one is still open, or forgotten        nobody, until it is closed
+    the first request finished                       it counts
+    it did not, but a retry did                      the first such retry counts
+    none finished                                    the first request counts, for what was done
+    none finished, and the server failed the first   the first retry that was cut short by something else, if any
+    the first request is still open, or forgotten    none, until it is closed
 
-What must always hold: exactly one record of a closed group counts; as SQL and in memory alike.
+What must always hold: exactly one record of a closed group counts; SQL and memory agree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .schema import records
 
 
 class Grade(IntEnum):
-    """How a member ended, best first."""
+    """How a request ended, best first."""
 
     FINISHED = 0
     CUT_SHORT = 1
@@ -58,7 +58,7 @@ def member_of(record: UsageRecord) -> Member:
 
 
 def counted(members: Iterable[Member]) -> set[str]:
-    """The request ids that count, of whole groups."""
+    """Return the request ids that count. Takes whole groups."""
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(member.root, []).append(member)
@@ -72,9 +72,9 @@ def counted(members: Iterable[Member]) -> set[str]:
 
 
 def is_counted() -> sa.ColumnElement[bool]:
-    """The same, as a condition on a row of `usage_records`, where whole groups are in the table."""
+    """Return the same as a condition on a row of `usage_records`. Whole groups must be in the table."""
     this, other, first = records, records.alias("other"), records.alias("first")
-    same_digest = other.c.idempotency_digest == this.c.idempotency_digest  # that is what there is an index for
+    same_digest = other.c.idempotency_digest == this.c.idempotency_digest  # the indexed column
     better_retry = sa.exists().where(same_digest, other.c.retry_of == this.c.request_id, grade(other) < grade(this))
     better_than_first = sa.exists().where(first.c.request_id == this.c.retry_of, grade(this) < grade(first))
     sooner = sa.exists().where(
@@ -94,7 +94,7 @@ def is_counted() -> sa.ColumnElement[bool]:
 
 
 def grade(table: sa.FromClause) -> sa.ColumnElement[int]:
-    """A row's Grade."""
+    """Return a row's Grade as SQL."""
     return sa.case(
         (table.c.outcome == Outcome.FINISHED.value, sa.literal_column(str(Grade.FINISHED.value))),
         (
@@ -106,7 +106,7 @@ def grade(table: sa.FromClause) -> sa.ColumnElement[int]:
 
 
 def select_members(roots: list[str]) -> sa.Select[tuple[str, str | None, int, float]]:
-    """Everybody of these groups that is in the table."""
+    """Select the members of these groups that are in the table."""
     c = records.c
     columns = (c.request_id, c.retry_of, grade(records).label("grade"), c.closed_at)
     return sa.select(*columns).where(sa.or_(c.request_id.in_(roots), c.retry_of.in_(roots)))

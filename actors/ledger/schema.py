@@ -1,8 +1,8 @@
-"""The ledger's tables. Made and changed by `migrations/` only; a test sees that both say the same.
+"""The ledger's tables. Created and changed only by `migrations/`; a test checks that both agree.
 
-`usage_records` has a typed column for every field of a record (`fields.py` has the names), what ties its entry into
-the chain, and where it stood in the write-ahead file. Times are Unix seconds. A count that is not known is NULL, and
-`*_kind` says how it is known: an `estimate` must never be billed.
+`usage_records` has a typed column for every field of a record (named in `fields.py`), for its place in the chain and
+for its position in the write-ahead file. Times are Unix seconds. An unknown count is NULL; `*_kind` says how a count is
+known, and an `estimate` must never be billed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ HEAD: Final = "0003"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
-
-_CHAIN: Final = ("server", "number", "hash", "previous", "entry", "ledger", "position")
-CHAIN_COLUMNS: Final = _CHAIN
-"""What a row has besides its fields: the chain's, and where the entry stood."""
 
 
 def _text(name: str, *, nullable: bool = False) -> sa.Column[str]:
@@ -110,7 +106,7 @@ marks: Final = sa.Table(
     _number("position"),
     _seconds("at"),
 )
-"""Chained entries that are no record: starts, stops, and closings of a request that has a record already."""
+"""Chained entries other than records: starts, stops, and repeated closings of a request."""
 
 sources: Final = sa.Table(
     "ledger_sources",
@@ -119,5 +115,5 @@ sources: Final = sa.Table(
     _number("position"),
     _seconds("retained_since", nullable=True),
 )
-"""One row a data directory: everything before `position` of its write-ahead file is in this database, and records
-closed before `retained_since` may have been deleted (NULL: none has)."""
+"""One row per data directory: everything before `position` of its write-ahead file is in this database, and records
+closed before `retained_since` may have been deleted (NULL: none have)."""

@@ -1,10 +1,9 @@
-"""The write-ahead file on disk: numbered segments of a fixed size, their room taken in advance.
+"""The write-ahead file on disk: numbered segments of a fixed size, allocated in advance.
 
-`durable_journal.py` writes through `Storage`, everybody else reads. A segment is created full of zeros, so its entries
-end where the zeros begin. Numbers only ever rise, and the newest segment is never deleted: a position, once passed, is
-never used again.
+The journal writes through `Storage`; everything else reads. A segment is created full of zeros, so its entries end
+where the zeros begin. Numbers only increase, and the newest segment is never deleted, so no position is used twice.
 
-What must always hold: writing into a segment needs no more room on the disk; an entry never spans two segments.
+What must always hold: writing into a segment never needs more disk space; an entry never spans two segments.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Position:
 
     @property
     def packed(self) -> int:
-        """As one number, of the same order."""
+        """The position as one number, with the same order."""
         return self.segment << _NUMBER_BITS | self.offset
 
     @classmethod
@@ -46,11 +45,11 @@ class SegmentFile(Protocol):
     """One segment, open for writing."""
 
     def write_at(self, data: bytes, offset: int) -> int:
-        """One write(2): how many bytes it took. Raises OSError."""
+        """Call write(2) once and return how many bytes it wrote. Raises OSError."""
         ...
 
     def sync(self) -> None:
-        """Return when what was written survives a power loss. Raises OSError."""
+        """Return once everything written would survive a power loss. Raises OSError."""
         ...
 
     def close(self) -> None: ...
@@ -60,21 +59,21 @@ class Storage(Protocol):
     """Where segments are kept."""
 
     def create(self, number: int, size: int) -> SegmentFile:
-        """A new segment with all its room taken. Raises OSError; then there is no such segment."""
+        """Create a segment with all its space allocated. After an OSError there is no such segment."""
         ...
 
     def numbers(self) -> list[int]:
-        """Of the segments that there are, ascending."""
+        """Return the numbers of the existing segments, ascending."""
         ...
 
     def read(self, number: int, start: int = 0, end: int | None = None) -> bytes:
-        """Its bytes from `start` to `end`. Raises FileNotFoundError."""
+        """Read a segment's bytes from `start` to `end`. Raises FileNotFoundError."""
         ...
 
     def size(self, number: int) -> int: ...
 
     def truncate(self, number: int, size: int) -> None:
-        """Give back the room behind `size`. Raises OSError."""
+        """Cut a segment to `size`. Raises OSError."""
         ...
 
     def delete(self, number: int) -> None: ...
@@ -95,7 +94,7 @@ class DiskFile:
 
 
 class DiskStorage:
-    """Segments as files of one folder."""
+    """Keeps segments as files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -104,7 +103,7 @@ class DiskStorage:
         path = self._path(number)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _take_room(fd, size)
+            _allocate(fd, size)
             os.fsync(fd)
             _sync_folder(self._folder)
         except OSError:
@@ -137,8 +136,8 @@ class DiskStorage:
 
 
 @attrs.frozen
-class Placed:
-    """An entry and where it ends."""
+class LocatedEntry:
+    """An entry and the position where it ends."""
 
     entry: Entry
     end: Position
@@ -146,30 +145,30 @@ class Placed:
 
 @attrs.frozen
 class Damage:
-    """Bytes that are no entry."""
+    """Bytes that are not an entry."""
 
     start: Position
     num_bytes: int
     is_tail: bool
-    """Nothing readable follows in its segment, and it looks like what a write that was cut off leaves: a line without
-    its newline, or (after a power loss) with a hole of zeros. A whole line that was changed does not."""
+    """Whether it looks like an interrupted write: nothing readable follows in its segment, and the line has no newline
+    or (after a power loss) a hole of zeros. A complete line that was changed does not."""
 
 
 @attrs.frozen
 class Scan:
-    """What a stretch of one segment holds."""
+    """What was read from one segment."""
 
-    entries: tuple[Placed, ...]
+    entries: tuple[LocatedEntry, ...]
     damages: tuple[Damage, ...]
     end: Position
-    """Behind the last readable entry, or where the scan began."""
+    """After the last readable entry, or where the scan began."""
 
 
 def scan(data: bytes, start: Position) -> Scan:
-    """Read the bytes that lie at `start`; the zeros behind them are room that nobody has used yet."""
+    """Parse the bytes read from `start` on. Trailing zeros are unused space."""
     data = data.rstrip(b"\0")
-    entries: list[Placed] = []
-    spoilt: list[tuple[int, int]] = []  # where damage begins and ends
+    entries: list[LocatedEntry] = []
+    damaged: list[tuple[int, int]] = []  # start and end of each damage
     at = 0
     end = 0
     while at < len(data):
@@ -178,11 +177,11 @@ def scan(data: bytes, start: Position) -> Scan:
         entry = None if newline < 0 else parse_line(data[at:newline])
         if entry is not None:
             end = stop
-            entries.append(Placed(entry, Position(start.segment, start.offset + stop)))
-        elif spoilt and spoilt[-1][1] == at:
-            spoilt[-1] = (spoilt[-1][0], stop)
+            entries.append(LocatedEntry(entry, Position(start.segment, start.offset + stop)))
+        elif damaged and damaged[-1][1] == at:
+            damaged[-1] = (damaged[-1][0], stop)
         else:
-            spoilt.append((at, stop))
+            damaged.append((at, stop))
         at = stop
     damages = tuple(
         Damage(
@@ -190,18 +189,18 @@ def scan(data: bytes, start: Position) -> Scan:
             high - low,
             is_tail=low >= end and (b"\n" not in data[low:high] or b"\0" in data[low:high]),
         )
-        for low, high in spoilt
+        for low, high in damaged
     )
     return Scan(tuple(entries), damages, Position(start.segment, start.offset + end))
 
 
-def _take_room(fd: int, size: int) -> None:
+def _allocate(fd: int, size: int) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
-        zeros = bytes(min(size, 1 << 20))  # the file system cannot promise room: use it
+        zeros = bytes(min(size, 1 << 20))  # the file system cannot allocate: write instead
         for offset in range(0, size, len(zeros)):
             os.pwrite(fd, zeros[: size - offset], offset)
 

@@ -88,7 +88,7 @@ async def open_ledger(
     folder = LedgerFolder(config.data_dir)
     with folder.locked():
         try:
-            folder.tighten()
+            folder.make_private()
             about = folder.open_for_writing(config.url)
             storage = storage or DiskStorage(folder.path)
             retries = RetryIndex(config.idempotency_window_s, config.max_idempotency_keys)

@@ -1,4 +1,4 @@
-"""What the accountant receives: from the engine one report a step, from the web side the life of each request."""
+"""What the accountant receives: one report per step from the engine, and the events of each request."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .scores import StepScores
 
 
 class StepReport(msgspec.Struct, array_like=True, frozen=True):
-    """One step as the web process hears of it: tokens for the detokenizer, entries for the accountant.
+    """What the engine reports of a step: tokens for the detokenizer, entries for the accountant.
 
-    Array-like, because one is sent every step. Columns of one group are parallel.
+    Array-like, because one is sent every step. The columns of a group are parallel.
     """
 
     number: int
-    """Counted up from 1 in the life of an engine: a report that is lost, or comes twice, shows."""
+    """Counted up from 1 by each engine, so that lost and repeated reports are detected."""
     step: int
-    # what the block manager and the executor book at a sequence's admission
+    # what the block manager and the executor report at a sequence's admission
     admitted_ids: list[int]
     admitted_number: list[int]
-    """1 at a sequence's first admission, counted up by preemption."""
+    """1 for a sequence's first admission; each preemption adds one."""
     admitted_reused: list[int]
     admitted_read: list[int]
     admitted_miss_reasons: list[str]
@@ -41,48 +41,48 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     # tokens for the client, in order
     token_sequence_ids: list[int]
     token_ids: list[int]
-    # sequences that ended by themselves with the token above
+    # sequences that ended by themselves with their last token above
     ended_ids: list[int]
     ended_reasons: list[str]
-    # one a Submit, after the last step that held the sequence
+    # one for each Submit, after the last step that included the sequence
     terminal_ids: list[int]
     terminal_errors: list[str | None]
-    """None: it ended or was aborted; else why it failed."""
+    """Why it failed. None: it ended or was aborted."""
     terminal_error_kinds: list[str | None]
     num_running: int
     num_waiting: int
     num_free_blocks: int
     num_cached_blocks: int
     num_preempted: int
-    # said by engines that have more to say than this one; empty: nothing special
+    # for other engines than this one; empty here
     admitted_tiers: list[dict[str, int] | None] = []
     """Parallel to `admitted_ids`: reused tokens by tier. None: the engine does not count them. Empty: all `device`."""
     admitted_sides: list[str] = []
-    """Parallel to `admitted_ids`: `prefill`, or `decode` where a sequence came with its KV from another engine, which
-    is not a hit. Empty: all `prefill`."""
+    """Parallel to `admitted_ids`: `prefill`, or `decode` for a sequence whose KV came from another engine (not a cache
+    hit). Empty: all `prefill`."""
     revised_ids: list[int] = []
     revised_tiers: list[str] = []
     revised_tokens: list[int] = []
-    """Granted tokens whose load from a lower tier failed: they are computed, not reused."""
+    """Granted tokens that could not be loaded from a lower tier: they are computed, not reused."""
     estimated_ids: list[int] = []
     estimated_tokens: list[int] = []
-    """A router's guess at what a sequence's engine reuses, for an engine that says nothing."""
+    """A router's estimate of what an engine reuses that does not report it."""
     pinned_ids: list[int] = []
     pinned_ends: list[int] = []
-    """Prompt tokens in marked prefixes of each one that are pinned."""
+    """Number of prompt tokens in each sequence's longest pinned prefix."""
     num_pinned_blocks: int = 0
-    """Neither free nor held by a sequence."""
+    """Blocks that are neither free nor held by a sequence."""
     num_pins_yielded: int = 0
     admitted_copyable: list[int] = []
     """Parallel to `admitted_ids`: tokens after the reused ones that a cached block contains too. Empty: none."""
     admitted_copied: list[int] = []
-    """Likewise: those that the executor copied. Nobody's discount."""
+    """Likewise: how many of them the executor copied. Never billed as cached."""
     scores: list[StepScores] = []
-    """Of each step reported here that has any, in order: every token above of a sequence that asks, and prompts."""
+    """Scores of the tokens above, and of prompts, for sequences that ask for them; one item per step that has any."""
 
 
 class Side(StrEnum):
-    """Which half of a disaggregated pair an admission was on."""
+    """The half of a disaggregated pair (prefill, decode) that an admission was on."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -90,35 +90,37 @@ class Side(StrEnum):
 
 @attrs.frozen
 class Caller:
-    """Who sent a request and what they call it: what a bill needs besides numbers. Checked by the web layer."""
+    """Who sent a request and how they identify it. Validated by the web layer."""
 
     tenant: str = "default"
     key_id: str | None = None
-    """Of the API key that it came with; None where none is needed."""
+    """Id of the request's API key. None: the server has no keys."""
     model: str = ""
-    """The name that was asked for."""
+    """The requested model name."""
     client_request_id: str | None = None
-    """An alias for logs and echo, never a key."""
+    """The client's own id, logged and echoed; never used as a key."""
     idempotency_key: str | None = None
     idempotency_digest: str | None = None
-    """Digest of tenant, idempotency key and body: equal for a retry of the same work only."""
+    """Digest of tenant, idempotency key and body: equal only for a retry of the same request."""
 
 
 @attrs.frozen
 class OpenAccount:
+    """A request was opened."""
+
     request_id: str
     endpoint: str
     received_at: float
-    """Clock of the process (`trio.current_time`)."""
+    """On the process's clock (`trio.current_time`)."""
     outlet: Outlet
     caller: Caller = Caller()
     seed: int | None = None
-    """Of its draws, as its record will have it."""
+    """The sampling seed, as its record will show it."""
 
 
 @attrs.frozen
 class Prompted:
-    """A request's sequences, before the first of them is submitted."""
+    """A request's sequences, sent before the first of them is submitted."""
 
     request_id: str
     sequence_ids: tuple[int, ...]
@@ -126,12 +128,12 @@ class Prompted:
     choice_indexes: tuple[int, ...]
     num_prompt_tokens: tuple[int, ...]
     breakpoints: tuple[tuple[Breakpoint, ...], ...] = ()
-    """Those of each sequence's prompt, in order. Empty: nobody marked any."""
+    """The cache breakpoints of each sequence's prompt, in order. Empty: there are none."""
 
 
 @attrs.frozen
 class Refused:
-    """A request that cannot be served, or not any longer, and why."""
+    """A request cannot be served, or no longer."""
 
     request_id: str
     error: RequestError
@@ -139,22 +141,22 @@ class Refused:
 
 @attrs.frozen
 class Completed:
-    """The web side's word on one sequence: how many tokens its client was given, and why it stopped."""
+    """A sequence is complete: how many tokens its client was given, and why it stopped."""
 
     request_id: str
     sequence_id: int
     num_completion_tokens: int
     finish_reason: FinishReason | None
-    """None: it was told to forget the sequence before it had stopped."""
+    """None: the detokenizer was told to forget the sequence before it had stopped."""
 
 
 @attrs.frozen
 class Left:
-    """A request's scope has ended. No Submit of it can follow."""
+    """A request's scope has ended. None of its sequences can be submitted after this."""
 
     request_id: str
     submitted_ids: tuple[int, ...]
-    """Those of its sequences that an engine was given: the account waits for their Terminals."""
+    """Its submitted sequences: the account stays open until their Terminals."""
 
 
 @attrs.frozen
@@ -162,4 +164,4 @@ class EngineDied:
     incarnation: int
     reason: str
     held_ids: tuple[int, ...]
-    """Sequences that it had been given and had not answered, as far as reports were read when it died."""
+    """Sequences that it held, according to the reports read before it died."""

@@ -1,9 +1,8 @@
-"""Numbers of tokens that say how they are known.
+"""Token counts that carry how they are known.
 
-A count is `Known` (somebody booked it), an `Estimate` (somebody guessed it), or `Unknown` (nobody can say, which is
-not 0). Used wherever a number may reach a bill: a record, a ledger, a client. Kinds never mix: adding an estimate to a
-known count is an error for the type checker and, should it get that far, a TypeError. Only `total` crosses kinds, and
-its result is never better than its worst part.
+A count is `Known` (it was counted), an `Estimate` (it was not), or `Unknown` (which is not 0). Used wherever a number
+may reach a bill: records, the ledger, clients. Kinds do not mix: adding an estimate to a known count is a type error,
+for the type checker and at run time. Only `total` combines kinds, and its result is as uncertain as its worst part.
 
 What must always hold: an estimate is never billed; unknown is never shown as 0.
 """
@@ -18,7 +17,7 @@ import attrs
 
 @attrs.frozen
 class Known:
-    """`n` tokens, as they were booked."""
+    """Exactly `n` tokens."""
 
     n: int
 
@@ -31,7 +30,7 @@ class Known:
 
 @attrs.frozen
 class Estimate:
-    """About `n` tokens, by somebody who has not counted them."""
+    """About `n` tokens."""
 
     n: int
 
@@ -41,7 +40,7 @@ class Estimate:
 
 @attrs.frozen
 class Unknown:
-    """Nobody can say."""
+    """No number is known."""
 
 
 UNKNOWN: Final = Unknown()
@@ -50,22 +49,22 @@ Count = Known | Estimate | Unknown
 
 
 def shown(count: Count) -> int | None:
-    """The number that a client is shown; None where there is none."""
+    """Return the number that a client is shown; None if it is unknown."""
     return None if isinstance(count, Unknown) else count.n
 
 
 def billable(count: Count) -> int | None:
-    """The number that may be billed; None for anything that was not counted."""
+    """Return the number that may be billed; None for anything that was not counted."""
     return count.n if isinstance(count, Known) else None
 
 
 def kind_of(count: Count) -> str:
-    """`known`, `estimate` or `unknown`, as the ledger writes it."""
+    """Return `known`, `estimate` or `unknown`, as the ledger writes it."""
     return type(count).__name__.lower()
 
 
 def total(counts: Iterable[Count]) -> Count:
-    """All of them together: known only if every one is, and unknown if any one is. Of nothing: unknown."""
+    """Add counts of any kind: known only if all are, unknown if any is or there are none."""
     parts = list(counts)
     if len(parts) == 1:  # most requests have one prompt
         return parts[0]

@@ -1,4 +1,4 @@
-"""What the detokenizer receives."""
+"""Messages to the detokenizer."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from .scores import StepScores
 
 @attrs.frozen
 class Track:
-    """A sequence whose tokens will come; sent before its Submit."""
+    """A sequence whose tokens will follow. Sent before its Submit."""
 
     request_id: str
     sequence_id: int
     index: int
     """The choice's index in the response."""
     prompt_tail: tuple[int, ...]
-    """The prompt's last few ids: some tokenizers need them to place spaces."""
+    """The prompt's last few ids, which some tokenizers need to decode spaces."""
     stop: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
     outlet: Outlet
     is_scored: bool = False
-    """Scores come with its tokens."""
+    """Its tokens come with scores."""
     scores_from: int | None = None
-    """The sequence with which its prompt is scored: itself, or the first choice of the same prompt."""
+    """The sequence with which its prompt is scored: itself, or the prompt's first choice. None: it is not scored."""
     num_prompt_scores: int = 0
-    """Tokens of the prompt that are scored there."""
+    """How many prompt tokens are scored."""
     echo: PromptText | None = None
-    """The prompt, where the choice's text begins with it."""
+    """The prompt, if the choice's text begins with it."""
     prompt_only: bool = False
-    """The engine's output is nobody's: it computed one only to have computed the prompt."""
+    """Discard the output: the engine sampled one token only because computing a prompt includes that."""
     min_tokens: int = 0
-    """No stop string ends among so many tokens."""
+    """Ignore stop strings that complete within the first `min_tokens` tokens."""
 
 
 @attrs.frozen
 class Tokens:
-    """The detokenizer's part of a step report."""
+    """The part of a step report that concerns the detokenizer."""
 
     sequence_ids: list[int]
     token_ids: list[int]
@@ -50,6 +50,6 @@ class Tokens:
 
 @attrs.frozen
 class Forget:
-    """These sequences' clients are gone or served; drop what is held for them."""
+    """Drop everything held for sequences whose clients have left or been served."""
 
     sequence_ids: tuple[int, ...]

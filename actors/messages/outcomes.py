@@ -1,4 +1,4 @@
-"""How requests end, and whose fault an error is: the vocabulary that every actor shares."""
+"""How requests end and whose fault an error is: vocabulary that all actors share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 
 class Outcome(StrEnum):
-    """How a request ended, exactly one of these."""
+    """How a request ended: always exactly one of these."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -17,7 +17,7 @@ class Outcome(StrEnum):
 
 
 class Fault(StrEnum):
-    """Why the server itself failed a request. Such a request counts no tokens in any report; its record has them."""
+    """How the server itself failed a request. Reports count no tokens for such a request, but its record has them."""
 
     ENGINE_DIED = "engine_died"
     STEP_FAILED = "step_failed"
@@ -32,17 +32,17 @@ class FinishReason(StrEnum):
 
 
 class ErrorKind(StrEnum):
-    """Whose fault an error is; the web layer chooses status and shape from it."""
+    """Whose fault an error is. The web layer derives status and error type from it."""
 
-    INVALID = "invalid"  # the request cannot be served as it stands (400)
-    OVERLOADED = "overloaded"  # come back later (503 with Retry-After)
+    INVALID = "invalid"  # the request is invalid (400)
+    OVERLOADED = "overloaded"  # retry later (503 with Retry-After)
     TIMEOUT = "timeout"  # its deadline has passed (504)
-    INTERNAL = "internal"  # ours (500)
+    INTERNAL = "internal"  # the server's fault (500)
 
 
 @attrs.frozen
 class RequestError:
-    """What a client is told when its request fails. `param` names the field at fault, where one is."""
+    """What a client is told when its request fails. `param` names the invalid field, if there is one."""
 
     kind: ErrorKind
     message: str

@@ -1,4 +1,4 @@
-"""What a client asks to be completed, before and after the tokenizer has seen it."""
+"""Prompts, before and after the tokenizer has encoded them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenPrompt:
 
 
 class CacheTtl(StrEnum):
-    """How long a client asks for a prefix to be kept after its last use."""
+    """How long a client wants a prefix kept after its last use."""
 
     FIVE_MINUTES = "5m"
     ONE_HOUR = "1h"
@@ -28,7 +28,7 @@ class CacheTtl(StrEnum):
 
 @attrs.frozen
 class ToolMark:
-    """A breakpoint at the end of a tool's definition."""
+    """A cache breakpoint at the end of a tool definition."""
 
     ttl: CacheTtl
     tool: int
@@ -36,17 +36,17 @@ class ToolMark:
 
 @attrs.frozen
 class ContentMark:
-    """A breakpoint in a message's content."""
+    """A cache breakpoint in a message's content."""
 
     ttl: CacheTtl
     message: int
     num_chars: int
-    """Of the content before it."""
+    """Characters of the content before it."""
 
 
 @attrs.frozen
 class CallMark:
-    """A breakpoint at the end of one of a message's tool calls."""
+    """A cache breakpoint at the end of one of a message's tool calls."""
 
     ttl: CacheTtl
     message: int
@@ -58,10 +58,10 @@ Mark = ToolMark | ContentMark | CallMark
 
 @attrs.frozen
 class ChatPrompt:
-    """Messages in the order given, rendered through the checkpoint's chat template.
+    """Messages to be rendered by the checkpoint's chat template, in this order.
 
-    Messages and tools are as chat templates know them: `role`, `content`, `reasoning_content`, `tool_calls` with
-    arguments as objects, `tool_call_id`, `name`.
+    Messages and tools have the fields that chat templates expect: `role`, `content`, `reasoning_content`, `tool_calls`
+    with arguments as objects, `tool_call_id`, `name`.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -69,7 +69,7 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
     continue_final: bool = False
-    """The last message is the beginning of the answer: the prompt ends with its last character."""
+    """The last message is the beginning of the output: the prompt ends with its last character."""
     marks: tuple[Mark, ...] = ()
     """Cache breakpoints, in the order of the prompt."""
 
@@ -82,9 +82,9 @@ class Pin:
     """A prefix of a prompt that its client wants kept."""
 
     num_blocks: int
-    """Full blocks of it, at least 1."""
+    """Full blocks, at least 1."""
     ttl_s: int
-    """How long after its last use."""
+    """How long it is kept after its last use."""
 
 
 @attrs.frozen
@@ -92,14 +92,14 @@ class Breakpoint:
     """The end of a prefix that a client has marked as worth keeping."""
 
     position: int
-    """Prompt tokens before it; 0 where the chat template has left no trace of it. For the accountant, those in whole
-    blocks."""
+    """Prompt tokens before it; 0 if the chat template does not show the marked block. The accountant receives whole
+    blocks of them."""
     ttl: CacheTtl
 
 
 @attrs.frozen
 class PromptText:
-    """A prompt as its client reads it back."""
+    """A prompt as it is echoed to its client."""
 
     text: str
     first_token_id: int

@@ -1,4 +1,4 @@
-"""What the tokenizer receives from request handlers."""
+"""Messages to the tokenizer, from request handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sampling import SamplingParams
 
 @attrs.frozen
 class Encode:
-    """Turn a request's prompts into sequences and submit them; one sequence per (prompt, choice)."""
+    """Encode a request's prompts and submit them, one sequence per (prompt, choice)."""
 
     request_id: str
     prompts: tuple[Prompt, ...]
@@ -19,33 +19,33 @@ class Encode:
     max_tokens: int | None
     """None: as many as the context has room for."""
     sampling: SamplingParams
-    """`max_tokens` in it is replaced by what the prompt leaves room for."""
+    """Its `max_tokens` is replaced by what the prompt leaves room for."""
     stop: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
     domain: str
-    """The cache domain, from the authenticated tenant: part of every block key, and who is served under `fair`."""
+    """The cache domain, from the authenticated tenant: part of every block key, and the tenant under `fair`."""
     prompt_param: str
-    """The field a prompt came in, for messages: `prompt` or `messages`."""
+    """The field with the prompt, for error messages: `prompt` or `messages`."""
     max_tokens_param: str
     priority: int = 0
     """Lower is served first under `--scheduling-policy priority`."""
     cache_salt: str = ""
-    """Subdivides the domain: prompts share only with those of the same salt."""
+    """Subdivides the domain: prompts share blocks only with those of the same salt."""
     echo: bool = False
-    """Each choice's text begins with its prompt's. Then `max_tokens` may be 0."""
+    """Each choice's text begins with its prompt. `max_tokens` may then be 0."""
     bad_words: tuple[str, ...] = ()
-    """What no output may hold. The tokenizer puts them into the sampling's rules."""
+    """Strings that no output may contain. The tokenizer adds them to the sampling rules."""
     system_param: str = ""
-    """The field of a chat's system message, where it has one of its own."""
+    """The field with a chat's system message, if that is a separate field."""
 
 
 @attrs.frozen
 class CountTokens:
-    """Say how many tokens a prompt has: no account, no engine."""
+    """Count a prompt's tokens. Neither the accountant nor the engine is involved."""
 
     prompt: Prompt
     prompt_param: str
     outlet: CountOutlet
     tenant: str = ""
-    """Who asks, for lanes that are fair among tenants."""
+    """The client's tenant, for queues that are fair among tenants."""

@@ -1,4 +1,4 @@
-"""The one record of a request's usage, of which every API shows a part."""
+"""The usage record: the single account of what a request used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .outcomes import Fault, FinishReason, Outcome
 
 @attrs.frozen(kw_only=True)
 class UsageRecord:
-    """The one record of a request's usage; every API's numbers are projections of it. No prompt, no text.
+    """What a request used. Every API's usage numbers are projections of it. Contains no prompt and no text.
 
     Times are Unix seconds.
     """
@@ -23,7 +23,7 @@ class UsageRecord:
     idempotency_key: str | None = None
     idempotency_digest: str | None = None
     retry_of: str | None = None
-    """The first request with the same idempotency key and body. Both count in reports."""
+    """Id of the first request with the same idempotency key and body. Both count in reports."""
     tenant: str = "default"
     key_id: str | None = None
     model: str = ""
@@ -34,44 +34,44 @@ class UsageRecord:
     closed_at: float = 0.0
     outcome: Outcome
     finish_reason: FinishReason | None = None
-    """Of the first choice."""
+    """The first choice's."""
     num_choices: int = 0
-    """Sequences: prompts of a list times choices of each."""
+    """Number of sequences: prompts times choices of each."""
     prompt: Count = UNKNOWN
-    """Tokens of the admitted prompts; unknown: never tokenised, or never admitted."""
+    """Tokens of the admitted prompts. Unknown if none was admitted."""
     cached: Count = UNKNOWN
-    """Prompt tokens served from cache. Unknown (no admission) is not 0."""
+    """Prompt tokens served from the cache. Unknown if none was admitted, which is not 0."""
     cached_by_tier: Mapping[str, int] | None = None
     cache_write: Count = UNKNOWN
     created_5m_tokens: int = 0
-    """Of those written, the ones up to the last `cache_control` breakpoint that is pinned, by the ttl of the first
-    breakpoint after each; 0 where the client marked nothing."""
+    """Written tokens up to the last pinned `cache_control` breakpoint, by the ttl of the first breakpoint after each
+    token. 0 if there are no breakpoints."""
     created_1h_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     computed_tokens: int = 0
-    """Prompt positions first covered by a pass of this request."""
+    """Prompt positions that this request computed first."""
     restored_tokens: int = 0
     recomputed_tokens: int = 0
     disputed: bool = False
     cache_misses: tuple[CacheMiss, ...] = ()
-    """Why the cached prefix of each admitted prompt ended where it did."""
+    """Why each admitted prompt's cached prefix ended where it did."""
     incarnation: int | None = None
-    """Of the engine that admitted it first."""
+    """The engine that admitted it first."""
     seed: int | None = None
-    """What its draws were keyed with, its own or one that it was given: 64 bits, signed as in OpenAI's API. None: an
-    older server did not say."""
+    """The sampling seed, the request's own or one chosen by the server: 64 bits, signed as in OpenAI's API. None in
+    records of older servers."""
     fault: Fault | None = None
-    """None: the server did not fail it, or an older server did not say."""
+    """None: the server did not fail it, or the record is an older server's."""
 
     @property
     def prompt_tokens(self) -> int | None:
-        """As a client is told; None where nobody can say."""
+        """As told to the client. None: not known."""
         return shown(self.prompt)
 
     @property
     def cached_tokens(self) -> int | None:
-        """As a client is told: a count, or a router's estimate where the engine reported nothing."""
+        """As told to the client: a count, or a router's estimate if the engine reported nothing."""
         return shown(self.cached)
 
     @property

@@ -107,7 +107,7 @@ class RunningSet:
         return self._config.max_num_batched_tokens if alone or not threshold else threshold
 
     def victims(self, draft: Draft, num_free_blocks: int) -> list[int]:
-        """Return whom to preempt, worst rank first; nobody if the free blocks are certain to suffice."""
+        """Return whom to preempt, worst rank first; none if the free blocks are certain to suffice."""
         size = self._config.block_size
         missing = 0
         for s, count in zip(draft.rows, draft.counts, strict=True):

@@ -1,6 +1,7 @@
-"""What the web side has to know of a checkpoint, read from its JSON files without torch.
+"""What the web process must know of a checkpoint, read from its JSON files without torch.
 
-Used by `web/cli/cli.py` when it resolves the server's sizes. What must always hold: nothing here opens a weight file.
+Used by `web/cli/` to resolve the server's sizes, and by whoever loads the checkpoint's other files. What must always
+hold: nothing here opens a weight file.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo"
 """The checkpoint that ships with the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_MOST = 2**31 - 1
-"""Of any size, and of any token id."""
+_MAX = 2**31 - 1
+"""The limit of any size or token id."""
 _MAX_DEPTH = 100
-"""Of what is nested, where three is usual."""
+"""The limit of nesting; three levels are usual."""
 _SHOWN_CHARACTERS = 80
 
 
 class CheckpointError(ValueError):
-    """The model cannot be served; the message says why. Nothing was loaded."""
+    """The model cannot be served. The message says why. Nothing was loaded."""
 
 
 @attrs.frozen
 class CheckpointInfo:
     path: Path
     name: str
-    """As a client may ask for it."""
+    """The name that clients use."""
     max_model_len: int
-    """Tokens that the model was made for."""
+    """The context length, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: `demo`, a folder, or a repository of the Hugging Face hub, which is downloaded.
+    """Return the folder of `model`: `demo`, a folder, or a Hugging Face hub repository, which is downloaded.
 
     Raises CheckpointError.
     """
@@ -57,19 +58,19 @@ def resolve(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"model {model!r} is no folder here and could not be fetched from the hub: {error}"
+            f"model {model!r} is not a folder and could not be fetched from the hub: {error}"
         ) from error
 
 
 def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> CheckpointInfo:
     """Read config.json and generation_config.json of the checkpoint in `path`. Raises CheckpointError."""
     config = read_json(path / "config.json")
-    max_model_len = _longest(config)
+    max_model_len = _context_length(config)
     vocab_size = _positive(config, "vocab_size")
     if dtype == "auto":
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
-        raise CheckpointError(f"dtype {_shown(dtype)} is not supported: choose {', '.join(_DTYPES)}")
+        raise CheckpointError(f"dtype {_shown(dtype)} is not supported; choose one of {', '.join(_DTYPES)}")
     generation = path / "generation_config.json"
     eos = _as_ids("config.json", config.get("eos_token_id"))
     if generation.exists():
@@ -87,25 +88,32 @@ def read_info(path: Path, *, name: str | None = None, dtype: str = "auto") -> Ch
 def _positive(config: dict[str, Any], key: str) -> int:
     value = config.get(key)
     if not _is_whole(value) or value <= 0:
-        raise CheckpointError(f"config.json: {key} is {_shown(value)}, where a positive integer is needed")
+        raise CheckpointError(f"config.json: {key} must be a positive integer, not {_shown(value)}")
     return int(value)
 
 
-def _longest(config: dict[str, Any]) -> int:
-    """Tokens of a context. YaRN multiplies what was trained, which configs often leave as `max_position_embeddings`."""
+def _context_length(config: dict[str, Any]) -> int:
+    """Return the context length in tokens.
+
+    YaRN extends the trained length, but configs often keep the latter as `max_position_embeddings`.
+    """
     longest = _positive(config, "max_position_embeddings")
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = config.get(name) or {}
     if not isinstance(rope, dict):
-        raise CheckpointError(f"config.json: {name} is {_shown(rope)}, where an object is needed")
+        raise CheckpointError(f"config.json: {name} must be an object, not {_shown(rope)}")
     if (rope.get("rope_type") or rope.get("type")) == "yarn" and "original_max_position_embeddings" in rope:
         factor, original = rope.get("factor"), rope["original_max_position_embeddings"]
         for key, value in (("factor", factor), ("original_max_position_embeddings", original)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
-                raise CheckpointError(f"config.json: {name}.{key} is {_shown(value)}, where a number is needed")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX:
+                raise CheckpointError(
+                    f"config.json: {name}.{key} must be a positive number up to {_MAX}, not {_shown(value)}"
+                )
         longest = max(longest, int(factor * original))
-        if longest > _MOST:
-            raise CheckpointError(f"config.json: {name} asks for a context of {longest} tokens, more than {_MOST}")
+        if longest > _MAX:
+            raise CheckpointError(
+                f"config.json: {name} gives a context of {longest} tokens; at most {_MAX} are supported"
+            )
     return longest
 
 
@@ -115,39 +123,39 @@ def _as_ids(file: str, value: object) -> list[int]:
     values = value if isinstance(value, list) else [value]
     ids = [one for one in values if _is_whole(one)]
     if len(ids) < len(values):
-        raise CheckpointError(f"{file}: eos_token_id is {_shown(value)}, where token ids are needed")
+        raise CheckpointError(f"{file}: eos_token_id must be a token id or a list of them, not {_shown(value)}")
     return ids
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and -_MOST <= value <= _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and -_MAX <= value <= _MAX
 
 
 def _shown(value: object) -> str:
-    """For a message: what may be as long as a file is cut."""
+    """Return `value` for a message, truncated: it may be as long as the file."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a checkpoint that holds an object. Raises CheckpointError."""
+    """Read a JSON file that contains an object. Raises CheckpointError."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist: not a checkpoint in the Hugging Face layout") from error
+        raise CheckpointError(f"{path} does not exist: this is not a checkpoint in the Hugging Face layout") from error
     except RecursionError:
         raise CheckpointError(f"{path} is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} does not hold an object")
+        raise CheckpointError(f"{path} does not contain a JSON object")
     if _is_deep(data):
         raise CheckpointError(f"{path} is nested too deeply")
     return data
 
 
 def _is_deep(value: object) -> bool:
-    """Whether more is nested in it than anything needs: what goes through it would run out of stack."""
+    """Return whether `value` is nested so deeply that code which traverses it could run out of stack."""
     level: list[object] = [value]
     for _ in range(_MAX_DEPTH):
         level = [

@@ -14,25 +14,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
-import attrs
-
 from ..messages.scores import LikelyToken, PackedScores, ScoredToken, Scores
+from .token_decoding import TokenTextLookup
 
 _ID_BYTES = array("I").itemsize
-
-
-@attrs.frozen
-class Spelling:
-    """Text and bytes of one token by itself."""
-
-    text: str
-    utf8: bytes
-
-
-Speller = Callable[[int], Spelling]
 
 
 def pack(scores: Scores) -> PackedScores:
@@ -58,11 +46,20 @@ def num_packed(scores: PackedScores) -> int:
 class ScoredColumns:
     """A growing list of scored tokens; implements `messages.scores.TokenScores`."""
 
-    __slots__ = ("_logprobs", "_offsets", "_ranks", "_spell", "_token_ids", "_top_ends", "_top_ids", "_top_logprobs")
+    __slots__ = (
+        "_logprobs",
+        "_offsets",
+        "_ranks",
+        "_token_ids",
+        "_token_text",
+        "_top_ends",
+        "_top_ids",
+        "_top_logprobs",
+    )
 
-    def __init__(self, spell: Speller) -> None:
-        """`spell` returns the text of any token that is added."""
-        self._spell = spell
+    def __init__(self, token_text: TokenTextLookup) -> None:
+        """`token_text` returns the text of any token that is added."""
+        self._token_text = token_text
         self._token_ids = array("I")
         self._offsets = array("I")
         self._logprobs = array("d")
@@ -119,20 +116,20 @@ class ScoredColumns:
 
     def tokens(self, start: int, end: int, num_top: int) -> Iterator[ScoredToken]:
         """Yield the tokens from `start` to `end`, each with at most `num_top` of the most likely ones."""
-        spell, top_ids, top_logprobs = self._spell, self._top_ids, self._top_logprobs
+        token_text, top_ids, top_logprobs = self._token_text, self._top_ids, self._top_logprobs
         for at in range(start, min(end, len(self._token_ids))):
             first = self._top_ends[at - 1] if at else 0
             likeliest = []
             for rank, place in enumerate(range(first, min(self._top_ends[at], first + num_top)), start=1):
                 top_id = top_ids[place]
-                spelling = spell(top_id)
-                likeliest.append(LikelyToken(top_id, spelling.text, spelling.utf8, top_logprobs[place], rank))
+                decoded = token_text(top_id)
+                likeliest.append(LikelyToken(top_id, decoded.text, decoded.utf8, top_logprobs[place], rank))
             token_id, rank = self._token_ids[at], self._ranks[at]
-            spelling = spell(token_id)
+            decoded = token_text(token_id)
             yield ScoredToken(
                 token_id=token_id,
-                text=spelling.text,
-                utf8=spelling.utf8,
+                text=decoded.text,
+                utf8=decoded.utf8,
                 offset=self._offsets[at],
                 logprob=self._logprobs[at] if rank else None,
                 rank=rank or None,

@@ -1,17 +1,17 @@
-"""The border to the `tokenizers` library: every call into it goes through here.
+"""The only place that calls the `tokenizers` library.
 
-Used by `tokenizer/vocabulary.py`, `tokenizer/split_points.py`, `text_workers/encode_worker.py` and, for single tokens,
-the detokenizer. Three things are kept from everybody else:
+Used by `tokenizer/` and `detokenizer/`, and by the processes that encode long texts (`text_workers/encode_worker.py`).
+Three properties of the library are hidden from everybody else:
 
-- `Tokenizer.encode` holds the interpreter lock for as long as it takes (4 s for 4 MB). The batch calls let go of it,
-  and without offsets they take half the time and memory. Only those are used, a text at a time.
-- The ids and offsets of an encoding are made while the lock is held: 40 ns an id, 200 ns an offset. So whoever encodes
-  looks at the length first, and takes offsets one by one.
-- A panic of the library is a BaseException, which would end the process: here it becomes a `LibraryPanic`, an error of
-  the one request. Whatever else is no Exception (`trio.Cancelled`, KeyboardInterrupt) passes.
+- `Tokenizer.encode` holds the GIL for as long as it takes (4 s for 4 MB). The batch methods release it, and without
+  offsets they need half the time and memory. Only those are used, with one text at a time.
+- The ids and offsets of an encoding are converted while the GIL is held: 40 ns per id, 200 ns per offset. So callers
+  look at the length first, and offsets are taken one by one.
+- A panic in the library's Rust code is a BaseException, which would end the process. Here it becomes a `LibraryPanic`,
+  which fails one request. Every other BaseException (`trio.Cancelled`, KeyboardInterrupt) passes through.
 
-Batches would be spread over a pool of threads that all texts share, where a short one waits behind long ones. It is
-turned off: each call runs in the thread that makes it.
+The library would spread batches over a thread pool shared by all texts, in which a short text waits behind long ones.
+That is turned off: each call runs in the calling thread.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read by the library at every batch
+from .checkpoint import CheckpointError
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads it for every batch
 
 _PANIC = "PanicException"
-"""Its class cannot be imported: it is made by each Rust library for itself, in a module that does not exist."""
+"""The class cannot be imported: each Rust library defines its own, in a module that does not exist."""
+_MAX_TOKEN_IDS = 1 << 24
+"""The decoder's tables have an entry for every id up to the largest, whether or not the vocabulary uses it."""
 
 
 class LibraryPanic(Exception):
-    """The library gave up on this text or these ids (a pattern that backtracks too far, for example)."""
+    """The library failed on this text or these ids (for example, a pattern backtracked too often)."""
 
 
 @contextmanager
 def catching_panics() -> Iterator[None]:
-    """Turn a panic of Rust code into a LibraryPanic."""
+    """Convert a panic in Rust code into a LibraryPanic."""
     try:
         yield
     except Exception:
@@ -48,36 +53,36 @@ def catching_panics() -> Iterator[None]:
 
 
 class Library:
-    """One tokenizer, read-only once it is loaded. Its methods may be called from several threads at once."""
+    """One tokenizer. It is read-only once loaded, and several threads may call its methods at once."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, source: bytes = b"") -> None:
         self.tokenizer = tokenizer
-        """For what is asked of it once, at load."""
+        """The library's object, for what is read from it once, at startup."""
         self.source = source
-        """The `tokenizer.json` that it was made of, for processes that need another: the file may change."""
+        """The `tokenizer.json` it was loaded from, for processes that load another: the file may change on disk."""
 
     @classmethod
     def load(cls, source: bytes) -> Library:
-        """Take a `tokenizer.json`. Raises Exception, as the library does."""
+        """Load the contents of a `tokenizer.json`. Raises Exception, as the library does, and LibraryPanic."""
         with catching_panics():
             tokenizer = tokenizers.Tokenizer.from_buffer(source)
             tokenizer.no_padding()
             tokenizer.no_truncation()
             return cls(tokenizer, source)
 
-    # ------------------------------------------------------------ to ids, as `encoder.EncodingBackend`
+    # ------------------------------------------------------------ text to ids (an `encoder.EncodingBackend`)
 
-    def encode(self, text: str, *, most: int, add_special_tokens: bool = True) -> array[int] | int:
+    def encode(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> array[int] | int:
         encoding = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens)
-        return len(encoding) if len(encoding) > most else array("I", encoding.ids)
+        return len(encoding) if len(encoding) > max_tokens else array("I", encoding.ids)
 
-    def encode_with_starts(self, text: str, *, most: int) -> tuple[array[int], array[int]] | int:
+    def encode_with_starts(self, text: str, *, max_tokens: int) -> tuple[array[int], array[int]] | int:
         encoding = self._encode(self.tokenizer.encode_batch, text, add_special_tokens=True)
-        if len(encoding) > most:
+        if len(encoding) > max_tokens:
             return len(encoding)
         starts, before = array("I"), 0
         for token in range(len(encoding)):
-            # what the tokenizer has added lies nowhere, and some say that a token begins after its own space
+            # tokens that the tokenizer added have no place in the text; some tokenizers start a token after its space
             start, end = encoding.token_to_chars(token) or (0, 0)
             starts.append(min(start, before) if start < end else before)
             before = max(before, end)
@@ -87,12 +92,12 @@ class Library:
         encoding = self._encode(self.tokenizer.encode_batch, text, add_special_tokens=False)
         for char in range(end, len(text)):
             token = encoding.char_to_token(char)
-            if token is not None:  # characters that belong to no token are skipped
+            if token is not None:  # skip characters that belong to no token
                 return int(token)
         return len(encoding) if end else 0
 
     def list_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a short text. Raises LibraryPanic."""
+        """Return the ids of a short text. Raises LibraryPanic."""
         ids: list[int] = self._encode(self.tokenizer.encode_batch_fast, text, add_special_tokens).ids
         return ids
 
@@ -102,7 +107,7 @@ class Library:
             return encodings[0]
 
     def normalize(self, text: str) -> str:
-        """`text` after the normalizer. Holds the interpreter lock: for short pieces. Raises LibraryPanic."""
+        """Apply the normalizer to a short text. This holds the GIL. Raises LibraryPanic."""
         normalizer = self.tokenizer.normalizer
         if normalizer is None:
             return text
@@ -111,13 +116,26 @@ class Library:
             return normalized
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of a few ids. Raises LibraryPanic."""
+        """Return the text of a few ids. Raises LibraryPanic."""
         with catching_panics():
             text: str = self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
             return text
 
     def name_of(self, token_id: int) -> str | None:
-        """A token as the vocabulary writes it."""
+        """Return a token as the vocabulary spells it, None for an unused id. Raises LibraryPanic."""
         with catching_panics():
             name: str | None = self.tokenizer.id_to_token(token_id)
             return name
+
+
+def load_library(folder: Path) -> Library:
+    """Load `tokenizer.json` from a checkpoint's folder. Raises CheckpointError."""
+    path = folder / "tokenizer.json"
+    try:
+        library = Library.load(path.read_bytes())
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    vocabulary = library.tokenizer.get_vocab(with_added_tokens=True)
+    if not 0 <= max(vocabulary.values(), default=-1) < _MAX_TOKEN_IDS:
+        raise CheckpointError(f"{path}: token ids must be less than {_MAX_TOKEN_IDS}")
+    return library

@@ -1,1 +1,1 @@
-"""Threads and processes to which the tokenizer hands whatever grows with a prompt."""
+"""Threads and processes that render chats and encode texts for the tokenizer."""

@@ -1,11 +1,12 @@
-"""What crosses between the web process and those that render its chats: frames of a stream socket.
+"""The messages between the web process and the processes that render its chats, over a stream socket.
 
-Used by `chat_pool.py` and `chat_worker.py`. To a worker go values in Python's own `marshal` format, which takes
-whatever a client's JSON may hold (numbers of any size, lone surrogates, deep nesting), a long chat in many frames, each
-made in a few milliseconds. A worker answers with numbers and UTF-8 alone: what it sends is never more than text.
+Used by `chat_process.py` and `chat_worker.py`. Workers receive values in Python's `marshal` format, which accepts
+whatever a client's JSON may contain (numbers of any size, lone surrogates, deep nesting). A long chat is sent in many
+frames, each made in a few milliseconds. Workers answer with numbers and UTF-8 only: what a worker sends is never
+interpreted as anything but text.
 
-    frame   length  4 bytes, of what follows; a value
-    answer  kind  1 byte; number of marks  4 bytes; bytes of text  8 bytes; 8 bytes a mark; the text
+    frame   length of what follows (4 bytes); a value
+    answer  kind (1 byte); number of marks (4 bytes); bytes of text (8 bytes); 8 bytes per mark; the text
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import attrs
 
 from ..messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 from ..processes.child import Read
-from ..tokenizer.chat_template import MAX_REASON_CHARACTERS, RenderedChat, TemplateError, TemplateSource, TooMuchText
+from ..tokenizer.chat_template import MAX_REASON_CHARACTERS, ChatTooLong, RenderedChat, TemplateError
+from ..tokenizer.template_source import TemplateSource
 
 PIECE_CHARACTERS = 1 << 18
-"""Of one frame's messages: a longer content is sent in pieces."""
+"""Characters of messages per frame: longer content is sent in pieces."""
 PIECE_ITEMS = 512
-"""Messages or tools of one frame."""
+"""Messages or tools per frame."""
 
 _LENGTH = struct.Struct("<I")
 ANSWER = struct.Struct("<BIQ")
@@ -33,29 +35,29 @@ _MARK_BYTES = 8
 _MARKS: dict[str, Callable[..., Mark]] = {"tool": ToolMark, "content": ContentMark, "call": CallMark}
 
 
-class Kind(IntEnum):
-    """What an answer says."""
+class ChatAnswer(IntEnum):
+    """The kinds of answer."""
 
     RENDERED = 0
     REFUSED = 1
-    """The text says why."""
-    TOO_MUCH = 2
+    """The text is the reason."""
+    TOO_LONG = 2
     """The text is the number of characters."""
     READY = 3
-    """To a source: it compiles."""
+    """The answer to a template: it compiles."""
 
 
 @attrs.frozen
-class Head:
-    """An answer's fixed part."""
+class AnswerHead:
+    """The fixed part of an answer."""
 
-    kind: Kind
+    kind: ChatAnswer
     num_marks: int
     num_bytes: int
 
     @property
     def num_mark_bytes(self) -> int:
-        """Of the places of the marks, which come before the text."""
+        """Bytes of the positions of the marks, which precede the text."""
         return self.num_marks * _MARK_BYTES
 
 
@@ -72,7 +74,7 @@ def pack_source(template: TemplateSource, timeout_s: float) -> bytes:
 
 
 def pack_chat(chat: ChatPrompt, max_characters: int) -> Iterator[bytes]:
-    """The frames of a chat. Raises ValueError where it holds what no JSON does, or is nested too deep."""
+    """Yield the frames of a chat. Raises ValueError if it contains non-JSON values or is nested too deeply."""
     marks = [(_name_of(mark), mark.ttl.value, *attrs.astuple(mark)[1:]) for mark in chat.marks]
     head = (chat.add_generation_prompt, dict(chat.template_kwargs), chat.continue_final, marks)
     frames = _frame("head", max_characters, head)
@@ -117,21 +119,21 @@ def _name_of(mark: Mark) -> str:
 
 def _read_frame(read: Read) -> Any:
     (length,) = _LENGTH.unpack(read(_LENGTH.size))
-    return marshal.loads(read(length))  # noqa: S302 -- the web process's own, made by `_frame`
+    return marshal.loads(read(length))  # noqa: S302 -- made by `_frame` in the web process
 
 
 def read_source(read: Read) -> tuple[TemplateSource, float]:
-    """The first thing that a worker is told, and how long it may take for each chat."""
+    """Read the template, and the time limit for each chat."""
     origin, source, variables, timeout_s = _read_frame(read)
     return TemplateSource(origin, source, variables), timeout_s
 
 
 def read_chat(read: Read) -> tuple[ChatPrompt, int]:
-    """A chat and its `max_characters`. Raises EOFError."""
+    """Read a chat and its `max_characters`. Raises EOFError."""
     _, max_characters, (add_generation_prompt, template_kwargs, continue_final, marks) = _read_frame(read)
     messages: list[dict[str, Any]] = []
     pieces: dict[int, list[str]] = {}
-    """Contents that come in several, by message."""
+    """Content that was sent in pieces, by message."""
     tools: list[dict[str, Any]] = []
     while True:
         match _read_frame(read):
@@ -156,23 +158,23 @@ def read_chat(read: Read) -> tuple[ChatPrompt, int]:
     return chat, max_characters
 
 
-def pack_answer(kind: Kind, text: str = "", mark_ends: tuple[int, ...] = ()) -> bytes:
-    utf8 = text.encode("utf-8", "strict" if kind is Kind.RENDERED else "replace")
+def pack_answer(kind: ChatAnswer, text: str = "", mark_ends: tuple[int, ...] = ()) -> bytes:
+    utf8 = text.encode("utf-8", "strict" if kind is ChatAnswer.RENDERED else "replace")
     return ANSWER.pack(kind, len(mark_ends), len(utf8)) + struct.pack(f"<{len(mark_ends)}Q", *mark_ends) + utf8
 
 
 # ---------------------------------------------------------------- from a worker
 
 
-def read_head(data: bytes | bytearray) -> Head:
+def read_head(data: bytes | bytearray) -> AnswerHead:
     kind, num_marks, num_bytes = ANSWER.unpack(data)
-    return Head(Kind(kind), num_marks, num_bytes)
+    return AnswerHead(ChatAnswer(kind), num_marks, num_bytes)
 
 
-def read_answer(head: Head, marks: bytes, text: str) -> RenderedChat:
-    """A rendered chat. Raises TemplateError and TooMuchText, as the worker did."""
-    if head.kind is Kind.REFUSED:
+def read_answer(head: AnswerHead, marks: bytes, text: str) -> RenderedChat:
+    """Return a rendered chat. Raises TemplateError and ChatTooLong, as the worker did."""
+    if head.kind is ChatAnswer.REFUSED:
         raise TemplateError(text[:MAX_REASON_CHARACTERS])
-    if head.kind is Kind.TOO_MUCH:
-        raise TooMuchText(int(text))
+    if head.kind is ChatAnswer.TOO_LONG:
+        raise ChatTooLong(int(text))
     return RenderedChat(text, struct.unpack(f"<{head.num_marks}Q", marks))

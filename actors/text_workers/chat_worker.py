@@ -1,10 +1,10 @@
-"""A process that renders chats: it is given one chat template, and chats one after the other, over its standard input.
+"""The program of a process that renders chats: it receives one chat template, then one chat after the other.
 
-Started and killed by `chat_pool.py`. A template comes with a checkpoint, may loop for ever or write without end, and
-Jinja never lets go of the interpreter lock: so it runs here and nowhere else.
+`chat_process.py` starts it, talks to it over its standard input, a socket, and kills it. A template ships with a
+checkpoint, may loop forever or write without end, and Jinja never releases the GIL: so it runs here and nowhere else.
 
-What must always hold, whatever the template does: this process ends when its parent does (also a killed one) and when
-a chat takes longer than it may; it never has more memory than `MEMORY_BYTES`.
+What must always hold, whatever the template does: this process ends when its parent does (even one that is killed) and
+when a chat takes too long; it never uses more memory than `MEMORY_BYTES`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import jinja2
 
 from ..messages.prompts import ChatPrompt
 from ..processes.child import become_child
-from ..tokenizer.chat_template import NO_UNICODE, ChatTemplate, TemplateError, TooMuchText
-from .chat_wire import Kind, pack_answer, read_chat, read_source
+from ..tokenizer.chat_template import INVALID_UNICODE, ChatTemplate, ChatTooLong, TemplateError
+from .chat_wire import ChatAnswer, pack_answer, read_chat, read_source
 
 MEMORY_BYTES = 1 << 30
-"""Address space of one worker: a few times the longest body and what is made of it."""
+"""Address space of one process: a few times the largest request body and what is made of it."""
 GRACE_S = 1.0
-"""Beyond the time that a chat may take: the parent kills at that time, the kernel a little later."""
+"""Added to the time limit of a chat: the parent kills this process at the limit, the kernel a little later."""
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
             try:
                 template = ChatTemplate(source.source, source.variables)
             except Exception as error:
-                link.sendall(pack_answer(Kind.REFUSED, _reason(error)))
+                link.sendall(pack_answer(ChatAnswer.REFUSED, _reason(error)))
                 return
-        link.sendall(pack_answer(Kind.READY))
+        link.sendall(pack_answer(ChatAnswer.READY))
         while True:
             chat, max_characters = read_chat(read)
             with _Alarm(timeout_s):
@@ -44,21 +44,21 @@ def main() -> None:
             link.sendall(answer)
             del answer
     except (EOFError, OSError):
-        pass  # the parent has gone
+        pass  # the parent is gone
 
 
 def _render(template: ChatTemplate, chat: ChatPrompt, max_characters: int) -> bytes:
     try:
         rendered = template.render(chat, max_characters)
-        return pack_answer(Kind.RENDERED, rendered.text, rendered.mark_ends)
+        return pack_answer(ChatAnswer.RENDERED, rendered.text, rendered.mark_ends)
     except TemplateError as error:
-        return pack_answer(Kind.REFUSED, str(error))
-    except TooMuchText as error:
-        return pack_answer(Kind.TOO_MUCH, str(error.num_characters))
+        return pack_answer(ChatAnswer.REFUSED, str(error))
+    except ChatTooLong as error:
+        return pack_answer(ChatAnswer.TOO_LONG, str(error.num_characters))
     except UnicodeEncodeError:
-        return pack_answer(Kind.REFUSED, NO_UNICODE)
+        return pack_answer(ChatAnswer.REFUSED, INVALID_UNICODE)
     except MemoryError:
-        return pack_answer(Kind.REFUSED, "the chat template takes too much memory for these messages")
+        return pack_answer(ChatAnswer.REFUSED, "The chat template ran out of memory for these messages.")
 
 
 def _reason(error: Exception) -> str:
@@ -66,7 +66,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Alarm:
-    """Has the kernel end this process if the block takes too long, whatever runs in it."""
+    """Have the kernel end this process if the block takes too long, whatever it runs."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -1,8 +1,8 @@
-"""Who of those that wait is served next: the tenants in turns, and those of one tenant in the order of their coming.
+"""A queue that is fair among tenants: they take turns, and one tenant's items are served in order of arrival.
 
-Used by the tokenizer's lanes and by the pool that renders chats. What must always hold: nothing is served before an
-earlier item of its tenant; what waits is bounded in number and in bytes, and one tenant can fill half of that at most,
-so that it is refused alone.
+Used by the lanes and by the pool that renders chats. What must always hold: no item is served before an earlier one of
+its tenant; the queue is bounded in items and in bytes, and one tenant can fill at most half of it, so that a tenant
+that sends too much is refused alone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Generic, TypeVar
 
 import attrs
 
+from ..tokenizer.encoding_errors import QueueFull
+
 T = TypeVar("T")
-
-
-class Crowded(Exception):
-    """Too much waits already. Answer 503 with Retry-After."""
 
 
 @attrs.define(eq=False)
@@ -29,72 +27,74 @@ class _Waiting(Generic[T]):
 class _Tenant(Generic[T]):
     waiting: deque[_Waiting[T]] = attrs.field(factory=deque)
     num_bytes: int = 0
-    num_held: int = 0
-    """Items of it that were taken and are not done."""
+    num_active: int = 0
+    """Items that were taken and are not done."""
 
 
 class FairQueue(Generic[T]):
-    """What waits, by tenant. Items are told apart by identity."""
+    """Waiting items by tenant. Items are compared by identity."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
-        """`max_items`, `max_bytes`: that may wait, half of it of one tenant. Where nothing waits, any item may."""
+        """`max_items` and `max_bytes` may wait, half of that for one tenant. An empty queue accepts any item."""
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()  # who is first is next
+        self._tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()  # the first is served next
         self.num_waiting = 0
         self.num_waiting_bytes = 0
 
     @property
     def num_tenants(self) -> int:
-        """Of whom something waits or is held."""
+        """Tenants with waiting or active items."""
         return len(self._tenants)
 
     def put(self, tenant: str, item: T, num_bytes: int) -> None:
-        """Have an item wait. Raises Crowded."""
+        """Add an item. Raises QueueFull."""
         its = self._tenants.setdefault(tenant, _Tenant())
         if not self._has_room(its, num_bytes):
-            self._forget(tenant, its)
-            raise Crowded
+            self._remove_if_unused(tenant, its)
+            raise QueueFull
         its.waiting.append(_Waiting(item, num_bytes))
         self._count(its, 1, num_bytes)
 
     def put_back(self, tenant: str, item: T) -> None:
-        """Have an item that was taken wait again: before all others of its tenant, which has had its turn."""
+        """Return an active item to the front of its tenant's items; the tenant goes to the back of the queue."""
         its = self._tenants[tenant]
-        its.num_held -= 1
+        its.num_active -= 1
         its.waiting.appendleft(_Waiting(item, 0))
         self._tenants.move_to_end(tenant)
         self._count(its, 1, 0)
 
-    def take(self, most_of_one: int) -> T | None:
-        """The next item of the next tenant that holds fewer than `most_of_one`; None: there is none."""
+    def take(self, max_active: int) -> T | None:
+        """Return the next item of the next tenant with fewer than `max_active` active items, or None."""
         for tenant, its in self._tenants.items():
-            if its.waiting and its.num_held < most_of_one:
+            if its.waiting and its.num_active < max_active:
                 taken = its.waiting.popleft()
                 self._count(its, -1, -taken.num_bytes)
-                its.num_held += 1
+                its.num_active += 1
                 self._tenants.move_to_end(tenant)
                 return taken.item
         return None
 
-    def others_wait(self, tenant: str, most_of_one: int) -> bool:
-        """Whether another tenant could be served, were this one to give a place back."""
-        return any(name != tenant and its.waiting and its.num_held < most_of_one for name, its in self._tenants.items())
+    def others_wait(self, tenant: str, max_active: int) -> bool:
+        """Return whether another tenant could be served if this one gave up a place."""
+        return any(
+            name != tenant and its.waiting and its.num_active < max_active for name, its in self._tenants.items()
+        )
 
     def drop(self, tenant: str, item: T) -> None:
-        """Forget an item that waits."""
+        """Remove a waiting item."""
         its = self._tenants[tenant]
         at = next(at for at, waiting in enumerate(its.waiting) if waiting.item is item)
         dropped = its.waiting[at]
         del its.waiting[at]
         self._count(its, -1, -dropped.num_bytes)
-        self._forget(tenant, its)
+        self._remove_if_unused(tenant, its)
 
     def done(self, tenant: str) -> None:
-        """An item that was taken is done."""
+        """Record that an active item is done."""
         its = self._tenants[tenant]
-        its.num_held -= 1
-        self._forget(tenant, its)
+        its.num_active -= 1
+        self._remove_if_unused(tenant, its)
 
     def _has_room(self, its: _Tenant[T], num_bytes: int) -> bool:
         if self.num_waiting >= self._max_items or (its.waiting and len(its.waiting) >= self._max_items // 2):
@@ -108,7 +108,6 @@ class FairQueue(Generic[T]):
         self.num_waiting_bytes += num_bytes
         its.num_bytes += num_bytes
 
-    def _forget(self, tenant: str, its: _Tenant[T]) -> None:
-        """Keep no place for a tenant that has nothing here."""
-        if not its.waiting and not its.num_held:
+    def _remove_if_unused(self, tenant: str, its: _Tenant[T]) -> None:
+        if not its.waiting and not its.num_active:
             del self._tenants[tenant]

@@ -1,11 +1,11 @@
-"""Threads for texts: some for short requests, some for long ones, each with a queue that is fair among tenants.
+"""Threads that encode texts: some for short requests, some for long ones, each with a queue fair among tenants.
 
-Used by the tokenizer. A request waits for its turn in one lane and keeps it from text to text, unless another tenant
-waits. Where the server runs, a thread for long ones has a process encode (`encode_processes.py`), which is killed when
-nobody wants the result any more.
+Used by `pooled_encoder.py`. A request waits for its turn in one lane and keeps it from text to text, unless another
+tenant waits. In a real server a thread of the long lane has a process encode (`encode_processes.py`), which is killed
+when nobody wants the result any more.
 
 What must always hold: a short request never waits for a long one; no tenant holds more than half of the threads for
-long ones; what waits is bounded.
+long ones; the queues are bounded.
 """
 
 from __future__ import annotations
@@ -17,61 +17,59 @@ from typing import TypeVar, TypeVarTuple
 import trio
 
 from ..tokenizer.encoder import TextEncoder
-from .encode_processes import SPARE_S, EncodeProcesses, Loan
+from ..tokenizer.prompt_sizes import SHORT_BYTES
+from .encode_processes import IDLE_S, EncodeProcesses, Lease
 from .fair_queue import FairQueue
 
-SHORT_BYTES = 64 << 10
-"""A request whose texts are shorter than that together has threads of its own."""
-MOST_THREADS = 4
-"""Of either lane."""
+MAX_THREADS = 4
+"""Per lane."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class Lane:
-    """A few threads, and who waits for them."""
+    """A few threads and the queue for them."""
 
     def __init__(
         self,
         num_threads: int,
-        most_of_one: int,
+        max_per_tenant: int,
         max_waiting: int,
         max_waiting_bytes: int,
         encoder: TextEncoder,
         processes: EncodeProcesses | None = None,
     ) -> None:
-        """`most_of_one`: threads that one tenant may hold. Without `processes`, `encoder` encodes in the threads."""
+        """`max_per_tenant`: threads one tenant may hold. Without `processes`, the threads encode with `encoder`."""
         self.encoder = encoder
         self.processes = processes
         self._num_free = num_threads
-        self.most_of_one = most_of_one
-        self.queue: FairQueue[Turn] = FairQueue(max_waiting, max_waiting_bytes)
+        self.max_per_tenant = max_per_tenant
+        self.queue: FairQueue[LaneSlot] = FairQueue(max_waiting, max_waiting_bytes)
         self.threads = trio.CapacityLimiter(num_threads)
 
-    def enter(self, tenant: str, num_bytes: int) -> Turn:
-        """Take a place in the queue; the turn must be left. Raises Crowded."""
-        turn = Turn(self, tenant)
-        self.queue.put(tenant, turn, num_bytes)
+    def enter(self, tenant: str, num_bytes: int) -> LaneSlot:
+        """Take a place in the queue, which must be left later. Raises QueueFull."""
+        slot = LaneSlot(self, tenant)
+        self.queue.put(tenant, slot, num_bytes)
         self._grant()
-        return turn
+        return slot
 
     def others_wait(self, tenant: str) -> bool:
-        return self.queue.others_wait(tenant, self.most_of_one)
+        return self.queue.others_wait(tenant, self.max_per_tenant)
 
-    def give_back(self) -> None:
-        """A thread is free."""
+    def release_thread(self) -> None:
         self._num_free += 1
         self._grant()
 
     def _grant(self) -> None:
-        while self._num_free and (turn := self.queue.take(self.most_of_one)) is not None:
+        while self._num_free and (slot := self.queue.take(self.max_per_tenant)) is not None:
             self._num_free -= 1
-            turn.grant()
+            slot.grant()
 
 
-class Turn:
-    """One request's place in a lane."""
+class LaneSlot:
+    """One request's place in a lane (an `EncodingSlot`)."""
 
     def __init__(self, lane: Lane, tenant: str) -> None:
         self._lane = lane
@@ -83,55 +81,48 @@ class Turn:
         self._granted.set()
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run `call` in a thread, once it is this request's turn. Not cancelled once it runs."""
         await self._granted.wait()
         return await trio.to_thread.run_sync(call, *args, limiter=self._lane.threads)
 
     async def encode(self, call: Callable[[TextEncoder], T]) -> T:
-        """Run `call` in a thread, with an encoder. Where that has a process, both end when this is cancelled.
-
-        Raises CannotStart, and what `call` does.
-        """
         processes = self._lane.processes
         if processes is None:
             return await self.run(call, self._lane.encoder)
         await self._granted.wait()
-        loan = Loan()
+        lease = Lease()
         try:
             return await trio.to_thread.run_sync(
-                processes.run, call, loan, limiter=self._lane.threads, abandon_on_cancel=True
+                processes.run, call, lease, limiter=self._lane.threads, abandon_on_cancel=True
             )
         except trio.Cancelled:
-            loan.stop()
+            lease.cancel()
             raise
 
     async def pause(self) -> None:
-        """Between two texts: let others go first, where they wait. A checkpoint."""
         if self._granted.is_set() and self._lane.others_wait(self._tenant):
             self._granted = trio.Event()
             self._lane.queue.put_back(self._tenant, self)
-            self._lane.give_back()
+            self._lane.release_thread()
         await trio.lowlevel.checkpoint()
 
     def leave(self) -> None:
-        """Give the place up, or the thread. May be called any number of times."""
         if self._has_left:
             return
         self._has_left = True
         if self._granted.is_set():
             self._lane.queue.done(self._tenant)
-            self._lane.give_back()
+            self._lane.release_thread()
         else:
             self._lane.queue.drop(self._tenant, self)
 
 
-class Inline:
-    """For texts that are so short that a thread costs more than the work."""
+class InlineSlot:
+    """Encodes on the event loop, for texts so short that a thread costs more than the work (an `EncodingSlot`)."""
 
-    def __init__(self, encoder: TextEncoder, *, is_short: bool = False) -> None:
-        """`is_short`: the whole request is, and needs no pause."""
+    def __init__(self, encoder: TextEncoder, *, is_whole_request: bool = False) -> None:
+        """`is_whole_request`: the whole request is short and needs no pause."""
         self._encoder = encoder
-        self._is_short = is_short
+        self._is_whole_request = is_whole_request
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
@@ -140,18 +131,15 @@ class Inline:
         return call(self._encoder)
 
     async def pause(self) -> None:
-        if not self._is_short:
+        if not self._is_whole_request:
             await trio.lowlevel.checkpoint()
 
     def leave(self) -> None:
         pass
 
 
-Place = Turn | Inline
-
-
 class Lanes:
-    """The two lanes of one tokenizer."""
+    """The lane for short requests and the lane for long ones."""
 
     def __init__(
         self,
@@ -160,28 +148,28 @@ class Lanes:
         encoder: TextEncoder,
         processes: EncodeProcesses | None = None,
     ) -> None:
-        """`max_waiting`, `max_waiting_bytes`: requests that may wait in each lane, and bytes of their texts.
+        """`max_waiting` requests and `max_waiting_bytes` of their texts may wait in each lane.
 
         `encoder` encodes in this process; with `processes`, long texts are encoded there.
         """
         num_cpus = len(os.sched_getaffinity(0))
-        num_threads = min(MOST_THREADS, max(2, num_cpus))
+        num_threads = min(MAX_THREADS, max(2, num_cpus))
         self._processes = processes
         self.short = Lane(num_threads, num_threads, max_waiting, max_waiting_bytes, encoder)
         self.long = Lane(num_threads, num_threads // 2, max_waiting, max_waiting_bytes, encoder, processes)
 
     async def run(self) -> None:
-        """Keep processes until cancelled."""
+        """Keep processes running until cancelled."""
         if self._processes is None:
             return
         try:
             await trio.to_thread.run_sync(self._processes.warm_up, abandon_on_cancel=True)
             while True:
-                await trio.sleep(SPARE_S)
-                await trio.to_thread.run_sync(self._processes.dismiss_spare)
+                await trio.sleep(IDLE_S)
+                await trio.to_thread.run_sync(self._processes.end_idle)
         finally:
             self._processes.close()
 
-    def enter(self, tenant: str, num_bytes: int) -> Turn:
-        """Take a place for texts of so many bytes together. Raises Crowded."""
+    def enter(self, tenant: str, num_bytes: int) -> LaneSlot:
+        """Enter a lane with texts of `num_bytes` in total. Raises QueueFull."""
         return (self.short if num_bytes < SHORT_BYTES else self.long).enter(tenant, num_bytes)

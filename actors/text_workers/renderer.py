@@ -1,6 +1,6 @@
-"""Who renders chats, as the tokenizer sees it, and one that does it on the spot.
+"""The interface for rendering chats, and an implementation that renders in this process.
 
-`chat_pool.py` has the one that serves.
+`chat_pool.py` has the one used in a real server.
 """
 
 from __future__ import annotations
@@ -13,29 +13,33 @@ import trio
 
 from ..messages.prompts import ChatPrompt
 from ..shared.checkpoint import CheckpointError
-from ..tokenizer.chat_template import NO_UNICODE, ChatTemplate, RenderedChat, TemplateError, TemplateSource
+from ..tokenizer.chat_template import INVALID_UNICODE, ChatTemplate, RenderedChat, TemplateError
+from ..tokenizer.template_source import TemplateSource
 
 MAX_CHARACTERS = 16 << 20
-"""Of a rendered chat, however long the context is: twice the largest body."""
+"""Of a rendered chat, however long the context is: twice the largest request body."""
 
-NO_TEMPLATE = "this model has no chat template; use /v1/completions"
+NO_TEMPLATE = "This model has no chat template. Use /v1/completions instead."
 
 
 class Renderer(Protocol):
     async def run(self, *, task_status: trio.TaskStatus[None] = ...) -> None:
-        """Keep what renders alive until cancelled; started as soon as chats can be rendered. Raises CheckpointError."""
+        """Keep the renderer running until cancelled; it reports as started once it can render.
+
+        Raises CheckpointError.
+        """
         ...
 
     async def render(self, chat: ChatPrompt, tenant: str, max_characters: int) -> RenderedChat:
-        """A chat's text. When cancelled, nothing of it goes on for long.
+        """Return a chat's text. When this is cancelled, the rendering ends soon after.
 
-        Raises TemplateError, TooMuchText, and Crowded where too many wait.
+        Raises TemplateError, ChatTooLong, and QueueFull if too many chats are waiting.
         """
         ...
 
 
 MakeRenderer = Callable[[TemplateSource | None, float], Renderer]
-"""Given a checkpoint's template, and the seconds that a chat may take."""
+"""Called with a checkpoint's template and the time limit for one chat, in seconds."""
 
 
 def does_not_compile(template: TemplateSource, reason: str) -> CheckpointError:
@@ -43,7 +47,7 @@ def does_not_compile(template: TemplateSource, reason: str) -> CheckpointError:
 
 
 class InlineRenderer:
-    """Renders in this process, at once: for tests and simulations, whose templates are their own."""
+    """Renders in this process, for tests and simulations, which trust their templates."""
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class InlineRenderer:
         *,
         before: Callable[[ChatPrompt], object] = lambda chat: None,
     ) -> None:
-        """`before` hears of every chat, and may raise in the template's place. Raises CheckpointError."""
+        """`before` is called with every chat and may raise instead of the template. Raises CheckpointError."""
         self._before = before
         self._template = None
         if template is None:
@@ -71,7 +75,7 @@ class InlineRenderer:
             raise TemplateError(NO_TEMPLATE)
         rendered = self._template.render(chat, max_characters)
         if not _is_valid(rendered.text):
-            raise TemplateError(NO_UNICODE)
+            raise TemplateError(INVALID_UNICODE)
         return rendered
 
 

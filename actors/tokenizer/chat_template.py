@@ -1,14 +1,15 @@
-"""A checkpoint's chat template: from a chat to the text of its prompt, and where a client's marks lie in that text.
+"""A checkpoint's chat template: from a chat to its prompt's text, and to the positions of the client's marks in it.
 
-Runs in a process of its own (`text_workers/chat_worker.py`): a template comes with a checkpoint, and may take for ever
-or write without end. Templates differ in what they know: one that never looks at `tools`, `tool_calls` or
-`reasoning_content` would drop them silently, so a chat that has them is put into plain text first (`plain_chat.py`).
+It runs in processes of its own (`text_workers/chat_worker.py`): a template ships with a checkpoint and may never end or
+write without end. Templates support different fields: one that never looks at `tools`, `tool_calls` or
+`reasoning_content` would drop them silently, so a chat with such fields is converted to plain text first
+(`plain_chat.py`).
 
-A mark's place is found without knowing the template: the chat is rendered once more with something added right after
-the marked block, and the place is where that rendering begins to differ from the plain one.
+A mark is located without knowledge of the template: the chat is rendered again with something added right after the
+marked block, and the position is where that rendering begins to differ from the first.
 
-What must always hold: marks never change the text; their places do not decrease; whatever goes wrong in a template is
-a TemplateError.
+What must always hold: marks never change the text; their positions do not decrease; every failure of a template is a
+TemplateError.
 """
 
 from __future__ import annotations
@@ -29,50 +30,39 @@ from .plain_chat import as_json, plain_calls, plain_reasoning, plain_tools
 
 _END = "\ufdd0"
 _MARK = "\ufdd1"
-"""Noncharacters: text never has them, and no template treats them specially."""
+"""Noncharacters: they never occur in text, and no template treats them specially."""
 
 
-NO_UNICODE = "these messages hold characters that are not valid Unicode"
+INVALID_UNICODE = "The messages contain characters that are not valid Unicode."
 MAX_REASON_CHARACTERS = 1000
-"""Of what a template says against a chat."""
+"""Of the reason a template gives for refusing a chat."""
 
 
 class TemplateError(ValueError):
-    """The chat template refused the messages, or there is none; the message is for the client."""
+    """The chat template refused the messages, or the model has none. The message is for the client."""
 
 
-class TooMuchText(Exception):
-    """A chat came out longer than it may be."""
+class ChatTooLong(Exception):
+    """The rendered chat is longer than allowed."""
 
     def __init__(self, num_characters: int) -> None:
         super().__init__(f"{num_characters} characters")
         self.num_characters = num_characters
-        """So many at least."""
-
-
-@attrs.frozen
-class TemplateSource:
-    """A chat template as a checkpoint brings it."""
-
-    origin: str
-    """Where it was found, for messages."""
-    source: str
-    variables: Mapping[str, str]
-    """The special tokens by their names."""
+        """A lower bound."""
 
 
 @attrs.frozen
 class RenderedChat:
     text: str
     mark_ends: tuple[int, ...]
-    """Characters before each mark, in the order of the marks; 0 where the template left no trace of it."""
+    """Characters before each mark, in the order of the marks; 0 if the template does not show the marked block."""
 
 
 class ChatTemplate:
-    """One compiled template. Raises jinja2.TemplateError where the source is none."""
+    """One compiled template."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """`variables`: the special tokens by their names."""
+        """`variables`: the special tokens by name. Raises jinja2.TemplateError if the source does not compile."""
         environment = _environment()
         tree = environment.parse(source)
         self._template = environment.from_string(source)
@@ -80,29 +70,29 @@ class ChatTemplate:
         self._names = _names_in(tree)
 
     def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
-        """The prompt's text. Raises TemplateError, and TooMuchText where it is longer than `max_characters`."""
+        """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`."""
         try:
             return self._render(chat, max_characters)
-        except (TemplateError, TooMuchText):
+        except (TemplateError, ChatTooLong):
             raise
-        except Exception as error:  # a template can raise anything, as RecursionError or MemoryError
-            told = (str(error) or type(error).__name__)[:MAX_REASON_CHARACTERS]
-            raise TemplateError(f"the chat template refuses these messages: {told}") from error
+        except Exception as error:  # a template can raise anything, RecursionError and MemoryError included
+            reason = (str(error) or type(error).__name__)[:MAX_REASON_CHARACTERS]
+            raise TemplateError(f"The chat template rejected the messages: {reason}") from error
 
     def _render(self, chat: ChatPrompt, max_characters: int) -> RenderedChat:
         text = self._text(chat, max_characters)
-        limit = 2 * max_characters  # a mark makes it longer, wherever the template shows it
+        limit = 2 * max_characters  # a mark adds text wherever the template shows it
         ends: list[int] = []
         for mark in chat.marks:
             end = self._end_of(mark, chat, text, limit)
             if chat.tools and isinstance(mark, ContentMark) and chat.messages[mark.message]["role"] == "system":
-                # Tools come before the system prompt, whichever of them the template puts first.
+                # tools precede the system prompt in the order of breakpoints, whatever the template does
                 end = max(end, self._end_of(ToolMark(mark.ttl, len(chat.tools) - 1), chat, text, limit))
             ends.append(max(end, ends[-1]) if ends else end)
         return RenderedChat(text, tuple(ends))
 
     def _end_of(self, mark: Mark, chat: ChatPrompt, text: str, limit: int) -> int:
-        """Characters of `text` before `mark`."""
+        """Return how many characters of `text` precede `mark`."""
         for marked in _with_mark(mark, chat):
             changed = self._text(marked, limit)
             if changed != text:
@@ -130,7 +120,7 @@ class ChatTemplate:
             return text
         text, found, _ = text.rpartition(_END)
         if not found:
-            raise TemplateError("the chat template does not show the last message, so it cannot be continued")
+            raise TemplateError("The chat template does not show the last message, so it cannot be continued.")
         return text
 
 
@@ -140,7 +130,7 @@ def _join(pieces: Iterable[str], max_characters: int) -> str:
     for piece in pieces:
         num_characters += len(piece)
         if num_characters > max_characters:
-            raise TooMuchText(num_characters)
+            raise ChatTooLong(num_characters)
         kept.append(piece)
     return "".join(kept)
 
@@ -149,7 +139,7 @@ def _join(pieces: Iterable[str], max_characters: int) -> str:
 
 
 def _with_mark(mark: Mark, chat: ChatPrompt) -> Sequence[ChatPrompt]:
-    """`chat` with something after the marked block, in each of the ways that a template may show."""
+    """Return `chat` with text added after the marked block, in each way that a template might show."""
     match mark:
         case ContentMark():
             content = chat.messages[mark.message]["content"]
@@ -165,7 +155,7 @@ def _with_mark(mark: Mark, chat: ChatPrompt) -> Sequence[ChatPrompt]:
             tool = chat.tools[mark.tool]
             described = {**tool["function"], "description": tool["function"].get("description", "") + _MARK}
             return [
-                # after all else that is printed of it, where it is printed whole
+                # at the end, if the template prints the whole object
                 _with_tool(chat, mark.tool, {**tool, _MARK: _MARK}),
                 _with_tool(chat, mark.tool, {**tool, "function": described}),
             ]
@@ -181,7 +171,7 @@ def _with_tool(chat: ChatPrompt, index: int, tool: Mapping[str, Any]) -> ChatPro
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """How many characters two texts begin alike with."""
+    """Return the length of the longest common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -196,7 +186,7 @@ def _common_prefix(one: str, other: str) -> int:
 
 
 @jinja2.pass_eval_context
-def _as_it_is(_: jinja2.nodes.EvalContext, value: object) -> object:
+def _unchanged(_: jinja2.nodes.EvalContext, value: object) -> object:
     return value
 
 
@@ -205,16 +195,16 @@ def _environment() -> jinja2.Environment:
         raise jinja2.TemplateError(message)
 
     def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)  # noqa: DTZ005 -- templates mean the local date
+        return datetime.datetime.now().strftime(form)  # noqa: DTZ005 -- templates expect the local date
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[jinja2.ext.loopcontrols],
-        # Jinja computes constants when it compiles. Nothing of a template is to run at load: neither by its optimiser,
-        # nor in what is printed, which it leaves alone where that goes through a function that asks for the context.
+        # Jinja evaluates constants when it compiles, but nothing of a template may run at startup: neither in the
+        # optimizer nor in printed expressions, which Jinja does not fold if `finalize` asks for the context.
         optimized=False,
-        finalize=_as_it_is,
+        finalize=_unchanged,
     )
     environment.filters["tojson"] = as_json
     environment.globals["raise_exception"] = raise_exception
@@ -223,7 +213,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _names_in(tree: jinja2.nodes.Template) -> frozenset[str]:
-    """Every name that a template may look up: variables, attributes, and keys written as strings."""
+    """Return every name that a template may look up: variables, attributes, and string literals used as keys."""
     names = {node.name for node in tree.find_all(jinja2.nodes.Name)}
     names.update(node.attr for node in tree.find_all(jinja2.nodes.Getattr))
     names.update(node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str))

@@ -1,15 +1,15 @@
-"""From text to token ids, for one checkpoint: refused by its length, cut into segments, and encoded by a backend.
+"""From text to token ids, for one checkpoint: refused by its length, split into segments, and encoded by a backend.
 
-Made by `vocabulary.py`. Used by `text_workers/pooled_encoder.py`, with the library in this process for short texts
-(`shared/tokenizers_library.py`), and with one in a process of its own for long ones
-(`text_workers/encode_processes.py`).
+`wiring.py` loads one `TextEncoder`. The workers that encode (`text_workers/`) use it with the library in this process
+as its backend for short texts, and with a library in another process for long ones.
 
-What must always hold: the ids are the same with either backend; nothing that grows with a text holds the interpreter
-lock for longer than a few milliseconds at a time, so that a thread may run it.
+What must always hold: the ids are the same with every backend; nothing that grows with a text holds the GIL for longer
+than a few milliseconds at a time, so it can run in a thread.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -19,31 +19,35 @@ from typing import Protocol
 import attrs
 
 from ..messages.prompts import Breakpoint, Mark, PromptText
+from ..shared.checkpoint import CheckpointError
+from ..shared.token_decoding import TokenDecoder
+from ..shared.tokenizers_library import Library, LibraryPanic
 from .chat_template import RenderedChat
-from .segment_cache import Seams, SegmentCache
-from .text_bound import TextBound
+from .segment_cache import SegmentCache
+from .split_points import SplitPoints, find_split_points
+from .text_bound import TextBound, find_bound
 
 NO_LIMIT = 1 << 62
-"""Tokens: any number of them will do."""
-COUNTED_FIRST_CHARACTERS = 1 << 19
-"""A longer text is counted before it is encoded with offsets, which take twice the memory: it may not fit anyway."""
-LISTED_AT_ONCE = 1 << 16
-"""Ids that become numbers of Python without letting go of the interpreter lock: about 1 ms."""
+"""For `max_tokens`: any number of tokens is allowed."""
+COUNT_FIRST_CHARACTERS = 1 << 19
+"""A longer text is counted before it is encoded with offsets, which need twice the memory: it may not fit anyway."""
+IDS_PER_SLICE = 1 << 16
+"""Ids converted to Python integers without releasing the GIL: about 1 ms."""
 
 
 class EncodingBackend(Protocol):
-    """What finds tokens in a text. Its methods may be called from several threads at once and raise LibraryPanic."""
+    """Tokenize texts. Several threads may call its methods at once. They raise LibraryPanic."""
 
-    def encode(self, text: str, *, most: int, add_special_tokens: bool = True) -> array[int] | int:
-        """Ids of `text` (type code "I"); only their number, where that is more than `most`."""
+    def encode(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> array[int] | int:
+        """Return the ids of `text` (type code "I"), or only their number if there are more than `max_tokens`."""
         ...
 
-    def encode_with_starts(self, text: str, *, most: int) -> tuple[array[int], array[int]] | int:
-        """The same, and the first character of each token: never before that of the token before it."""
+    def encode_with_starts(self, text: str, *, max_tokens: int) -> tuple[array[int], array[int]] | int:
+        """As `encode`, with the position of each token's first character; the positions never decrease."""
         ...
 
     def num_tokens_before(self, text: str, end: int) -> int:
-        """Tokens that lie wholly in the first `end` characters of `text`, special ones that are added apart."""
+        """Return how many tokens lie entirely in the first `end` characters, not counting added special tokens."""
         ...
 
 
@@ -58,59 +62,59 @@ class EncodedChat:
 class EncodedText:
     token_ids: list[int]
     echo: PromptText | None = None
-    """None: nobody asked, or it has no tokens."""
+    """None if it was not requested, or if there are no tokens."""
 
 
 @attrs.frozen
-class TooMany:
-    """Tokens that a text has, where that is more than it may have: their ids are not taken out."""
+class TooManyTokens:
+    """A text has more tokens than allowed; their ids were not taken."""
 
     num_tokens: int
     is_exact: bool
-    """Else it has at least so many: it was not tokenised."""
+    """False: the text was not tokenized and has at least `num_tokens`."""
 
 
 @attrs.frozen(eq=False)
 class TextEncoder:
-    """Encodes texts and chats with one backend. Its methods raise LibraryPanic."""
+    """Encode texts and chats with one backend. Its methods raise LibraryPanic."""
 
     backend: EncodingBackend
     bound: TextBound
-    seams: Seams
+    split_points: SplitPoints
 
-    def encode_text(self, text: str, *, most: int, with_echo: bool = False) -> EncodedText | TooMany:
-        """Encode a plain prompt of at most `most` tokens; `with_echo`: with what it takes to give it back."""
-        if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
-            return TooMany(num_tokens, is_exact=False)
-        if with_echo and len(text) > COUNTED_FIRST_CHARACTERS:
-            counted = self.count(text, most=most)
-            if isinstance(counted, TooMany):
+    def encode_text(self, text: str, *, max_tokens: int, with_echo: bool = False) -> EncodedText | TooManyTokens:
+        """Encode a plain prompt; `with_echo` adds what is needed to return it to the client."""
+        if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
+            return TooManyTokens(num_tokens, is_exact=False)
+        if with_echo and len(text) > COUNT_FIRST_CHARACTERS:
+            counted = self.count(text, max_tokens=max_tokens)
+            if isinstance(counted, TooManyTokens):
                 return counted
         if with_echo:
-            found = self.backend.encode_with_starts(text, most=most)
+            found = self.backend.encode_with_starts(text, max_tokens=max_tokens)
             if isinstance(found, int):
-                return TooMany(found, is_exact=True)
+                return TooManyTokens(found, is_exact=True)
             ids, starts = map(as_list, found)
             return EncodedText(ids, PromptText(text, ids[0], tuple(starts)) if ids else None)
-        encoded = self.backend.encode(text, most=most)
-        return TooMany(encoded, is_exact=True) if isinstance(encoded, int) else EncodedText(as_list(encoded))
+        encoded = self.backend.encode(text, max_tokens=max_tokens)
+        return TooManyTokens(encoded, is_exact=True) if isinstance(encoded, int) else EncodedText(as_list(encoded))
 
-    def count(self, text: str, *, most: int) -> int | TooMany:
-        """How many tokens a plain text has."""
-        if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
-            return TooMany(num_tokens, is_exact=False)
-        found = self.backend.encode(text, most=-1)
+    def count(self, text: str, *, max_tokens: int) -> int | TooManyTokens:
+        """Count the tokens of a plain text."""
+        if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
+            return TooManyTokens(num_tokens, is_exact=False)
+        found = self.backend.encode(text, max_tokens=-1)
         num_tokens = found if isinstance(found, int) else len(found)
-        return num_tokens if num_tokens <= most else TooMany(num_tokens, is_exact=True)
+        return num_tokens if num_tokens <= max_tokens else TooManyTokens(num_tokens, is_exact=True)
 
-    def told_by_length(self, text: str, *, most: int) -> TooMany | None:
-        """Whether the length alone says that a text has more than `most` tokens."""
-        num_tokens = self.bound.told_by_length(text, _hopeless(most))
-        return TooMany(num_tokens, is_exact=False) if num_tokens else None
+    def too_long(self, text: str, *, max_tokens: int) -> TooManyTokens | None:
+        """Return a result if the length alone shows that `text` has more than `max_tokens`. Takes constant time."""
+        num_tokens = self.bound.num_tokens_by_length(text, _too_many_threshold(max_tokens))
+        return TooManyTokens(num_tokens, is_exact=False) if num_tokens else None
 
-    def longest_chat(self, *, most: int) -> int | None:
-        """Characters from which on any rendered chat has more than `most` tokens; None: that cannot be told."""
-        return self.bound.most_characters(_hopeless(most))
+    def chat_length_limit(self, *, max_tokens: int) -> int | None:
+        """Return the length from which every rendered chat has more than `max_tokens`, or None if there is none."""
+        return self.bound.num_characters_for(_too_many_threshold(max_tokens))
 
     def encode_chat(
         self,
@@ -119,30 +123,30 @@ class TextEncoder:
         cache: SegmentCache | None = None,
         owner: str = "",
         *,
-        most: int = NO_LIMIT,
-    ) -> EncodedChat | TooMany:
-        """Encode a rendered chat of at most `most` tokens.
+        max_tokens: int = NO_LIMIT,
+    ) -> EncodedChat | TooManyTokens:
+        """Encode a rendered chat.
 
-        What `owner` has put into `cache` with the turns before is not tokenised again; the ids are the same.
+        Segments that `owner` added to `cache` in earlier turns are not tokenized again; the ids are the same.
         """
         text = rendered.text
-        if (num_tokens := self.bound.num_tokens(text, _hopeless(most))) > 0:
-            return TooMany(num_tokens, is_exact=False)
-        starts = self.seams.starts(text)
+        if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
+            return TooManyTokens(num_tokens, is_exact=False)
+        starts = self.split_points.starts(text)
         token_ids: array[int] = array("I")
         num_tokens = 0
         first_tokens = []
         for start, end in pairwise([*starts, len(text)]):
             first_tokens.append(num_tokens)
-            # the last segment is about to grow: nobody will ask for it as it is now
-            num_tokens += self._take_ids(
-                text[start:end], cache if end < len(text) else None, owner, token_ids, most - num_tokens
+            # the last segment will be longer in the next turn, so it is not worth caching
+            num_tokens += self._append_ids(
+                text[start:end], cache if end < len(text) else None, owner, token_ids, max_tokens - num_tokens
             )
-        if num_tokens > most:
-            return TooMany(num_tokens, is_exact=True)
+        if num_tokens > max_tokens:
+            return TooManyTokens(num_tokens, is_exact=True)
 
         def num_tokens_before(end: int) -> int:
-            """Tokens that lie wholly in the first `end` characters."""
+            """Return how many tokens lie entirely in the first `end` characters."""
             index = bisect_right(starts, end) - 1
             start, num_before = starts[index], first_tokens[index]
             if end == start:
@@ -154,31 +158,63 @@ class TextEncoder:
         breakpoints = tuple(Breakpoint(at, mark.ttl) for at, mark in zip(positions, marks, strict=True))
         return EncodedChat(as_list(token_ids), breakpoints)
 
-    def _take_ids(self, segment: str, cache: SegmentCache | None, owner: str, token_ids: array[int], most: int) -> int:
-        """Put a segment's ids behind `token_ids`, unless they are more than `most`. Returns how many they are."""
+    def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
+        """Return the ids of a short word at the beginning of a text, and after a space."""
+        bare = word.lstrip()
+        plain, spaced = self._ids_of_part(bare), self._ids_of_part(f" {bare}")
+        # if the second ends with the first, banning the first bans both
+        return [ids for ids in (plain, spaced) if ids and (ids is plain or spaced[-len(plain) :] != plain)]
+
+    def _ids_of_part(self, text: str) -> tuple[int, ...]:
+        ids = self.backend.encode(text, max_tokens=NO_LIMIT, add_special_tokens=False)
+        return () if isinstance(ids, int) else tuple(ids)
+
+    def _append_ids(
+        self, segment: str, cache: SegmentCache | None, owner: str, token_ids: array[int], max_tokens: int
+    ) -> int:
+        """Append a segment's ids to `token_ids` unless there are more than `max_tokens`. Return their number."""
         ids = None if cache is None else cache.find(owner, segment)
         if ids is None:
-            encoded = self.backend.encode(segment, most=most, add_special_tokens=False)
+            encoded = self.backend.encode(segment, max_tokens=max_tokens, add_special_tokens=False)
             if isinstance(encoded, int):
                 return encoded
             ids = encoded
             if cache is not None:
-                cache.keep(owner, segment, ids)
-        if len(ids) <= most:
+                cache.add(owner, segment, ids)
+        if len(ids) <= max_tokens:
             token_ids += ids
         return len(ids)
 
 
+def load_encoder(library: Library) -> TextEncoder:
+    """Return the encoder that uses `library` in this process. Raises CheckpointError."""
+    parts = json.loads(library.tokenizer.to_str())
+    try:
+        return TextEncoder(library, find_bound(parts, library.normalize), find_split_points(library, parts))
+    except LibraryPanic as error:
+        raise CheckpointError(f"tokenizer.json cannot be used: {error}") from error
+
+
+def decode_prompt(token_ids: Sequence[int], decoder: TokenDecoder) -> PromptText:
+    """Return the text of a prompt that was sent as ids. Raises LibraryPanic."""
+    offsets, pieces, num_characters = [], [], 0
+    for token_id in token_ids:
+        offsets.append(num_characters)
+        pieces.append(decoder.push(token_id))
+        num_characters += len(pieces[-1])
+    return PromptText("".join(pieces) + decoder.flush(), token_ids[0], tuple(offsets))
+
+
 def as_list(ids: array[int]) -> list[int]:
-    """`ids` as numbers of Python, some milliseconds' worth at a time."""
-    if len(ids) <= LISTED_AT_ONCE:
+    """Convert `ids` to a list, a few milliseconds' worth at a time."""
+    if len(ids) <= IDS_PER_SLICE:
         return ids.tolist()
-    listed: list[int] = []
-    for start in range(0, len(ids), LISTED_AT_ONCE):
-        listed += ids[start : start + LISTED_AT_ONCE].tolist()
-    return listed
+    converted: list[int] = []
+    for start in range(0, len(ids), IDS_PER_SLICE):
+        converted += ids[start : start + IDS_PER_SLICE].tolist()
+    return converted
 
 
-def _hopeless(most: int) -> int:
-    """Tokens from which on a text of at most `most` is refused untokenised: with some to spare for rounding."""
-    return most + 3
+def _too_many_threshold(max_tokens: int) -> int:
+    """Return the lower bound from which a text is refused untokenized, with a margin for rounding."""
+    return max_tokens + 3

@@ -1,6 +1,6 @@
-"""Tools, calls and thoughts of a chat as plain text, for chat templates that never look at them.
+"""Convert tools, tool calls and reasoning into plain text, for chat templates that do not support them.
 
-Used by `chat_template.py`. What must always hold: nothing of the chat is lost; user and assistant still alternate.
+Used by `chat_template.py`. What must always hold: no part of the chat is lost; user and assistant still alternate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Message = Mapping[str, Any]
 
 
 def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The tools as the beginning of the system prompt."""
+    """Put the tools at the beginning of the system prompt."""
     listed = "\n".join(as_json(tool) for tool in tools)
     text = (
         f"These tools can be called:\n<tools>\n{listed}\n</tools>\n"
@@ -25,10 +25,10 @@ def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
 
 
 def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Calls as text of the assistant, their results as text of the user, with whom the turns still alternate."""
+    """Convert calls to assistant text and their results to user text, so that the turns still alternate."""
     plain: list[dict[str, Any]] = []
     texts: list[list[str]] = []
-    """Of each of `plain`; joined at the end, for there may be thousands of results in one turn."""
+    """The parts of each message's content, joined at the end: one turn may have thousands of results."""
     after_result = False
     for message in messages:
         role, content = message["role"], message["content"]
@@ -37,32 +37,32 @@ def plain_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
         calls = message.get("tool_calls") or ()
         if calls:
-            content = "\n".join([content, *map(_shown_call, calls)]).lstrip("\n")
+            content = "\n".join([content, *map(_call_text, calls)]).lstrip("\n")
         if role == "user" and after_result:
             texts[-1].append(content)
         else:
-            said = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-            plain.append({**said, "role": role})
+            rest = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+            plain.append({**rest, "role": role})
             texts.append([content])
         after_result = is_result
-    return tuple({**said, "content": "\n".join(text)} for said, text in zip(plain, texts, strict=True))
+    return tuple({**message, "content": "\n".join(text)} for message, text in zip(plain, texts, strict=True))
 
 
-def _shown_call(call: Mapping[str, Any]) -> str:
+def _call_text(call: Mapping[str, Any]) -> str:
     function = call["function"]
     named = as_json({"name": function["name"], "arguments": function["arguments"]})
     return f"<tool_call>\n{named}\n</tool_call>"
 
 
 def plain_reasoning(message: Message) -> Message:
-    """What was thought before what was said."""
+    """Put the reasoning before the content."""
     reasoning = message.get("reasoning_content")
     if not reasoning:
         return message
-    said = {key: value for key, value in message.items() if key != "reasoning_content"}
-    return {**said, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return {**rest, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
 
 
 def as_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """JSON as chat templates expect it of their `tojson`."""
+    """Return JSON as chat templates expect it from `tojson`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -1,10 +1,10 @@
-"""Who scores a prompt, and how much a request may have scored.
+"""Which choice scores a prompt, and how many logprobs a request may have.
 
-Used by the tokenizer. A prompt is computed without the cache and scored once, with its first choice; the other choices
-read its blocks, and are told the same scores by the detokenizer.
+Used by the tokenizer. A prompt is computed without the cache and scored once, with its first choice. The other choices
+read its blocks, and the detokenizer gives them the same scores.
 
-What must always hold: `cached_tokens` of a request that wants to know of its prompt is 0, for the first choice reads
-nothing; what the web process keeps of scores for one request is bounded by name.
+What must always hold: `cached_tokens` of a request that wants its prompt scored is 0, because the first choice reads
+nothing from the cache; the web process holds a bounded number of scores per request.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _CODE = "too_many_logprobs"
 
 @attrs.frozen
 class PromptScoring:
-    """What one choice has to do with the scores of its prompt."""
+    """How one choice takes part in scoring its prompt."""
 
     reads_cache: bool
     prompt_logprobs: int | None
-    """As `SamplingParams` has it."""
+    """For `SamplingParams`."""
     scores_from: int | None
-    """As `Track` has it; `num_prompt_scores` likewise."""
+    """For `Track`, as `num_prompt_scores`."""
     num_prompt_scores: int
 
 
 def prompt_scoring(
     request: Encode, sampling: SamplingParams, sequence_id: int, choice: int, num_prompt_tokens: int
 ) -> PromptScoring:
-    """Of one choice of a prompt; the sequences of a prompt's choices are numbered in a row."""
+    """Return how one choice takes part. The choices of a prompt have consecutive sequence ids."""
     is_scored = sampling.prompt_logprobs is not None
     return PromptScoring(
         reads_cache=choice > 0 or not (request.echo or is_scored),
@@ -48,25 +48,30 @@ def prompt_scoring(
 def too_many_scores(
     request: Encode, nums_prompt_tokens: Sequence[int], budgets: Sequence[int], max_prompt: int, max_outputs: int
 ) -> RequestError | None:
-    """Why a request may not be told so many logprobs, if it may not.
+    """Return an error if a request asks for too many logprobs.
 
-    Counted are positions times the tokens that are told of each: its own and the likeliest. `max_prompt` holds for
-    prompts, and `max_outputs` for what the choices may have.
+    The number is positions times the tokens per position: its own token and the most likely ones. `max_prompt` limits
+    those of all prompts, and `max_outputs` those of all outputs.
     """
     sampling = request.sampling
     if (num_top := sampling.prompt_logprobs) is not None:
         num_scores = sum(nums_prompt_tokens) * (num_top + 1)
         if num_scores > max_prompt:
             param = "logprobs" if request.echo and num_top == sampling.logprobs else "prompt_logprobs"
-            where = "the positions of the prompts"
-            return RequestError(ErrorKind.INVALID, _message(num_scores, where, max_prompt), param, _CODE)
+            where = "prompt tokens"
+            return RequestError(ErrorKind.INVALID, _message(param, where, num_scores, max_prompt), param, _CODE)
     if (num_top := sampling.logprobs) is not None:
         num_scores = sum(budgets) * request.num_choices * (num_top + 1)
         if num_scores > max_outputs:
-            where = f"{request.max_tokens_param} of all choices"
-            return RequestError(ErrorKind.INVALID, _message(num_scores, where, max_outputs), "logprobs", _CODE)
+            where = f"`{request.max_tokens_param}` of all choices"
+            return RequestError(
+                ErrorKind.INVALID, _message("logprobs", where, num_scores, max_outputs), "logprobs", _CODE
+            )
     return None
 
 
-def _message(num_scores: int, where: str, limit: int) -> str:
-    return f"too many logprobs: {where}, times the tokens told of each, come to {num_scores}; at most {limit} are told"
+def _message(param: str, where: str, num_scores: int, limit: int) -> str:
+    return (
+        f"Invalid value for `{param}`: {where}, times the tokens returned per position, make {num_scores} logprobs; "
+        f"at most {limit} are allowed."
+    )

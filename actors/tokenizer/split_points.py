@@ -1,29 +1,35 @@
-"""At which added tokens of a tokenizer a text may be cut, so that the parts tokenise as the whole does.
+"""Where a text can be split so that its parts tokenize exactly as the whole does.
 
-The tokenizers library matches added tokens with `normalized: false` in the raw text, leftmost and longest first;
-what lies between two of them is normalised, split and encoded by itself. So a text can be cut right before such a
-token, if nothing else looks across that place. `find_seams` checks this, token by token, and refuses the whole
-tokenizer where it does not know a component or where a trial disagrees.
+The tokenizers library matches added tokens with `normalized: false` in the raw text, leftmost and longest first; the
+text between two of them is normalized, pre-tokenized and encoded by itself. So a text can be split right before such a
+token, unless something else looks across that position. `find_split_points` checks this for each token, and finds no
+split points if it does not know one of the tokenizer's components or if a trial disagrees.
 
-Tokens that take whitespace on their left (`lstrip`), or begin with whitespace, which a neighbour may take, are not cut
-at. Where some token matches whole words only (`single_word`), what lies behind a cut decides what is found before it:
-then nothing is cut.
-A part that begins with an added token does not have its first words at the text's beginning, where some
-pre-tokenizers (Metaspace, `prepend_scheme: first`) treat them differently. So cuts are before such tokens, not after.
+No split is made at tokens that take whitespace on their left (`lstrip`) or begin with whitespace, which a neighbour may
+take. If any token matches whole words only (`single_word`), the text after a split decides what is found before it:
+then nothing is split. A part that begins with an added token does not have its first words at the beginning of the
+text, where some pre-tokenizers (Metaspace, `prepend_scheme: first`) treat them differently. So splits are before such
+tokens, not after.
+
+What must always hold: the ids of the parts, concatenated, are the ids of the whole text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-import tokenizers
-
 from ..shared.tokenizers_library import Library
-from .segment_cache import MIN_CHARACTERS, Seams, TooDeep
 
-LOCAL_KINDS = {
+MIN_CHARACTERS = 256
+"""A shorter segment is joined to the next one: looking it up would cost as much as encoding it."""
+WINDOW_CHARACTERS = 1 << 16
+"""A text is searched for split points in windows of this length."""
+MAX_DEPTH = 64
+"""Added tokens that may be prefixes of one another, in a row: the pattern nests as deeply."""
+LOCAL_COMPONENTS = {
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},
     "normalizer": {
         *("Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "Prepend"),
@@ -35,42 +41,105 @@ LOCAL_KINDS = {
     },
     "post_processor": {"Sequence", "ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"},
 }
-"""Components that work on what lies between two added tokens and on nothing else, or, behind the model, leave ids of a
-text without special tokens alone."""
-
+"""Components that look only at the text between two added tokens or, after the model, do not change the ids of a text
+without special tokens."""
 NUM_TRIED = 8
-"""Tokens that are tried at load; some vocabularies have thousands of them, all alike."""
-NO_SEAMS = Seams((), ())
+"""Tokens tried at startup; some vocabularies have thousands of similar ones."""
 
 
-def find_seams(tokenizer: tokenizers.Tokenizer, min_characters: int = MIN_CHARACTERS) -> Seams:
-    """Where texts for this tokenizer may be cut, each part at least so long; nowhere, if that is not certain."""
-    return seams_of(Library(tokenizer), json.loads(tokenizer.to_str()), min_characters)
+class NestedTooDeeply(ValueError):
+    """More than MAX_DEPTH added tokens are prefixes of one another."""
 
 
-def seams_of(library: Library, parts: Mapping[str, Any], min_characters: int = MIN_CHARACTERS) -> Seams:
-    """The same, of a tokenizer whose JSON has been read."""
-    tokenizer = library.tokenizer
+class SplitPoints:
+    """Find where a text can be split: right before certain added tokens.
+
+    As in the tokenizer, the longest of the tokens that start at one position counts, and none starts inside another.
+    """
+
+    def __init__(
+        self, split_before: Collection[str], others: Collection[str], min_characters: int = MIN_CHARACTERS
+    ) -> None:
+        """`others`: added tokens that are matched in the same pass, but not split at. Raises NestedTooDeeply."""
+        self._min_characters = min_characters
+        self._split_before = frozenset(split_before)
+        self._pattern = re.compile(_pattern_of(sorted({*split_before, *others}))) if split_before else None
+        self._longest = max(map(len, (*split_before, *others)), default=0)
+
+    def starts(self, text: str) -> list[int]:
+        """Return the position of each segment's first character, beginning with 0.
+
+        Appending to the text changes none of them, except perhaps the last.
+        """
+        starts = [0]
+        if self._pattern is None or len(text) < self._min_characters:
+            return starts
+        at = 0
+        while at < len(text):
+            # in windows, because the search holds the GIL from one match to the next
+            window_end = at + WINDOW_CHARACTERS
+            at = window_end
+            for match in self._pattern.finditer(text, window_end - WINDOW_CHARACTERS, window_end + self._longest):
+                if match.start() >= window_end:
+                    break
+                if match.start() - starts[-1] >= self._min_characters and match[0] in self._split_before:
+                    starts.append(match.start())
+                at = max(window_end, match.end())
+        return starts
+
+
+NO_SPLIT_POINTS = SplitPoints((), ())
+
+
+def find_split_points(library: Library, parts: Mapping[str, Any], min_characters: int = MIN_CHARACTERS) -> SplitPoints:
+    """Return the split points of a tokenizer, none if they are not certain to be safe.
+
+    `parts` is its parsed JSON. Each segment has at least `min_characters`.
+    """
     matched = [token for token in parts["added_tokens"] if not token["normalized"] and token["content"]]
-    if not _is_local(parts) or tokenizer.encode_special_tokens or any(token["single_word"] for token in matched):
-        return NO_SEAMS
-    cut_before = [t["content"] for t in matched if not t["lstrip"] and not t["content"][0].isspace()]
+    looks_further = library.tokenizer.encode_special_tokens or any(token["single_word"] for token in matched)
+    if looks_further or not _is_local(parts):
+        return NO_SPLIT_POINTS
+    split_before = [t["content"] for t in matched if not t["lstrip"] and not t["content"][0].isspace()]
     try:
-        seams = Seams(cut_before, [token["content"] for token in matched], min_characters)
-    except TooDeep:
-        return NO_SEAMS
-    trials = _trials(cut_before[:NUM_TRIED])
-    return seams if all(_agrees(library, seams, text) for text in trials) else NO_SEAMS
+        split_points = SplitPoints(split_before, [token["content"] for token in matched], min_characters)
+    except NestedTooDeeply:
+        return NO_SPLIT_POINTS
+    trials = _trial_texts(split_before[:NUM_TRIED])
+    return split_points if all(_agrees(library, split_points, text) for text in trials) else NO_SPLIT_POINTS
+
+
+def _pattern_of(tokens: Sequence[str], depth: int = 0) -> str:
+    """Return a regular expression for the longest of `tokens`, which are sorted and unique.
+
+    It is a prefix tree: vocabularies can have thousands of added tokens, and a flat alternation would be tried from end
+    to end at each position where one might start.
+    """
+    if depth > MAX_DEPTH:
+        raise NestedTooDeeply
+    first, last = tokens[0], tokens[-1]
+    common = next(
+        (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+    ends_here = len(first) == common
+    branches = [
+        _pattern_of([token[common:] for token in group], depth + 1)
+        for _, group in groupby(tokens[ends_here:], lambda t: t[common])
+    ]
+    if not branches:
+        return re.escape(first)
+    inner = branches[0] if len(branches) == 1 and not ends_here else f"(?:{'|'.join(branches)})"
+    return re.escape(first[:common]) + inner + ("?" if ends_here else "")
 
 
 def _is_local(parts: Mapping[str, Any]) -> bool:
     if parts["model"].get("dropout"):
-        return False  # drawn anew each time
-    return all(kind in known for name, known in LOCAL_KINDS.items() for kind in _kinds(parts[name]))
+        return False  # random, so different each time
+    return all(kind in known for name, known in LOCAL_COMPONENTS.items() for kind in _kinds(parts[name]))
 
 
 def _kinds(component: Mapping[str, Any] | None) -> Iterator[str]:
-    """Of a component and of those that it is a sequence of."""
+    """Yield the type of a component and, if it is a sequence, the types of its elements."""
     if component is None:
         return
     yield component.get("type", "")
@@ -79,18 +148,18 @@ def _kinds(component: Mapping[str, Any] | None) -> Iterator[str]:
             yield from _kinds(inner)
 
 
-def _agrees(library: Library, seams: Seams, text: str) -> bool:
-    starts = seams.starts(text)
+def _agrees(library: Library, split_points: SplitPoints, text: str) -> bool:
+    starts = split_points.starts(text)
     ends = [*starts[1:], len(text)]
-    parts: list[int] = []
+    ids: list[int] = []
     for start, end in zip(starts, ends, strict=True):
-        parts += library.list_ids(text[start:end], add_special_tokens=False)
-    return parts == library.list_ids(text, add_special_tokens=False)
+        ids += library.list_ids(text[start:end], add_special_tokens=False)
+    return ids == library.list_ids(text, add_special_tokens=False)
 
 
-def _trials(tokens: Iterable[str]) -> Iterator[str]:
-    """Texts with each token between words, spaces and line breaks."""
+def _trial_texts(tokens: Iterable[str]) -> Iterator[str]:
+    """Yield texts with each token between words, spaces and line breaks."""
     words = "it's a trial of 12345 words,\n\n  Ünïcode ✓ too"
-    said = words * -(-MIN_CHARACTERS // len(words))
+    filler = words * -(-MIN_CHARACTERS // len(words))
     for token in tokens:
-        yield f"{said}{token}{said} {token} {said}\n{token}\n{said}{token}"
+        yield f"{filler}{token}{filler} {token} {filler}\n{token}\n{filler}{token}"

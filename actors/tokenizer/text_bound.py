@@ -1,11 +1,11 @@
-"""How many tokens a text has at least, told without tokenising it: so what cannot fit is refused at once.
+"""A lower bound on the number of tokens in a text, found without tokenizing it: what cannot fit is refused early.
 
-Used by `vocabulary.py`. A token stands for no more bytes than the longest one of the vocabulary has, so a text has at
-least as many tokens as its bytes divided by that: its bytes as the normalizer leaves them, less the blanks that an
-added token or the pre-tokenizer may swallow.
+Used by `encoder.py`. No token stands for more bytes than the longest token of the vocabulary has, so a text has at
+least as many tokens as its bytes divided by that: its bytes after normalization, without the whitespace that added
+tokens or the pre-tokenizer may drop.
 
-What must always hold: the number is never above what counting gives. Where a component is not known, or where unknown
-characters are fused into one token or dropped, there is no bound.
+What must always hold: the bound is never above the real count. Where a component is unknown, or unknown characters are
+fused into one token or dropped, there is no bound.
 """
 
 from __future__ import annotations
@@ -16,94 +16,99 @@ from typing import Any
 
 import attrs
 
+from ..shared.token_decoding import byte_alphabet
+
 Parts = Mapping[str, Any]
-"""A tokenizer as its JSON has it, or a component of one."""
+"""The parsed JSON of a tokenizer, or of one component."""
 
 SLICE_CHARACTERS = 1 << 16
-"""A long text is looked at in slices of this length: normalizers hold the interpreter lock."""
+"""A long text is measured in slices of this length: normalizers hold the GIL."""
 SLICE_MARGIN_BYTES = 256
-"""By how much a slice by itself may come out longer than in its text: a character that its neighbours complete."""
+"""How much longer a slice may be when normalized by itself: its first and last characters lack their neighbours."""
 MAX_UTF8_BYTES = 4
 
 SHRINK = {"NFC": 4, "NFD": 3, "NFKC": 4, "NFKD": 4}
-"""To what part of its bytes each may shrink a text: seven bytes become the two of U+0390, a mathematical digit one.
-Those of plain ASCII stay as they are."""
+"""The factor by which each may shrink a text, in bytes: seven bytes become the two of U+0390, a mathematical digit
+becomes one byte. ASCII does not change."""
 _GROWING = frozenset({"Prepend", "ByteLevel"})
-"""Normalizers that take nothing away."""
+"""Normalizers that never remove anything."""
 _BY_CHARACTER = frozenset({*SHRINK, "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Precompiled"})
-"""Normalizers that look at a character and its closest neighbours."""
+"""Normalizers that look only at a character and its immediate neighbours."""
 _KEEPS_ASCII = frozenset({*SHRINK, *_GROWING, "Lowercase", "Strip"})
-"""Those that leave plain ASCII as it is, blanks aside."""
-_DROPS_BLANKS = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer"})
+"""Normalizers that do not shrink ASCII, whitespace apart."""
+_DROPS_WHITESPACE = frozenset({"Whitespace", "WhitespaceSplit", "BertPreTokenizer"})
 _DROPS_NOTHING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"})
-_DROPS_IF_TOLD = frozenset({"Split", "Punctuation"})
+_MAY_DROP = frozenset({"Split", "Punctuation"})
 
 
 @attrs.frozen
 class TextBound:
-    """What one tokenizer's vocabulary and components say of any text."""
+    """A lower bound on the tokens of any text, from one tokenizer's vocabulary and components."""
 
     longest_token_bytes: int
-    """0: there is no bound."""
+    """0 if there is no bound."""
     shrink: int
-    """The normalizer leaves at least one byte of so many; 0: that is not known."""
+    """The normalizer leaves at least one of this many bytes; 0 if unknown."""
     is_ascii_kept: bool
-    """It takes nothing away from plain ASCII."""
+    """The normalizer does not shrink ASCII."""
     is_local: bool
-    """It works on each character and its closest neighbours, so that a text can be normalised in slices."""
-    swallows_blanks: bool
-    """The normalizer or the pre-tokenizer may, anywhere."""
-    swallowing: tuple[str, ...]
-    """Added tokens that take the blanks beside them, where one stands in the text."""
+    """The normalizer looks only at immediate neighbours, so a text can be normalized in slices."""
+    drops_whitespace: bool
+    """The normalizer or the pre-tokenizer may drop whitespace anywhere."""
+    stripping_tokens: tuple[str, ...]
+    """Added tokens that absorb the whitespace beside them."""
     normalize: Callable[[str], str] = attrs.field(repr=False, eq=False)
 
-    def most_characters(self, enough: int) -> int | None:
-        """The length from which on every text has at least `enough` tokens; None: there is none."""
-        if not self.longest_token_bytes or not self.shrink or self.swallows_blanks or self.swallowing:
+    def num_characters_for(self, min_tokens: int) -> int | None:
+        """Return the length from which every text has at least `min_tokens`, or None if there is no such length."""
+        if not self.longest_token_bytes or not self.shrink or self.drops_whitespace or self.stripping_tokens:
             return None
-        return (enough - 1) * self.longest_token_bytes * self.shrink + 1
+        return (min_tokens - 1) * self.longest_token_bytes * self.shrink + 1
 
-    def tokens_of_length(self, num_characters: int) -> int:
-        """Tokens that every text of this length has at least; only where `most_characters` is known."""
+    def num_tokens_of_length(self, num_characters: int) -> int:
+        """Return how many tokens every text of this length has at least.
+
+        Call it only where `num_characters_for` returns a number.
+        """
         return _quotient(_quotient(num_characters, self.shrink), self.longest_token_bytes)
 
-    def told_by_length(self, text: str, enough: int) -> int:
-        """As `num_tokens`, from the length alone: 0 where that does not reach `enough`. Takes no time."""
-        if self.most_characters(enough) is None:
+    def num_tokens_by_length(self, text: str, threshold: int) -> int:
+        """Return the bound that the length alone gives, or 0 if it is below `threshold`. Takes constant time."""
+        if self.num_characters_for(threshold) is None:
             return 0
         shrink = 1 if self.is_ascii_kept and text.isascii() else self.shrink
-        return self._reaching(enough, _quotient(len(text), shrink))
+        return self._if_reached(threshold, _quotient(len(text), shrink))
 
-    def num_tokens(self, text: str, enough: int) -> int:
-        """How many tokens `text` has at least, or 0 where fewer than `enough` can be told.
+    def num_tokens(self, text: str, threshold: int) -> int:
+        """Return how many tokens `text` has at least, or 0 if that is below `threshold`.
 
-        Takes time in proportion to the text, in slices that hold the interpreter lock for a few milliseconds each.
+        Takes time proportional to the text, in slices that hold the GIL for a few milliseconds each.
         """
-        if not self.longest_token_bytes or len(text) * MAX_UTF8_BYTES < enough * self.longest_token_bytes:
+        if not self.longest_token_bytes or len(text) * MAX_UTF8_BYTES < threshold * self.longest_token_bytes:
             return 0
-        take = _sizes[self.swallows_blanks or any(content in text for content in self.swallowing)]
+        size = _sizes[self.drops_whitespace or any(content in text for content in self.stripping_tokens)]
         if self.shrink == 1 or (self.is_ascii_kept and text.isascii()):
-            num_bytes = sum(map(take, _slices(text)))
+            num_bytes = sum(map(size, _slices(text)))
         elif self.is_local:
-            num_bytes = sum(max(0, take(self.normalize(piece)) - SLICE_MARGIN_BYTES) for piece in _slices(text))
+            num_bytes = sum(max(0, size(self.normalize(piece)) - SLICE_MARGIN_BYTES) for piece in _slices(text))
         elif self.shrink:
-            num_bytes = _quotient(sum(map(take, _slices(text))), self.shrink)
+            num_bytes = _quotient(sum(map(size, _slices(text))), self.shrink)
         else:
             return 0
-        return self._reaching(enough, num_bytes)
+        return self._if_reached(threshold, num_bytes)
 
-    def _reaching(self, enough: int, num_bytes: int) -> int:
+    def _if_reached(self, threshold: int, num_bytes: int) -> int:
         num_tokens = _quotient(num_bytes, self.longest_token_bytes)
-        return num_tokens if num_tokens >= enough else 0
+        return num_tokens if num_tokens >= threshold else 0
 
 
 def no_bound() -> TextBound:
-    """For a tokenizer of which nothing is known."""
+    """Return a bound that says nothing, for an unknown kind of tokenizer."""
     return TextBound(0, 0, False, False, True, (), str)
 
 
 def find_bound(parts: Parts, normalize: Callable[[str], str]) -> TextBound:
-    """What can be told of texts for the tokenizer `parts`; `normalize` is its normalizer."""
+    """Return the bound for a tokenizer, given its parsed JSON and its normalizer."""
     longest = _longest_token_bytes(parts, normalize)
     normalizers = list(_leaves(parts["normalizer"], "normalizers"))
     pre_tokenizers = list(_leaves(parts["pre_tokenizer"], "pretokenizers"))
@@ -111,23 +116,23 @@ def find_bound(parts: Parts, normalize: Callable[[str], str]) -> TextBound:
     if not longest or None in shrinks or not all(map(_is_counted, pre_tokenizers)):
         return no_bound()
     strips = any(part["type"] == "Strip" for part in normalizers)
-    drops = any(part["type"] in _DROPS_BLANKS for part in pre_tokenizers)
-    swallowing = [token for token in parts["added_tokens"] if token["lstrip"] or token["rstrip"]]
-    # one that is looked for in the normalised text may stand there and not in the text itself
-    hidden = bool(normalizers) and any(token["normalized"] for token in swallowing)
+    drops = any(part["type"] in _DROPS_WHITESPACE for part in pre_tokenizers)
+    stripping = [token for token in parts["added_tokens"] if token["lstrip"] or token["rstrip"]]
+    # a token that is matched in the normalized text may be there without being in the original text
+    hidden = bool(normalizers) and any(token["normalized"] for token in stripping)
     return TextBound(
         longest_token_bytes=longest,
         shrink=prod(shrink or 0 for shrink in shrinks),
         is_ascii_kept=all(part["type"] in _KEEPS_ASCII for part in normalizers),
         is_local=all(map(_is_local, normalizers)),
-        swallows_blanks=strips or drops or hidden,
-        swallowing=tuple(token["content"] for token in swallowing),
+        drops_whitespace=strips or drops or hidden,
+        stripping_tokens=tuple(token["content"] for token in stripping),
         normalize=normalize,
     )
 
 
 def _leaves(component: Parts | None, inner: str) -> Iterator[Parts]:
-    """A component, or those that it is a sequence of."""
+    """Yield a component or, if it is a sequence, its elements."""
     if component is None:
         return
     if component["type"] != "Sequence":
@@ -138,7 +143,7 @@ def _leaves(component: Parts | None, inner: str) -> Iterator[Parts]:
 
 
 def _shrink_of(part: Parts) -> int | None:
-    """Of how many bytes a normalizer leaves one at least, blanks aside; 0: of any number; None: that is not known."""
+    """Return of how many bytes a normalizer leaves at least one, whitespace apart; 0: no limit; None: unknown."""
     kind = part["type"]
     if kind in SHRINK:
         return SHRINK[kind]
@@ -156,21 +161,21 @@ def _shrink_of(part: Parts) -> int | None:
 
 def _is_local(part: Parts) -> bool:
     if part["type"] == "Replace":
-        # what a cut leaves of a longer one could come to anything; what grows much, beyond the margin
+        # a slice may cut a longer pattern in two; a longer replacement would exceed the margin
         return len(part["pattern"].get("String", "")) == 1 and len(part["content"].encode()) <= MAX_UTF8_BYTES
     return part["type"] in _BY_CHARACTER or part["type"] in _GROWING or part["type"] == "Strip"
 
 
 def _is_counted(part: Parts) -> bool:
-    """Whether all that a pre-tokenizer is given, blanks aside, reaches the model."""
+    """Return whether everything but whitespace passes through the pre-tokenizer to the model."""
     kind = part["type"]
-    if kind in _DROPS_IF_TOLD:
+    if kind in _MAY_DROP:
         return bool(part["behavior"] != "Removed")
-    return kind in _DROPS_BLANKS or kind in _DROPS_NOTHING
+    return kind in _DROPS_WHITESPACE or kind in _DROPS_NOTHING
 
 
 def _longest_token_bytes(parts: Parts, normalize: Callable[[str], str]) -> int:
-    """Bytes of a text that a token stands for at most; 0 where one may stand for any number of them."""
+    """Return how many bytes of a text one token stands for at most; 0 if there is no limit."""
     model = parts["model"]
     kind = model.get("type")
     vocabulary = model["vocab"]
@@ -178,7 +183,7 @@ def _longest_token_bytes(parts: Parts, normalize: Callable[[str], str]) -> int:
     components = (*_leaves(parts["pre_tokenizer"], "pretokenizers"), *_leaves(parts["normalizer"], "normalizers"))
     by_byte = any(part["type"] == "ByteLevel" for part in components)
     if by_byte:
-        sizes = [len(name) for name in names]  # a character a byte
+        sizes = [len(name) for name in names]  # one character per byte
         has_all = all(char in vocabulary for char in byte_alphabet()) if kind == "BPE" else False
     else:
         sizes = [len(name.encode("utf-8", "surrogatepass")) for name in names]
@@ -188,7 +193,7 @@ def _longest_token_bytes(parts: Parts, normalize: Callable[[str], str]) -> int:
         return 0
     unknown = 1
     if not has_all:
-        # Unigram always fuses; without a token for them, BPE drops what it does not know
+        # Unigram always fuses unknown characters; BPE drops them if it has no token for them
         if kind == "Unigram" or model.get("fuse_unk") or model.get("unk_token") is None:
             return 0
         unknown = MAX_UTF8_BYTES
@@ -197,16 +202,8 @@ def _longest_token_bytes(parts: Parts, normalize: Callable[[str], str]) -> int:
     return max((unknown, *sizes, *added_sizes))
 
 
-def byte_alphabet() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: printable ones for themselves, the others
-    from U+0100 on (the mapping that GPT-2 introduced)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
-
-
 def _quotient(number: int, divisor: int) -> int:
-    """Rounded up."""
+    """Divide and round up."""
     return -(-number // divisor)
 
 
@@ -219,8 +216,8 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _size_without_blanks(text: str) -> int:
+def _size_without_whitespace(text: str) -> int:
     return _size("".join(text.split()))
 
 
-_sizes = {False: _size, True: _size_without_blanks}
+_sizes = {False: _size, True: _size_without_whitespace}

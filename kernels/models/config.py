@@ -1,10 +1,10 @@
-"""`config.json` as the decoder families read it.
+"""The decoder families' view of `config.json`.
 
-`families.py` reads it once at load; a family's file takes the numbers from here, and `refusals.py` refuses what it asks
-for and we do not compute: a checkpoint must never load and answer nonsense.
+A backend reads the file once at load, and the family's `parse_*` builds a `DecoderConfig` from it with the functions
+here. `refusals.py` refuses what we do not compute: a checkpoint must never load and answer nonsense.
 
-What must always hold: an absent entry means what it means in the architecture's own configuration class, and where that
-is a guess about the model's size, the entry has to be there.
+What must always hold: an absent entry has the default of the architecture's own configuration class; if that default is
+the size of one particular model, the entry is required.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class MoeConfig:
 
     num_experts: int
     num_chosen: int
-    """Experts that a token goes to."""
+    """Experts per token."""
     intermediate_size: int
-    """Of each."""
+    """Of each expert."""
     normalise: bool
-    """The weights of the chosen come to 1."""
+    """Whether the weights of the chosen experts are normalised to 1."""
     dense_layers: frozenset[int]
-    """Those with one MLP for all tokens."""
+    """Layers with a dense MLP instead of experts."""
 
 
 @attrs.frozen(kw_only=True)
 class DecoderConfig:
-    """The numbers of a decoder."""
+    """The configuration of a decoder."""
 
     architecture: str
     vocab_size: int
@@ -49,30 +49,32 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: Rope
     local_rope: Rope
-    """Of layers with a window; the same but for Gemma 3."""
+    """Of layers with a window; differs from `rope` for Gemma 3 only."""
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool
     o_bias: bool
     windows: tuple[int | None, ...]
-    """How many tokens each layer's attention sees, itself among them; None where it sees all."""
+    """How many tokens each layer's attention sees, the token itself included; None: all."""
     attention_scale: float
-    """Of the product of a query and a key."""
+    """Factor of the product of query and key."""
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
     moe: MoeConfig | None = None
 
 
 def read_config(model_path: Path) -> dict[str, Any]:
-    """The parsed `config.json` of a checkpoint folder.
+    """Read and parse the `config.json` of a checkpoint folder.
 
-    Raises ValueError where there is none, where it is no object, and for entries of the wrong kind.
+    Raises ValueError if it is missing or not a JSON object, and for entries of a wrong type.
     """
     path = model_path / "config.json"
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise ValueError(f"{model_path} holds no config.json: not a checkpoint in the Hugging Face layout") from None
+        raise ValueError(
+            f"{model_path} has no config.json, so it is not a checkpoint in the Hugging Face layout"
+        ) from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     except ValueError as error:
@@ -93,22 +95,24 @@ def read_sizes(
     rms_norm_eps: float = 1e-6,
     tied: bool = False,
 ) -> dict[str, Any]:
-    """What all decoders have, as arguments of `DecoderConfig`.
+    """Read the sizes that all decoders have, as arguments of `DecoderConfig`.
 
-    `default_head_dim` stands in for an absent `head_dim`; None means hidden size over heads. `every_head_its_kv` says
-    that an absent `num_key_value_heads` means as many as there are heads. The last two stand in for absent entries.
-    Raises ValueError naming the entry that is missing or wrong.
+    The keyword arguments are defaults of absent entries. `default_head_dim` None means hidden size over heads;
+    `every_head_its_kv` makes `num_key_value_heads` default to the number of heads. Raises ValueError naming the entry
+    that is missing or wrong.
     """
     hidden_size, num_heads = positive(data, "hidden_size"), positive(data, "num_attention_heads")
     num_kv_heads = positive(data, "num_key_value_heads", default=num_heads if every_head_its_kv else None)
     head_dim = positive(data, "head_dim", default=default_head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
-        raise ValueError(f"config.json: {num_heads} attention heads do not divide among {num_kv_heads} key/value heads")
+        raise ValueError(
+            f"config.json: num_attention_heads is {num_heads}, must be a multiple of num_key_value_heads {num_kv_heads}"
+        )
     if head_dim % 2:
-        raise ValueError(f"config.json: head_dim {head_dim} is odd, which rotary embedding cannot pair")
+        raise ValueError(f"config.json: head_dim is {head_dim}, must be even for rotary embedding")
     epsilon = positive_number(data, "rms_norm_eps", default=rms_norm_eps)
     if epsilon is None:
-        raise ValueError("config.json: rms_norm_eps is null, where a positive number is needed")
+        raise ValueError("config.json: rms_norm_eps is null, must be a positive number")
     return {
         "vocab_size": positive(data, "vocab_size"),
         "hidden_size": hidden_size,
@@ -124,9 +128,9 @@ def read_sizes(
 
 
 def read_windows(data: dict[str, Any], default_types: list[str], default_window: int | None) -> tuple[int | None, ...]:
-    """Each layer's window: by `layer_types`, else by `default_types`.
+    """Return each layer's window: by `layer_types`, else by `default_types`.
 
-    Raises ValueError for other types of layers, for too few, and where a window is wanted but there is none.
+    Raises ValueError for other types or a wrong number of layers, and for windowed layers without `sliding_window`.
     """
     types = data.get("layer_types") or default_types
     other_types = sorted(set(types) - {"full_attention", "sliding_attention"})
@@ -136,17 +140,17 @@ def read_windows(data: dict[str, Any], default_types: list[str], default_window:
             "only full_attention and sliding_attention"
         )
     if len(types) != data["num_hidden_layers"]:
-        raise ValueError(f"config.json: layer_types names {len(types)} layers of {data['num_hidden_layers']}")
+        raise ValueError(f"config.json: layer_types has {len(types)} entries for {data['num_hidden_layers']} layers")
     if "sliding_attention" not in types:
         return (None,) * len(types)
     if data.get("sliding_window", default_window) is None:
-        raise ValueError("config.json: layer_types wants a sliding_window, and there is none")
+        raise ValueError("config.json: sliding_window is null, but layer_types has sliding_attention")
     window = positive(data, "sliding_window", default=default_window)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def read_qwen_windows(data: dict[str, Any]) -> tuple[int | None, ...]:
-    """A window only where `use_sliding_window` asks for one: by `layer_types`, else from `max_window_layers` on."""
+    """Return each layer's window if `use_sliding_window`: by `layer_types`, else from layer `max_window_layers` on."""
     num_layers = positive(data, "num_hidden_layers")
     if not data.get("use_sliding_window"):
         return same_window(data, None)
@@ -154,13 +158,13 @@ def read_qwen_windows(data: dict[str, Any]) -> tuple[int | None, ...]:
         return same_window(data, None)
     full = data.get("max_window_layers", 28)
     if not isinstance(full, int) or isinstance(full, bool):
-        raise ValueError(f"config.json: max_window_layers is {full!r}, where an integer is needed")
+        raise ValueError(f"config.json: max_window_layers is {full!r}, must be an integer")
     kinds = ["full_attention" if index < full else "sliding_attention" for index in range(num_layers)]
     return read_windows(data, kinds, 4096)
 
 
 def same_window(data: dict[str, Any], window: int | None) -> tuple[int | None, ...]:
-    """One window, or none, for all layers. Raises ValueError where `layer_types` says otherwise."""
+    """Return the same window, or none, for all layers. Raises ValueError if `layer_types` contradicts."""
     kind = "full_attention" if window is None else "sliding_attention"
     others = sorted(set(data.get("layer_types") or ()) - {kind})
     if others:
@@ -170,7 +174,7 @@ def same_window(data: dict[str, Any], window: int | None) -> tuple[int | None, .
 
 
 def check_length(config: DecoderConfig, max_model_len: int) -> None:
-    """Raises ValueError for a length beyond the model's positions, those that YaRN adds among them."""
+    """Raises ValueError for a length beyond the model's positions, including those that YaRN adds."""
     longest, scaling = config.max_position_embeddings, config.rope.scaling
     if isinstance(scaling, YarnScaling):
         longest = max(longest, int(scaling.factor * scaling.original_max_position_embeddings))
@@ -179,32 +183,32 @@ def check_length(config: DecoderConfig, max_model_len: int) -> None:
     if isinstance(scaling, ShortFactors) and max_model_len > scaling.original_max_position_embeddings:
         raise ValueError(
             f"max_model_len {max_model_len} exceeds original_max_position_embeddings "
-            f"{scaling.original_max_position_embeddings}: past it rope_type 'longrope' turns earlier tokens otherwise, "
-            "which no cached prefix survives; choose a max_model_len up to it"
+            f"{scaling.original_max_position_embeddings}: beyond it rope_type 'longrope' changes the rotation of "
+            "earlier tokens, which invalidates cached prefixes; choose a max_model_len up to it"
         )
 
 
 _MOST_OF = {"num_hidden_layers": 10_000}
-"""Of what is counted out one by one."""
+"""Upper bounds of entries over which we loop."""
 
 
 def positive(data: dict[str, Any], key: str, *, default: int | None = None) -> int:
-    """A positive integer. Raises ValueError naming the entry."""
+    """Read a positive integer. Raises ValueError naming the entry."""
     value = data.get(key)
     if value is None:
         value = default
     if value is None or not is_whole(value) or value <= 0:
-        raise ValueError(f"config.json: {key} is {shown(value)}, where a positive integer is needed")
+        raise ValueError(f"config.json: {key} is {shown(value)}, must be a positive integer")
     if value > _MOST_OF.get(key, value):
-        raise ValueError(f"config.json: {key} is {value}, more than {_MOST_OF[key]}")
+        raise ValueError(f"config.json: {key} is {value}, must be at most {_MOST_OF[key]}")
     return value
 
 
 def positive_number(data: dict[str, Any], key: str, *, default: float | None) -> float | None:
-    """A positive number, or None where the entry is null. Raises ValueError naming the entry."""
+    """Read a positive number, or None if the entry is null. Raises ValueError naming the entry."""
     value = data.get(key, default)
     if value is None:
         return None
     if not is_number(value) or value <= 0:
-        raise ValueError(f"config.json: {key} is {shown(value)}, where a positive number is needed")
+        raise ValueError(f"config.json: {key} is {shown(value)}, must be a positive number")
     return float(value)

@@ -1,7 +1,8 @@
-"""Of what kind each entry of a `config.json` is: a list where an object belongs is refused before anybody reads it.
+"""The type of each entry of a `config.json`. Wrong types, such as a list for an object, are refused before parsing.
 
-`config.py` asks once, for everything that some family reads. What must always hold: an entry that passes can be read
-without a surprise by whoever expects its kind; null is what an absent entry is.
+`config.py` checks once, for every entry that some family reads.
+
+What must always hold: an entry that passes has the type that its readers expect; null means the same as absent.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 MOST = 2**31 - 1
-"""Of any size: a larger one is a slip, and would end somewhere as an error that names nothing."""
+"""Largest integer: a larger one is a mistake, and would cause an obscure error later."""
 LARGEST = 1e15
-"""Of any number that is no size; the largest bases of rotary embeddings are a millionth of it."""
+"""Largest other number; the largest bases of rotary embeddings are a millionth of it."""
 MAX_DEPTH = 100
-"""Of what is nested, where three is usual."""
+"""Deepest nesting; three levels are usual."""
 
 
 def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return -LARGEST <= value <= LARGEST  # a NaN is not
+    return -LARGEST <= value <= LARGEST  # false for NaN
 
 
 def is_whole(value: object) -> bool:
@@ -76,11 +77,11 @@ _ROPE_TYPES = {
     **_named("truncate", "true or false", _is_flag),
     **_named("short_factor long_factor", "a list of numbers", _is_list_of(is_number)),
 }
-"""Of rotary parameters; all others are numbers, or objects of the same for a type of layers."""
+"""Types of rotary parameters; all others are numbers, or objects with these entries for one type of layers."""
 
 
 def check_types(data: dict[str, Any]) -> None:
-    """Raises ValueError naming the first entry that is of another kind than it has to be."""
+    """Raises ValueError naming the first entry of a wrong type."""
     for name, (expected, is_one) in _TYPES.items():
         _check(name, data.get(name), expected, is_one)
     for name in ("rope_scaling", "rope_parameters"):
@@ -99,17 +100,17 @@ def _check_rope(path: str, name: str, value: object) -> None:
 
 def _check(name: str, value: object, expected: str, is_one: Callable[[object], bool]) -> None:
     if value is not None and not is_one(value):
-        raise ValueError(f"config.json: {name} is {shown(value)}, where {expected} is needed")
+        raise ValueError(f"config.json: {name} is {shown(value)}, must be {expected}")
 
 
 def shown(value: object) -> str:
-    """For a message: what may be as long as a file is cut."""
-    text = "no number" if isinstance(value, float) and math.isnan(value) else repr(value)
+    """Format a value for a message, shortened to 80 characters."""
+    text = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def is_deep(value: object) -> bool:
-    """Whether more is nested in it than anything needs: what goes through it would run out of stack."""
+    """Return whether a value is nested more than `MAX_DEPTH` levels, which could exhaust the stack of its readers."""
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         level = [

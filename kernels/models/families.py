@@ -1,4 +1,4 @@
-"""Which family runs a checkpoint: the name in `architectures` decides, and nothing is guessed.
+"""Which family runs a checkpoint: the name in `architectures` decides, nothing is guessed.
 
 A backend calls `find_family`, then the family's `parse` and its constructor.
 """
@@ -25,24 +25,24 @@ from .qwen3_moe import Qwen3Moe, parse_qwen3_moe
 
 
 class Model(Protocol):
-    """A family's network with its weights. Holds no state between passes."""
+    """A family's model with its weights. Holds no state between passes."""
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Embed, run every layer, write their KV: x_ND before the final norm."""
+        """Embed tokens, run every layer and write its KV; return x_ND before the final norm."""
         ...
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm and output head for the rows that want logits: logits_NV."""
+        """Apply the final norm and the output head to the rows whose logits are needed; return logits_NV."""
         ...
 
 
 @attrs.frozen
 class Family:
-    """How to make one architecture's model."""
+    """How to build one architecture's model."""
 
     parse: Callable[[dict[str, Any]], DecoderConfig]
     build: Callable[[DecoderConfig, Weights, int], Model]
-    """Takes the number of positions that the rotary tables must cover, last."""
+    """The last argument is the number of positions that rotary tables must cover."""
 
 
 FAMILIES = {
@@ -58,10 +58,10 @@ FAMILIES = {
 
 
 def find_family(config_json: dict[str, Any]) -> Family:
-    """The family of a checkpoint. Raises ValueError naming an architecture that we do not run."""
+    """Return the family of a checkpoint. Raises ValueError for an unsupported architecture."""
     architectures = config_json.get("architectures") or []
     for architecture in architectures:
         if architecture in FAMILIES:
             return FAMILIES[architecture]
-    named = ", ".join(map(str, architectures)) or "none named"
-    raise ValueError(f"unsupported architecture ({named}): quipu runs {', '.join(FAMILIES)}")
+    named = ", ".join(map(str, architectures)) or "config.json names none"
+    raise ValueError(f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}")

@@ -1,12 +1,12 @@
 """Gemma 2 (Gemma Team, arXiv:2408.00118), from config to logits.
 
-Norms before and after attention and MLP, all by 1 + w; a scaled embedding; GELU; a window in every second layer; soft
-caps on scores and logits.
+Norms before and after attention and MLP, with weights 1 + w; scaled embeddings; GELU; a window in every second layer;
+soft caps on attention scores and logits.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ READ = "attention_bias query_pre_attn_scalar sliding_window attn_logit_softcappi
 
 
 def parse_gemma2(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed. Absent soft caps and windows are those of Gemma 2 9B."""
+    """Parse `config.json`. Soft caps and windows default to those of Gemma 2 9B.
+
+    Raises ValueError for an entry that is missing or not supported.
+    """
     check_entries(data, read=READ, activation="gelu_pytorch_tanh")
     sizes = read_sizes(data, default_head_dim=256, tied=True)
     alternating = ["full_attention" if index % 2 else "sliding_attention" for index in range(sizes["num_layers"])]
@@ -50,7 +53,7 @@ def parse_gemma2(data: dict[str, Any]) -> DecoderConfig:
 
 @attrs.frozen
 class Layer:
-    """One block's weights; those of norms with their 1 added."""
+    """Weights of one layer; 1 has been added to those of norms."""
 
     input_layernorm_D: torch.Tensor
     attention: Attention
@@ -61,7 +64,7 @@ class Layer:
 
 
 class Gemma2:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -84,7 +87,7 @@ class Gemma2:
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.hidden_size**0.5)
         for index, layer in enumerate(self.layers):
@@ -104,7 +107,7 @@ class Gemma2:
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm, head and soft cap: logits_NV."""
+        """Apply the final norm, the output head and the soft cap; return logits_NV."""
         logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

@@ -1,12 +1,12 @@
 """Gemma 3, text (Gemma Team, arXiv:2503.19786), from config to logits.
 
-A Gemma 2 without soft caps on scores whose query and key heads are normed; five layers of six have a window, and a
+Gemma 2 without soft caps on attention scores, with normed query and key heads; five layers of six have a window, and a
 rotary embedding of their own.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ READ = (
 
 
 def parse_gemma3(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed. An absent pattern of windows is one layer of six."""
+    """Parse `config.json`. By default every sixth layer has no window.
+
+    Raises ValueError for an entry that is missing or not supported.
+    """
     check_entries(data, read=READ, activation="gelu_pytorch_tanh")
     sizes = read_sizes(data, default_head_dim=256, tied=True)
     every = positive(data, "sliding_window_pattern", default=6)
@@ -52,7 +55,7 @@ def parse_gemma3(data: dict[str, Any]) -> DecoderConfig:
 
 
 def parse_ropes(data: dict[str, Any], head_dim: int) -> tuple[Rope, Rope]:
-    """Of full and of windowed layers. In the older spelling `rope_scaling` is that of full layers alone."""
+    """Parse the rotary embeddings of full and of windowed layers. The older `rope_scaling` is for full layers only."""
     entries = rope_entries(data)
     if entries.keys() & {"full_attention", "sliding_attention"}:
         full, local = entries.get("full_attention") or {}, entries.get("sliding_attention") or {}
@@ -68,7 +71,7 @@ def parse_ropes(data: dict[str, Any], head_dim: int) -> tuple[Rope, Rope]:
 
 @attrs.frozen
 class Layer:
-    """One block's weights; those of norms with their 1 added."""
+    """Weights of one layer; 1 has been added to those of norms."""
 
     input_layernorm_D: torch.Tensor
     attention: Attention
@@ -81,7 +84,7 @@ class Layer:
 
 
 class Gemma3:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -107,7 +110,7 @@ class Gemma3:
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.hidden_size**0.5)
         for index, layer in enumerate(self.layers):
@@ -127,7 +130,7 @@ class Gemma3:
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm, head and soft cap: logits_NV."""
+        """Apply the final norm, the output head and the soft cap; return logits_NV."""
         logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

@@ -1,9 +1,9 @@
 """Llama 2 and 3 (Touvron et al., arXiv:2302.13971; Grattafiori et al., arXiv:2407.21783), from config to logits.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ = "attention_bias"
 
 
 def parse_llama(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed."""
+    """Parse `config.json`. Raises ValueError for an entry that is missing or not supported."""
     check_entries(data, read=READ)
     sizes = read_sizes(data, every_head_its_kv=True)
     rope = parse_rope(data, head_dim=sizes["head_dim"])
@@ -44,7 +44,7 @@ def parse_llama(data: dict[str, Any]) -> DecoderConfig:
 
 @attrs.frozen
 class Layer:
-    """One block's weights."""
+    """Weights of one layer."""
 
     input_layernorm_D: torch.Tensor
     attention: Attention
@@ -53,7 +53,7 @@ class Layer:
 
 
 class Llama:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -74,7 +74,7 @@ class Llama:
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
@@ -90,5 +90,5 @@ class Llama:
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm and head: logits_NV."""
+        """Apply the final norm and the output head; return logits_NV."""
         return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

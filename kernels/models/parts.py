@@ -1,9 +1,9 @@
-"""How every family's weights are read: matrices that meet the same input are fused, by rows.
+"""Reading the weights that families have in common. Matrices with the same input are fused along their rows.
 
-A family's constructor calls these, with the names that its checkpoints use; what is computed with them stands in the
+A family's constructor calls these with the names that its checkpoints use; what is computed with the weights is in the
 family's own file.
 
-What must always hold: a tensor that the config says is there is asked for, by the shape that the config gives it.
+What must always hold: every tensor that the config implies is requested, in the shape that the config implies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .config import DecoderConfig
 
 @attrs.frozen
 class Attention:
-    """Projections of an attention; q, k and v are fused."""
+    """Projections of an attention layer; q, k and v are fused."""
 
     qkv_OD: torch.Tensor
     qkv_bias_O: torch.Tensor | None
@@ -35,11 +35,11 @@ class Mlp:
 
 @attrs.frozen
 class Embeddings:
-    """What tokens become first, and what they are scored with."""
+    """The token embedding and the output head."""
 
     embed_VD: torch.Tensor
     head_VD: torch.Tensor
-    """The embedding itself where the two are tied."""
+    """The embedding itself if the two are tied."""
 
 
 def read_attention(weights: Weights, prefix: str, c: DecoderConfig) -> Attention:
@@ -68,12 +68,12 @@ def read_embeddings(weights: Weights, c: DecoderConfig) -> Embeddings:
 
 
 def split_heads(qkv_NO: torch.Tensor, c: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`(q_NHE, k_NKE, v_NKE)`, views of the fused projection."""
+    """Split the fused projection into views `(q_NHE, k_NKE, v_NKE)`."""
     heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
     q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
     return q_NHE, k_NKE, v_NKE
 
 
 def read_gemma_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
-    """Gemma stores w where 1 + w is meant."""
+    """Read a norm of Gemma, which stores w for a weight of 1 + w."""
     return weights.tensor(name, (width,)).float() + 1.0

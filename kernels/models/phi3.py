@@ -1,10 +1,10 @@
-"""Phi-3 and Phi-4 (Microsoft, arXiv:2404.14219 and 2412.08905), from config to logits: a Llama that is stored fused and
-may turn a part of each head only.
+"""Phi-3 and Phi-4 (Microsoft, arXiv:2404.14219 and 2412.08905), from config to logits: a Llama whose
+checkpoints store fused matrices, and which may rotate only a part of each head.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ READ = "sliding_window"
 
 
 def parse_phi3(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed.
+    """Parse `config.json`. Raises ValueError for an entry that is missing or not supported.
 
-    What earlier configurations call `su` or `yarn` is `longrope`, as transformers reads it.
+    `su` and `yarn` in older configurations mean `longrope`, as in transformers.
     """
     check_entries(data, read=READ)
     sizes = read_sizes(data, every_head_its_kv=True, rms_norm_eps=1e-5)
@@ -51,7 +51,7 @@ def parse_phi3(data: dict[str, Any]) -> DecoderConfig:
 
 @attrs.frozen
 class Layer:
-    """One block's weights."""
+    """Weights of one layer."""
 
     input_layernorm_D: torch.Tensor
     qkv_OD: torch.Tensor
@@ -62,7 +62,7 @@ class Layer:
 
 
 class Phi3:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -86,7 +86,7 @@ class Phi3:
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
@@ -102,5 +102,5 @@ class Phi3:
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm and head: logits_NV."""
+        """Apply the final norm and the output head; return logits_NV."""
         return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

@@ -1,9 +1,9 @@
 """Qwen3, dense (Qwen Team, arXiv:2505.09388), from config to logits: a Llama whose query and key heads are normed.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ READ = "attention_bias sliding_window use_sliding_window max_window_layers"
 
 
 def parse_qwen3(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed.
+    """Parse `config.json`. Raises ValueError for an entry that is missing or not supported.
 
-    An absent `head_dim` is 128, as in transformers' own configuration class, not hidden size over heads.
+    `head_dim` defaults to 128, as in transformers' configuration class, not to hidden size over heads.
     """
     check_entries(data, read=READ)
     sizes = read_sizes(data, default_head_dim=128)
@@ -47,7 +47,7 @@ def parse_qwen3(data: dict[str, Any]) -> DecoderConfig:
 
 @attrs.frozen
 class Layer:
-    """One block's weights."""
+    """Weights of one layer."""
 
     input_layernorm_D: torch.Tensor
     attention: Attention
@@ -58,7 +58,7 @@ class Layer:
 
 
 class Qwen3:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -81,7 +81,7 @@ class Qwen3:
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
@@ -98,5 +98,5 @@ class Qwen3:
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm and head: logits_NV."""
+        """Apply the final norm and the output head; return logits_NV."""
         return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

@@ -1,9 +1,9 @@
-"""Qwen3-MoE (Qwen Team, arXiv:2505.09388), from config to logits: a Qwen3 whose tokens go to a few of many MLPs each.
+"""Qwen3-MoE (Qwen Team, arXiv:2505.09388), from config to logits: a Qwen3 with a mixture of experts as MLP.
 
-Read top to bottom: numbers, weights, one layer, the network. Every operation goes through `Ops`, whose shape letters
-the names here carry; this file knows neither batches nor blocks nor devices.
+Reads from top to bottom: configuration, weights, layers, logits. Every operation goes through `Ops`, in whose shape
+letters names end; this file knows nothing of batches, blocks or devices.
 
-What must always hold: a token's row meets other tokens only inside `ops.attend`.
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ READ = (
 
 
 def parse_qwen3_moe(data: dict[str, Any]) -> DecoderConfig:
-    """Raises ValueError for what is missing or not computed. A window, where there is one, is that of all layers."""
+    """Parse `config.json`. A window applies to all layers.
+
+    Raises ValueError for an entry that is missing or not supported.
+    """
     check_entries(data, read=READ)
     sizes = read_sizes(data)
     window = positive(data, "sliding_window", default=4096) if data.get("use_sliding_window") else None
@@ -48,11 +51,13 @@ def parse_qwen3_moe(data: dict[str, Any]) -> DecoderConfig:
 
 
 def parse_moe(data: dict[str, Any], num_layers: int) -> MoeConfig:
-    """Raises ValueError naming what is missing or wrong. Newer files write `num_experts` as `num_local_experts`."""
+    """Parse the mixture of experts. Newer files call `num_experts` `num_local_experts`. Raises ValueError."""
     num_experts = positive(data, "num_local_experts" if "num_local_experts" in data else "num_experts")
     num_chosen = positive(data, "num_experts_per_tok")
     if num_chosen > num_experts:
-        raise ValueError(f"config.json: num_experts_per_tok {num_chosen} is more than there are: {num_experts}")
+        raise ValueError(
+            f"config.json: num_experts_per_tok is {num_chosen}, must not exceed the number of experts, {num_experts}"
+        )
     step = positive(data, "decoder_sparse_step", default=1)
     dense = {int(index) for index in data.get("mlp_only_layers") or ()}
     return MoeConfig(
@@ -66,7 +71,7 @@ def parse_moe(data: dict[str, Any], num_layers: int) -> MoeConfig:
 
 @attrs.frozen
 class Mixture:
-    """The experts, and the matrix that scores them for a token."""
+    """The experts, and the router, whose product with a token scores them."""
 
     router_XD: torch.Tensor
     experts: Experts
@@ -74,7 +79,7 @@ class Mixture:
 
 @attrs.frozen
 class Layer:
-    """One block's weights."""
+    """Weights of one layer."""
 
     input_layernorm_D: torch.Tensor
     attention: Attention
@@ -85,7 +90,7 @@ class Layer:
 
 
 class Qwen3Moe:
-    """The network."""
+    """The model."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
@@ -109,7 +114,7 @@ class Qwen3Moe:
 
     def _read_mlp(self, weights: Weights, prefix: str, index: int) -> Mlp | Mixture:
         D, moe = self.config.hidden_size, self.config.moe
-        assert moe is not None, "parse_qwen3_moe makes one"
+        assert moe is not None, "parse_qwen3_moe sets it"
         if index in moe.dense_layers:
             return read_mlp(weights, prefix, D, self.config.intermediate_size)
         mlps = [read_mlp(weights, f"{prefix}experts.{x}.", D, moe.intermediate_size) for x in range(moe.num_experts)]
@@ -124,7 +129,7 @@ class Qwen3Moe:
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """All layers: x_ND before the final norm."""
+        """Run all layers; return x_ND before the final norm."""
         c = self.config
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD)
         for index, layer in enumerate(self.layers):
@@ -145,5 +150,5 @@ class Qwen3Moe:
         return x_ND
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """Final norm and head: logits_NV."""
+        """Apply the final norm and the output head; return logits_NV."""
         return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)

@@ -1,9 +1,9 @@
-"""What a `config.json` may say that we do not compute: refused by name, at start.
+"""Entries of `config.json` that we do not compute, and which are therefore refused by name at start.
 
-Each family names the entries that it reads; `check_entries` goes through all others.
+Each family names the entries that it reads; `check_entries` checks all others.
 
-What must always hold: an entry that changes what the architecture computes is read by its family, or refused here where
-it asks for anything but what is computed anyway. Entries that nobody knows are named in a warning.
+What must always hold: an entry that changes what the architecture computes is read by its family, or refused here
+unless its value asks for what is computed anyway. Unknown entries are named in a warning.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "text_config": _NOTHING,
     "vision_config": _NOTHING,
 }
-"""Entry and the values with which it asks for nothing."""
+"""Entries, and their values that change nothing."""
 
 _NEUTRAL = _words(
     """
@@ -108,7 +108,7 @@ _NEUTRAL = _words(
     _attn_implementation_autoset
     """
 )
-"""About training, tokens, memory or speed: the numbers are the same whatever they say."""
+"""Entries about training, tokens, memory or speed: they do not change what is computed."""
 
 _COMMON = _words(
     """
@@ -117,14 +117,14 @@ _COMMON = _words(
     partial_rotary_factor original_max_position_embeddings hidden_act hidden_activation
     """
 )
-"""What every family reads."""
+"""Entries that every family reads."""
 
 
 def check_entries(data: dict[str, Any], *, read: str, activation: str = "silu") -> None:
-    """Raises ValueError for an entry that asks for what is not computed.
+    """Raises ValueError for an entry that asks for something we do not compute.
 
-    `read` are the names, with spaces between, of what the family takes beside what all do; `activation` is the one that
-    it computes, as `hidden_act` or `hidden_activation` would name it.
+    `read` names the entries that the family reads besides the common ones, separated by spaces; `activation` is the one
+    that it computes, as `hidden_act` or `hidden_activation` name it.
     """
     for name in ("hidden_act", "hidden_activation"):
         if data.get(name, activation) not in (None, activation):
@@ -139,9 +139,9 @@ def check_entries(data: dict[str, Any], *, read: str, activation: str = "silu") 
             shown = value.get("quant_method") if isinstance(value, dict) else repr(value)
             raise ValueError(f"config.json: {name} {shown or '{...}'} is not supported for this architecture")
     if unknown:
-        _log.warning("config.json has entries that quipu does not know, and leaves out: %s", ", ".join(unknown))
+        _log.warning("ignoring unknown entries of config.json: %s", ", ".join(unknown))
 
 
 def is_classified(name: str, *, read: str = "") -> bool:
-    """Whether an entry is one that is read, refused or known to change nothing."""
+    """Return whether an entry is read, refused or known to change nothing."""
     return name in _COMMON | _NEUTRAL | _words(read) or name in _REFUSED

@@ -1,7 +1,7 @@
-"""Rotary tables: cosine and sine of every position, made once at load and read by every family.
+"""Tables of rotary embeddings: cosine and sine of every position, computed once at load.
 
-What must always hold: a position's row depends on the configuration only, so that a token is turned by the same
-bits whether it is prefilled, decoded or computed again.
+What must always hold: a position's row depends on the configuration only, so that a token is rotated by the same bits
+whether it is prefilled, decoded or recomputed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
 def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Slow the low frequencies by `factor`, keep the high ones, blend between (Llama 3.1 reference code).
 
-    A frequency is judged by how many turns it makes within the original context: below `low_freq_factor` turns it is
+    A frequency is classified by its number of rotations within the original context: below `low_freq_factor` it is
     low, above `high_freq_factor` high, and the blend is linear in that number.
     """
-    turns_R = scaling.original_max_position_embeddings * frequency_R / (2 * math.pi)
-    keep_R = (turns_R - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    rotations_R = scaling.original_max_position_embeddings * frequency_R / (2 * math.pi)
+    keep_R = (rotations_R - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep_R = keep_R.clamp(0.0, 1.0)
     return frequency_R * keep_R + frequency_R / scaling.factor * (1.0 - keep_R)
 
@@ -48,13 +48,13 @@ def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Te
 def _scale_yarn(frequency_R: torch.Tensor, rope: Rope, scaling: YarnScaling) -> torch.Tensor:
     """Slow the low frequencies by `factor`, keep the high ones, blend between ("NTK by parts", arXiv:2309.00071).
 
-    The blend is linear in the frequency's index, from the one that makes `beta_fast` turns within the original context
-    to the one that makes `beta_slow`.
+    The blend is linear in the frequency's index, from the one with `beta_fast` rotations within the original context to
+    the one with `beta_slow`.
     """
 
-    def index_of(turns: float) -> float:
+    def index_of(rotations: float) -> float:
         length = scaling.original_max_position_embeddings
-        return rope.width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return rope.width * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first, last = index_of(scaling.beta_fast), index_of(scaling.beta_slow)
     if scaling.truncate:

@@ -1,8 +1,8 @@
-"""Rotary embedding as `config.json` asks for it, in either spelling, and everything of it that we refuse.
+"""Parsing the rotary embedding of a `config.json`, in either spelling.
 
-`config.py` reads it; `rope.py` makes tables of what it read.
+Families call `parse_rope`; `rope.py` computes tables from the result.
 
-What must always hold: each entry is either part of the result or refused by name; nothing is left out in silence.
+What must always hold: each entry is either part of the result or refused by name; none is silently ignored.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .entry_types import is_number, shown
 
 @attrs.frozen
 class LinearScaling:
-    """All frequencies slowed alike (Chen et al., arXiv:2306.15595): `rope_type: linear`."""
+    """All frequencies are slowed by one factor (Chen et al., arXiv:2306.15595): `rope_type: linear`."""
 
     factor: float
 
 
 @attrs.frozen
 class Llama3Scaling:
-    """Llama 3.1's change to low rotary frequencies, as `rope_type: llama3` names it."""
+    """Llama 3.1's scaling of low frequencies: `rope_type: llama3`."""
 
     factor: float
     low_freq_factor: float
@@ -42,17 +42,17 @@ class YarnScaling:
     beta_fast: float
     beta_slow: float
     truncate: bool
-    """The borders between slowed and kept frequencies are moved out to whole numbers."""
+    """Whether the range of blended frequencies is widened to whole indexes."""
     attention_factor: float
     """Multiplies cosines and sines."""
 
 
 @attrs.frozen
 class ShortFactors:
-    """The part of `rope_type: longrope` (Ding et al., arXiv:2402.13753) that holds up to the original length.
+    """The part of `rope_type: longrope` (Ding et al., arXiv:2402.13753) that applies up to the original length.
 
-    Past it the long factors turn every token of a sequence otherwise, those already in the cache too. A cached prefix
-    would then depend on how long its sequence became, so lengths past it are refused (`config.check_length`).
+    Beyond it the long factors change the rotation of every token, including those already in the cache. A cached prefix
+    would then depend on the length that its sequence reached, so longer lengths are refused (`config.check_length`).
     """
 
     factors: tuple[float, ...]
@@ -65,26 +65,28 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | ShortFactors
 
 @attrs.frozen
 class Rope:
-    """How heads are turned."""
+    """A rotary embedding."""
 
     theta: float
     width: int
-    """Elements of a head that are turned: its first ones, an even number."""
+    """How many elements of a head are rotated, from its first on; even."""
     scaling: Scaling | None
 
 
 def parse_rope(
     data: dict[str, Any], *, head_dim: int, entries: dict[str, Any] | None = None, partial: bool = False
 ) -> Rope:
-    """Rotary embedding from `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling`.
+    """Parse `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
-    `entries` stands in for the first and the last, for families that have several or names of their own; only where
-    `partial` may a part of a head be turned. Raises ValueError naming the entry that is missing or that asks for what
-    we do not compute.
+    `entries` replaces `rope_parameters` and `rope_scaling`, for families with several embeddings or names of their own;
+    `partial` allows that only a part of each head is rotated. Raises ValueError naming the entry that is missing or not
+    supported.
     """
     rope = rope_entries(data) if entries is None else dict(entries)
     if any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError("config.json: rope parameters that differ among layers are not supported here")
+        raise ValueError(
+            "config.json: rope parameters that differ among layers are not supported for this architecture"
+        )
     rope_type = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     rope.pop("type", None)
     theta = rope.pop("rope_theta", None) or data.get("rope_theta") or 10_000.0
@@ -94,8 +96,8 @@ def parse_rope(
         raise ValueError(f"config.json: partial_rotary_factor {share} is not supported for this architecture")
     if not 0 < width <= head_dim or width % 2:
         raise ValueError(
-            f"config.json: partial_rotary_factor {share} turns {width} of a head's {head_dim} elements, "
-            "where an even number is needed"
+            f"config.json: partial_rotary_factor {share} rotates {width} of a head's {head_dim} elements, must be an "
+            "even number"
         )
     if rope_type not in _PARSERS:
         known = ", ".join(map(repr, _PARSERS))
@@ -107,12 +109,12 @@ def parse_rope(
 
 
 def rope_entries(data: dict[str, Any]) -> dict[str, Any]:
-    """The entries in either spelling, in one dictionary."""
+    """Return the rotary entries of either spelling in one dictionary."""
     return {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
 
 
 class _Entries:
-    """The entries of one rope_type. What nobody has asked for at the end is refused."""
+    """The entries of one rope_type. Those that have not been read at the end are refused."""
 
     def __init__(self, rope_type: str, rope: dict[str, Any], data: dict[str, Any]) -> None:
         self._rope_type = rope_type
@@ -125,18 +127,18 @@ class _Entries:
         if value is None:
             value = default
         if value is None:
-            raise ValueError(f"config.json: rope_type {self._rope_type!r} lacks {name}")
+            raise ValueError(f"config.json: rope_type {self._rope_type!r} requires {name}")
         return _number(name, value)
 
     def original_length(self) -> int:
-        """Phi writes it beside the rope parameters, and it counts more there."""
+        """Read the original length. Phi writes it beside the rope parameters, which takes precedence."""
         within = self.take("original_max_position_embeddings")
         value = self.data.get("original_max_position_embeddings") or within
         if value is None:
-            raise ValueError(f"config.json: rope_type {self._rope_type!r} lacks original_max_position_embeddings")
+            raise ValueError(f"config.json: rope_type {self._rope_type!r} requires original_max_position_embeddings")
         length = int(_number("original_max_position_embeddings", value))
-        if length < 2:  # its logarithm divides
-            raise ValueError(f"config.json: original_max_position_embeddings is {length}, where at least 2 is needed")
+        if length < 2:  # its logarithm is a divisor
+            raise ValueError(f"config.json: original_max_position_embeddings is {length}, must be at least 2")
         return length
 
     def take(self, name: str) -> Any:
@@ -151,7 +153,7 @@ class _Entries:
 
 def _number(name: str, value: Any) -> float:
     if not is_number(value) or value <= 0:
-        raise ValueError(f"config.json: {name} is {shown(value)}, where a positive number is needed")
+        raise ValueError(f"config.json: {name} is {shown(value)}, must be a positive number")
     return float(value)
 
 
@@ -203,7 +205,7 @@ def _parse_longrope(entries: _Entries, width: int) -> ShortFactors:
     factors = entries.take("short_factor")
     entries.take("long_factor")
     if not isinstance(factors, list) or len(factors) != width // 2:
-        raise ValueError(f"config.json: short_factor is no list of {width // 2} numbers")
+        raise ValueError(f"config.json: short_factor must be a list of {width // 2} numbers")
     return ShortFactors(
         factors=tuple(_number("short_factor", value) for value in factors),
         original_max_position_embeddings=original,

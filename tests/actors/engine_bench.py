@@ -1,6 +1,6 @@
-"""The whole engine without a loop: batcher, block manager and executor on the KV-reading fake, driven by hand.
+"""The whole engine without a loop: batcher, block manager and executor on the fake backend, driven by hand.
 
-A test says what happens next (a submit, an abort, the executor runs one plan, the scheduler hears one result); the
+A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
 bench does what the scheduler's actor would do, and checks on the way whatever must hold at every moment. It keeps the
 accounts, too.
 """
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Pinned, Span, Written
 from quipu.actors.block_manager.reservation import BlockManager
-from quipu.actors.executor.executor import Executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.accountant import Caller, Side, StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.counts import shown
@@ -37,7 +37,7 @@ from tests.actors.properties import never_write_a_shared_or_committed_block
 
 @attrs.define(eq=False)
 class Life:
-    """One Submit, as its client sees it."""
+    """One submitted sequence, as its client sees it."""
 
     id: int
     account: Account
@@ -51,13 +51,13 @@ class Life:
     error: str | None = None
     num_preempted: int = 0
     last_preempted_at: int = 0
-    """Number of the walk that last took its blocks."""
+    """Number of the grant that last took its blocks."""
     admissions: list[int] = attrs.field(factory=list)
-    """What was reused at each admission whose step is done."""
+    """Tokens reused at each admission whose step is done."""
 
     @property
     def cached(self) -> int | None:
-        """What its client is told to be cached; None while nobody knows."""
+        """The cached count its client is told; None while it is unknown."""
         return shown(self.account.cached) if self.account.admitted_prompts else None
 
     @property
@@ -68,7 +68,7 @@ class Life:
 @attrs.frozen
 class SentPlan:
     plan: StepPlan
-    walk: int
+    grant: int
     reused: dict[int, int]
 
 
@@ -96,7 +96,7 @@ class EngineBench:
             max_pinned_share=max_pinned_share,
         )
         self.now = 0.0
-        """What pins go by."""
+        """The clock that pins expire by."""
         backend = FakeBackend(
             BackendConfig(
                 model_path=Path(),
@@ -112,23 +112,23 @@ class EngineBench:
         )
         self.executor = Executor(backend, max_num_seqs=limits.max_num_seqs)
         self.plans: deque[StepPlan] = deque()
-        """Sent, not run."""
+        """Sent, but not run yet."""
         self.results: deque[StepResult] = deque()
-        """Run, not heard."""
-        self.heard: list[StepResult] = []
+        """Run, but not handled yet."""
+        self.handled: list[StepResult] = []
         self.reports: list[StepReport] = []
         self.lives: dict[int, Life] = {}
         self.accounts: list[Account] = []
         self.num_withdrawn = 0
         self.num_copied = 0
         self.refused: set[int] = set()
-        """Told at once that they can never run."""
+        """Sequences refused at once because they can never run."""
         self.denied: set[int] = set()
-        """Running sequences that the block manager is to give nothing in the next step."""
-        self._walk = 0
+        """Running sequences to which the block manager grants nothing in the next step."""
+        self._num_grants = 0
         self._sent: deque[SentPlan] = deque()
         self._next_id = 1
-        # what the reports must say, from the results heard
+        # what the reports must contain, from the results handled
         self._spans: list[tuple[int, int, int]] = []
         self._failing: set[int] = set()
 
@@ -148,7 +148,7 @@ class EngineBench:
         breakpoints: tuple[Breakpoint, ...] = (),
         rules: LogitRules | None = None,
     ) -> list[Life]:
-        """One request of `num_choices` sequences; `seed` None is greedy."""
+        """Submit one request of `num_choices` sequences. `seed` None means greedy sampling."""
         account = Account(f"r{self._next_id}", "test", 0.0, Caller(), 0.0)
         self.accounts.append(account)
         size = self.limits.block_size
@@ -181,31 +181,31 @@ class EngineBench:
     def abort(self, life: Life) -> None:
         if not life.terminal and life.reason is None:
             life.aborted = True
-            self._failing.discard(life.id)  # its step has failed, but is not rolled back yet: it ends by the abort
+            self._failing.discard(life.id)  # its step has failed, but is not rolled back yet: it ends by being aborted
         self.batcher.abort(life.id)
         self.pump()
 
     def run_one(self) -> StepResult:
-        """The executor takes the next plan."""
+        """Let the executor run the next plan."""
         result = self.executor.run(self.plans.popleft())
         self.results.append(result)
         return result
 
-    def hear_one(self) -> StepResult:
-        """The scheduler hears the next result."""
+    def handle_one(self) -> StepResult:
+        """Let the scheduler handle the next result."""
         result = self.results.popleft()
         plan = self._sent[0].plan
         late = self.late_rows(plan)
         self._expect(result)
         num_reports = len(self.reports)
-        self.hear_again(result)
-        self.heard.append(result)
+        self.handle_again(result)
+        self.handled.append(result)
         if isinstance(result, StepDone):
-            self.late_ones_book_what_ran_and_emit_nothing(result, late, self.reports[num_reports:])
+            self.check_late_rows_are_booked_without_tokens(result, late, self.reports[num_reports:])
         return result
 
     def late_rows(self, plan: StepPlan) -> list[int]:
-        """Rows whose sequences have ended, or have lost their blocks, since the plan was sent."""
+        """Return the rows whose sequences have ended or lost their blocks since the plan was sent."""
         late = []
         for row, (sequence_id, epoch) in enumerate(zip(plan.row_ids, plan.row_epochs, strict=True)):
             sequence = self.batcher.sequences.get(sequence_id)
@@ -213,18 +213,19 @@ class EngineBench:
                 late.append(row)
         return late
 
-    def late_ones_book_what_ran_and_emit_nothing(
+    def check_late_rows_are_booked_without_tokens(
         self, done: StepDone, late: list[int], reports: list[StepReport]
     ) -> None:
-        """A late row's span is in the report that follows, its token is not, nor anything that it might have meant."""
+        """The span of a late row is in the report that follows; its token, and an end that it might have meant, are
+        not."""
         for row in late:
             sequence_id = done.row_ids[row]
             spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
-            assert (sequence_id, done.row_starts[row], done.row_ends[row]) in spans, "what ran is not booked"
+            assert (sequence_id, done.row_starts[row], done.row_ends[row]) in spans, "a row that ran is not booked"
             assert not any(sequence_id in r.token_sequence_ids for r in reports), "a void token is emitted"
             assert not any(sequence_id in r.ended_ids for r in reports)
 
-    def hear_again(self, result: StepResult) -> None:
+    def handle_again(self, result: StepResult) -> None:
         match result:
             case StepDone():
                 self.batcher.on_done(result)
@@ -235,31 +236,31 @@ class EngineBench:
         self.pump()
 
     def step(self) -> StepResult:
-        """One plan from the executor's queue, run and heard."""
+        """Run one plan and handle its result."""
         self.run_one()
-        return self.hear_one()
+        return self.handle_one()
 
     def finish(self) -> None:
-        """Run until nothing is left. AssertionError where the engine is stuck, or takes steps without end."""
+        """Run until nothing is left. Raises AssertionError if the engine is stuck or never stops."""
         work = sum(len(life.prompt) + life.sampling.max_tokens for life in self.lives.values())
         for _ in range(100 + 4 * work * max(1, len(self.lives))):
             if self.results:
-                self.hear_one()
+                self.handle_one()
             elif self.plans:
                 self.run_one()
             else:
                 break
         else:
-            raise AssertionError("the engine takes steps without end")
+            raise AssertionError("the engine never stops taking steps")
         left = [life.id for life in self.lives.values() if not life.terminal]
-        assert not left, f"the engine is stuck: nothing runs, and {left} have not ended"
+        assert not left, f"the engine is stuck: nothing is running, and {left} have not ended"
 
     # ------------------------------------------------------------ what the scheduler's actor does
 
     def pump(self) -> None:
         batcher = self.batcher
         while (action := batcher.next_action()) is not None:
-            self._walk += 1
+            self._num_grants += 1
             preempted, reused = False, {}
             if isinstance(action, Reserve):
                 granted = self.manager.grant(self._deny(action), self.now)
@@ -273,14 +274,14 @@ class EngineBench:
             if plan is not None:
                 self._check_plan(plan)
                 self.plans.append(plan)
-                self._sent.append(SentPlan(plan, self._walk, reused))
+                self._sent.append(SentPlan(plan, self._num_grants, reused))
             if report is not None:
                 self._hear_report(report)
             if plan is None and not preempted:
                 break
 
     def _deny(self, proposal: Reserve) -> Reserve:
-        """A manager may give a sequence nothing: as if it had not been proposed."""
+        """Remove the denied sequences from a Reserve, as if the block manager had granted them nothing."""
         denied, self.denied = self.denied, set()
         kept = [i for i, sequence_id in enumerate(proposal.row_ids) if sequence_id not in denied]
         return replace(
@@ -291,20 +292,20 @@ class EngineBench:
         )
 
     def _check_grant(self, granted: Granted) -> None:
-        self.nobody_is_preempted_for_one_of_worse_rank(granted)
+        self.check_no_preemption_for_worse_rank(granted)
         for sequence_id in granted.preempted_ids:
             life = self.lives[sequence_id]
             life.num_preempted += 1
-            life.last_preempted_at = self._walk
+            life.last_preempted_at = self._num_grants
         never_write_a_shared_or_committed_block(self.manager, granted)
 
-    def nobody_is_preempted_for_one_of_worse_rank(self, granted: Granted) -> None:
-        """Whoever still runs after a preemption has a better rank than whoever was preempted."""
+    def check_no_preemption_for_worse_rank(self, granted: Granted) -> None:
+        """After a preemption, every sequence still running has a better rank than those preempted."""
         if granted.preempted_ids:
             rank = self.batcher._state.waiting.rank
             lost = min(rank(self.batcher.sequences[i]) for i in granted.preempted_ids)
             kept = [rank(s) for s in self.batcher._state.running if s.id not in granted.preempted_ids]
-            assert all(other < lost for other in kept), "somebody is preempted for one of worse rank"
+            assert all(other < lost for other in kept), "a sequence is preempted in favour of one of worse rank"
 
     def _check_plan(self, plan: StepPlan) -> None:
         limits = self.limits
@@ -319,10 +320,10 @@ class EngineBench:
     # ------------------------------------------------------------ the web side
 
     def _expect(self, result: StepResult) -> None:
-        """Note what has to follow from a result, before the batcher hears it."""
+        """Note what has to follow from a result, before the batcher handles it."""
         sent = self._sent.popleft()
         plan = sent.plan
-        assert plan.step == result.step, "results come in the order of plans"
+        assert plan.step == result.step, "results arrive in the order of plans"
         match result:
             case StepDone():
                 copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
@@ -333,7 +334,7 @@ class EngineBench:
             case StepFailed():
                 for sequence_id in plan.row_ids:
                     life = self.lives[sequence_id]
-                    if not (life.aborted or life.reason or life.last_preempted_at > sent.walk):
+                    if not (life.aborted or life.reason or life.last_preempted_at > sent.grant):
                         self._failing.add(sequence_id)
             case StepDropped():
                 self.num_withdrawn += len(plan.admitted_ids)
@@ -357,7 +358,7 @@ class EngineBench:
             assert number == life.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
                 "admissions are numbered without gaps"
             )
-            assert copied == copyable, "an honest executor finds what the manager points out"
+            assert copied == copyable, "the executor copies every block that it is offered"
             self.num_copied += copied > 0
             admission = Admission(
                 number=number,
@@ -371,7 +372,7 @@ class EngineBench:
             )
             life.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
-        assert spans == self._spans, "every row that ran is booked, and nothing else"
+        assert spans == self._spans, "the reports book exactly the rows that ran"
         self._spans = []
         for sequence_id, start, end in spans:
             assert self.lives[sequence_id].admissions, "a span before its admission"
@@ -399,13 +400,13 @@ class EngineBench:
             report.terminal_ids, report.terminal_errors, report.terminal_error_kinds, strict=True
         ):
             life = self.lives[sequence_id]
-            assert not life.terminal, "two Terminals"
+            assert not life.terminal, "a second Terminal"
             life.terminal, life.error = True, error
             life.account.apply(sequence_id, Ended())
             if error is not None and kind == ErrorKind.INVALID:
                 self.refused.add(sequence_id)
             elif error is not None:
-                assert sequence_id in self._failing, "a sequence fails that was in no failed step"
+                assert sequence_id in self._failing, "a sequence failed that was in no failed step"
                 self._failing.remove(sequence_id)
 
     def _check_not_ended(self, report: StepReport) -> None:
@@ -422,7 +423,7 @@ class EngineBench:
     # ------------------------------------------------------------ at any time
 
     def state(self) -> dict[str, object]:
-        """All that the scheduler and the block manager have on their minds, and what they have said."""
+        """Return the whole state of the scheduler and the block manager, and what they have sent."""
         batcher, pool = self.batcher, self.manager.pool
         state, updates = batcher._state, batcher._state.cache_updates
         return {
@@ -444,7 +445,7 @@ class EngineBench:
     # ------------------------------------------------------------ at the end
 
     def expected_tokens(self, life: Life) -> list[int]:
-        """What a client of `life` is given, were it alone in an engine that never fails."""
+        """Return the tokens of `life` in an engine of its own that never fails."""
         sampling = life.sampling
         tokens = continuation(life.prompt, sampling.max_tokens, self.dials, sampling.seed)
         for index, token_id in enumerate(tokens):
@@ -458,22 +459,22 @@ class EngineBench:
             assert life.tokens == self.expected_tokens(life)[: len(life.tokens)]
 
     def whatever_fits_alone_finishes(self) -> None:
-        """Refused is what does not fit into an empty engine, and nothing else; all others have had all their tokens.
+        """Only sequences that do not fit into an empty engine are refused; all others get all their tokens.
 
-        Unless their clients left, or a step of theirs failed.
+        Unless their clients left, or one of their steps failed.
         """
         limits = self.limits
         for life in self.lives.values():
             length = len(life.prompt) + life.sampling.max_tokens
             fits = length <= min(limits.max_model_len, (limits.num_blocks - 1) * limits.block_size)
-            assert life.terminal, "it never ends"
+            assert life.terminal, "the sequence never ends"
             if life.error is None and not life.aborted:
                 assert life.reason is not None
                 assert life.tokens == self.expected_tokens(life)
-            assert (life.id in self.refused) == (not fits), "refused, although it fits, or the other way round"
+            assert (life.id in self.refused) == (not fits), "a wrong sequence is refused"
 
     def check_at_rest(self) -> None:
-        """Everything has ended, what is not free is pinned, and all books balance."""
+        """Everything has ended, all blocks are free or pinned, and all accounts balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
         assert self.manager.allocations == {}
@@ -484,7 +485,7 @@ class EngineBench:
         for life in self.lives.values():
             assert life.terminal
             assert life.reason is None or life.error is None
-            assert life.reason is not None or life.error is not None or life.aborted, "an end without a cause"
+            assert life.reason is not None or life.error is not None or life.aborted, "a sequence ended without a cause"
             if life.reason is not None:
                 assert life.tokens == self.expected_tokens(life)
         for account in self.accounts:

@@ -1,4 +1,4 @@
-"""Properties of a grant that more than one state machine looks at."""
+"""Properties of a grant that several state machines check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from quipu.actors.messages.scheduler import Granted
 
 
 def never_write_a_shared_or_committed_block(manager: BlockManager, granted: Granted) -> None:
-    """What a step's rows write to nobody else holds; whoever can find it finds it by this step's own announcement."""
+    """A step's rows write only to blocks that no other sequence holds and that can be found only by this step's own
+    publication."""
     state, size = manager.pool.state(), manager.block_size
     tables = {sequence_id: allocation.table for sequence_id, allocation in manager.allocations.items()}
     for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):

@@ -15,8 +15,8 @@ from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady
 
 
-async def test_first_in_first_out_across_both_ways_in() -> None:
-    """`send` and `post` share one order."""
+async def test_send_and_post_share_one_order() -> None:
+    """Items are received in the order in which they were added."""
     channel: Channel[int] = Channel(10)
     await channel.send(1)
     channel.post(2)
@@ -26,7 +26,7 @@ async def test_first_in_first_out_across_both_ways_in() -> None:
 
 
 async def test_send_waits_post_does_not() -> None:
-    """A full channel holds senders back, in order, and still takes what is posted."""
+    """A full channel makes senders wait, in order, and still accepts posted items."""
     channel: Channel[int] = Channel(1)
     await channel.send(0)
     async with trio.open_nursery() as nursery:
@@ -42,8 +42,8 @@ async def test_send_waits_post_does_not() -> None:
         assert await channel.receive_all() == [2]
 
 
-async def test_a_cancelled_sender_costs_no_slot() -> None:
-    """Cancelled while waiting, or with a reservation given back, a sender leaves the capacity as it was."""
+async def test_cancelled_sender_costs_no_slot() -> None:
+    """A sender that is cancelled, or gives its reservation back, leaves the capacity as it was."""
     channel: Channel[int] = Channel(1)
     await channel.reserve()
     with trio.move_on_after(0):
@@ -58,8 +58,8 @@ async def test_a_cancelled_sender_costs_no_slot() -> None:
     assert await channel.receive_all() == [4]
 
 
-async def test_receiver_is_woken_once_for_all() -> None:
-    """Everything that is there when the receiver runs comes at once."""
+async def test_receiver_gets_all_items_at_once() -> None:
+    """Everything that is there when the receiver runs is received at once."""
     channel: Channel[int] = Channel(10)
     received: list[list[int]] = []
 
@@ -74,8 +74,8 @@ async def test_receiver_is_woken_once_for_all() -> None:
     assert received == [[0, 1, 2, 3, 4]]
 
 
-async def test_one_receiver() -> None:
-    """A second receiver is an error, not a race."""
+async def test_second_receiver_raises() -> None:
+    """A second receiver is an error instead of a race."""
     channel: Channel[int] = Channel(1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.receive_all)
@@ -119,8 +119,8 @@ def messages() -> list[WireMessage]:
     ]
 
 
-async def test_frames_survive_any_cut() -> None:
-    """What is written comes out equal, however the stream cuts it."""
+async def test_frames_survive_any_split() -> None:
+    """Messages are equal after transfer, however the stream splits them."""
     chance = random.Random(1)
     for _ in range(20):
         ours, theirs = trio.testing.memory_stream_one_way_pair()
@@ -151,14 +151,14 @@ def frames_of(*messages: WireMessage) -> tuple[FrameWriter, bytes]:
     return writer, b"".join(map(writer.encode, messages))
 
 
-async def test_a_prompt_of_many_choices_goes_over_once() -> None:
-    """Between those of other requests, too. What is equal and not the same is sent in full."""
+async def test_shared_prompt_is_sent_once() -> None:
+    """This holds with other requests in between. Lists that are equal but not identical are sent completely."""
     one, other, equal = list(range(9000)), list(range(5, 9000)), list(range(9000))
     keys: list[bytes] = [b"k" * 32]
     sampling = SamplingParams(max_tokens=5)
 
-    def submit(number: int, prompt: list[int], party: int, to_come: int) -> Submit:
-        return Submit(number, prompt, b"r", keys, sampling, group_id=party, num_to_come=to_come)
+    def submit(number: int, prompt: list[int], group_id: int, to_come: int) -> Submit:
+        return Submit(number, prompt, b"r", keys, sampling, group_id=group_id, num_to_come=to_come)
 
     sent = [
         *(submit(1, one, 1, 3), submit(5, other, 5, 2), submit(2, one, 1, 2), submit(6, other, 5, 1)),
@@ -166,7 +166,7 @@ async def test_a_prompt_of_many_choices_goes_over_once() -> None:
     ]
     writer, data = frames_of(*sent)
     whole = [len(frames_of(each)[1]) for each in sent]
-    assert len(data) < sum(whole) - 4 * min(whole) + 4 * 400, "four of eight go over without their prompt"
+    assert len(data) < sum(whole) - 4 * min(whole) + 4 * 400, "four of eight are sent without their prompt"
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await ours.send_all(data)
     reader = FrameReader(theirs, 1)
@@ -174,11 +174,11 @@ async def test_a_prompt_of_many_choices_goes_over_once() -> None:
     assert received == sent
     assert received[0].prompt_token_ids is received[2].prompt_token_ids
     assert received[4].prompt_token_ids is received[5].prompt_token_ids is not received[0].prompt_token_ids
-    assert len(writer._prompts) == len(reader._prompts) == 0, "nothing is kept once the last has come"
+    assert len(writer._prompts) == len(reader._prompts) == 0, "nothing is kept after the last choice"
 
 
-async def test_a_request_that_ends_before_its_last_choice() -> None:
-    """Its prompt is forgotten at both ends."""
+async def test_prompt_is_forgotten_after_abort() -> None:
+    """If a request ends before its last choice was sent, both ends forget its prompt."""
     first = Submit(1, [1, 2, 3], b"r", [], SamplingParams(max_tokens=5), group_id=1, num_to_come=9)
     writer, data = frames_of(first, Abort(1), Abort(1, ends_group=True))
     ours, theirs = trio.testing.memory_stream_one_way_pair()
@@ -189,15 +189,15 @@ async def test_a_request_that_ends_before_its_last_choice() -> None:
 
 
 async def test_frames_of_another_incarnation_are_dropped() -> None:
-    """An engine never gets, and nobody ever hears, what belongs to another one."""
+    """No engine receives what belongs to another one, and nothing it says is delivered."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await FrameWriter(ours, 1).send_all([Abort(1)])
     await FrameWriter(ours, 2).send_all([Abort(2)])
     assert await FrameReader(theirs, 2).receive_all() == [Abort(2)]
 
 
-async def test_a_broken_frame_is_a_broken_peer() -> None:
-    """A length that no frame has ends the connection instead of filling the memory."""
+async def test_invalid_frame_length() -> None:
+    """A length that no frame can have ends the connection instead of filling the memory."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await ours.send_all(b"\xff" * 16)
     with pytest.raises(PeerGone):
@@ -205,7 +205,7 @@ async def test_a_broken_frame_is_a_broken_peer() -> None:
 
 
 async def test_writing_to_a_dead_peer() -> None:
-    """The writer hears of the peer's end as PeerGone, too."""
+    """The writer raises PeerGone, too."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await theirs.aclose()
     with pytest.raises(PeerGone):

@@ -21,10 +21,10 @@ from quipu.actors.messages.detokenizer import Tokens, Track
 from quipu.actors.messages.handler import ScoredDelta
 from quipu.actors.messages.scores import Scores, StepScores
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials, continuation, continuation_scores, prompt_scores
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
+from tests.vocabularies import Vocabulary
 
 PROMPT = prompt_of(50, seed=1)
 
@@ -78,7 +78,7 @@ def assert_told(choice: dict[str, Any], prompt: list[int], count: int = 8) -> No
 
 @cache
 def one_by_one(token_id: int) -> str:
-    decoder = vocabulary().decoder(skip_special_tokens=False, prompt_tail=())
+    decoder = vocabulary().decoder.make_decoder(skip_special_tokens=False, prompt_tail=())
     return decoder.push(token_id) + decoder.flush()
 
 
@@ -279,7 +279,7 @@ async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
         return StepScores(sequence_ids, scores, [], [], [])
 
     inbox: Channel[DetokenizerMessage] = Channel(1)
-    detokenizer = Detokenizer(vocabulary(), Channel[Completed | Refused](1), lambda sequence_id: None)
+    detokenizer = Detokenizer(vocabulary().decoder, Channel[Completed | Refused](1), lambda sequence_id: None)
     for sequence_id in (1, 3):
         inbox.post(Track("r", sequence_id, sequence_id, (), (), False, True, Outlet(), is_scored=True))
     inbox.post(

@@ -7,10 +7,10 @@ from typing import Any
 import trio
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.actors.reference_runtime import Server, cached, reference_runtime
 from tests.runtimes import value_of
 from tests.traps.wire import COMPLETIONS, body, prompt_of
+from tests.vocabularies import Vocabulary
 
 PROMPT = prompt_of(70, seed=5)
 GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -41,11 +41,11 @@ def tokens_of(answer: dict[str, Any]) -> list[str]:
 
 
 def spelt(token_id: int) -> str:
-    return vocabulary.spell(token_id).text
+    return vocabulary.decoder.token_text(token_id).text
 
 
 def encoded(word: str) -> tuple[int, ...]:
-    return vocabulary.encode_bad_word(word)[0] if word.strip() else ()
+    return vocabulary.encoder.encode_bad_word(word)[0] if word.strip() else ()
 
 
 async def refused(server: Server, **fields: Any) -> dict[str, Any]:

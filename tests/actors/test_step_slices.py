@@ -74,7 +74,7 @@ async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: 
 async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one step are handed out one by one where each takes its time, in order."""
     rounds, given, told = Rounds(), [], list[int]()
-    give, decode = detokenizer.Detokenizer._give, detokenizer.Detokenizer._decode
+    give, decode = detokenizer.Detokenizer._send_token, detokenizer.Detokenizer._decode
 
     async def listening(self: Any, tokens: Tokens) -> None:
         told.extend(tokens.sequence_ids)
@@ -84,7 +84,7 @@ async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: py
         given.append((rounds.number, sequence.sequence_id))
         give(self, sequence, *args)
 
-    monkeypatch.setattr(detokenizer.Detokenizer, "_give", noting)
+    monkeypatch.setattr(detokenizer.Detokenizer, "_send_token", noting)
     monkeypatch.setattr(detokenizer.Detokenizer, "_decode", listening)
     monkeypatch.setattr(detokenizer, "time", no_time_left())
     async with small_runtime() as client:

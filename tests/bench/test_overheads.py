@@ -17,7 +17,7 @@ from bench.http_load import Answer
 from bench.request_budget import PARTS, budget_of, make_chat
 from bench.spans import FOLDER, Span, own_seconds, read_spans
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.vocabularies import Vocabulary
 
 
 def test_period_and_step() -> None:
@@ -166,6 +166,8 @@ def test_both_commands_run(command: tuple[str, ...]) -> None:
 
 def test_tokens_of_a_chat_that_grows() -> None:
     """The three ways give one list of ids, and every way has its time."""
-    row = measure_row(Vocabulary(DEMO), 4, 80, 1)
+    vocabulary = Vocabulary(DEMO)
+    assert vocabulary.template is not None
+    row = measure_row(vocabulary.library, vocabulary.template, 4, 80, 1)
     assert row["num_tokens"] > 4 * 80
     assert all(row[name] > 0 for name in ("whole_ms", "first_ms", "next_ms", "ratio"))

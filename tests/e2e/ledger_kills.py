@@ -25,7 +25,7 @@ import httpx
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.entries import EntryKind
 from quipu.actors.ledger.folder import LedgerFolder
-from quipu.actors.ledger.reading import entries_behind, open_reader
+from quipu.actors.ledger.reading import entries_after, open_reader
 from quipu.actors.ledger.segment_files import BEGINNING
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, start_quipu
@@ -96,7 +96,7 @@ def _listening(server: Server) -> list[dict[str, Any]]:
 
 def _admitted(data_dir: Path) -> set[str]:
     """Everybody whom the write-ahead file knows."""
-    entries = entries_behind(LedgerFolder(data_dir), BEGINNING)
+    entries = entries_after(LedgerFolder(data_dir), BEGINNING)
     return {entry.request_id for entry in entries if entry.kind is EntryKind.ADMITTED}
 
 

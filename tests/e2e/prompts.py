@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from tests.vocabularies import Vocabulary
 
 _WORDS = "the list method returns a new object that sorts every item in place when its key is given as second argument"
 
@@ -33,13 +33,13 @@ def count(text: str) -> int:
 
 def piece_of(token_id: int) -> str:
     """One token's text; empty for a part of a character."""
-    decoder = vocabulary.decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = vocabulary.decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
     return decoder.push(token_id)
 
 
 def plain_tokens() -> dict[str, int]:
     """Ids of tokens that are two letters or more, by their texts, each of which only one token has."""
-    texts = [vocabulary.spell(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
+    texts = [vocabulary.decoder.token_text(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
     plain = [text.strip().isalpha() and text.isascii() and len(text) > 1 for text in texts]
     return {text: token_id for token_id, text in enumerate(texts) if plain[token_id] and texts.count(text) == 1}
 

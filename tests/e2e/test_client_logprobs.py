@@ -21,7 +21,7 @@ def lists_of(answer: Any) -> tuple[Any, Any, Any]:
 def test_echo_scores_what_was_drawn(client: openai.OpenAI) -> None:
     """A prompt with the answer behind it, scored as a prompt, has the very logprobs that drawing it had."""
     prompt = vocabulary.encode(text_prompt("logprobs", 40))
-    texts = [vocabulary.spell(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
+    texts = [vocabulary.decoder.token_text(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
     # only tokens that can be told by their text, whichever this model with random weights would like to draw
     ids = {text: token_id for token_id, text in enumerate(texts) if texts.count(text) == 1}
     fields = {**GREEDY, "extra_body": {"ignore_eos": True, "allowed_token_ids": list(ids.values())}}

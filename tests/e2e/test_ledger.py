@@ -130,7 +130,7 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
     assert nothing.returncode == 2 and nothing.stderr == f"quipu: there is no ledger in {tmp_path / 'data'}\n"
     url = ledger(tmp_path, "export", "--ledger-url", "mysql://u:s3cret@h/d")
     assert url.returncode == 2 and "s3cret" not in url.stderr and "--ledger-url" in url.stderr
-    assert "is no time" in ledger(tmp_path, "export", "--since", "yesterday").stderr
+    assert "invalid time" in ledger(tmp_path, "export", "--since", "yesterday").stderr
 
 
 def test_second_server_in_one_folder(tmp_path: Path) -> None:

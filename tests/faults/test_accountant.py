@@ -1,8 +1,7 @@
-"""The accountant dies: at any message, at any point of it. Nobody notices.
+"""The accountant crashes, at any message and at any point of handling it, without any observable effect.
 
-Its successor goes on where it died: records, counters, what `prefix_cache.stats` says, the journal and what clients
-were told are those of a life without a death, nothing twice and nothing lost. Only a request that kills it twice fails,
-and only too many deaths end the server.
+Its successor continues: records, counters, `prefix_cache.stats`, the journal and what clients were told are the same as
+without a crash. Only a request that crashes it twice fails, and only too many crashes end the server.
 """
 
 from __future__ import annotations
@@ -23,67 +22,67 @@ from quipu.actors.messages.accountant import OpenAccount
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.restarts import ActorGivenUp
+from tests.crash_scenario import POINTS, CrashPlan, PlannedCrash, ScenarioResult, run_scenario
 from tests.journals import KeptJournal
-from tests.lives import POINTS, Doom, Killed, Life, live
 from tests.runtimes import read_answer, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> tuple[Life, int]:
-    """The life that all others are measured by, and how many messages it has."""
-    doom = Doom()
-    life = trio.run(live, doom, clock=trio.testing.MockClock(autojump_threshold=0))
-    return life, doom.num_heard
+def baseline() -> tuple[ScenarioResult, int]:
+    """The result without a crash, and the number of messages."""
+    plan = CrashPlan()
+    result = trio.run(run_scenario, plan, clock=trio.testing.MockClock(autojump_threshold=0))
+    return result, plan.num_messages
 
 
-def test_the_scenario_has_everything(undisturbed: tuple[Life, int]) -> None:
+def test_scenario_is_comprehensive(baseline: tuple[ScenarioResult, int]) -> None:
     """Otherwise the sweeps below would show little."""
-    life, num_messages = undisturbed
-    outcomes = {name: str(record["outcome"]) for name, record in life.records.items()}
+    result, num_messages = baseline
+    outcomes = {name: str(record["outcome"]) for name, record in result.records.items()}
     assert outcomes.pop("left") == "cancelled"
     assert outcomes.pop("failed") == "failed"
     assert set(outcomes.values()) == {"finished"} and len(outcomes) == 8
-    assert life.counters["num_preemptions_total"] > 0
-    assert life.counters["usage_disputed_total"] == 0
-    assert life.counters["prefix_cache_hits_total"] > 0
+    assert result.counters["num_preemptions_total"] > 0
+    assert result.counters["usage_disputed_total"] == 0
+    assert result.counters["prefix_cache_hits_total"] > 0
     assert num_messages > 90
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_killed_at_every_message(
-    autojump_clock: trio.abc.Clock, undisturbed: tuple[Life, int], point: str
+async def test_crash_at_every_message(
+    autojump_clock: trio.abc.Clock, baseline: tuple[ScenarioResult, int], point: str
 ) -> None:
-    """A life with a death at each message, one after the other, is the undisturbed life."""
-    doom = Doom(point)
-    assert await live(doom) == undisturbed[0]
-    assert doom.num_heard == undisturbed[1]
-    assert doom.num_deaths == doom.num_heard if point in ("unwritten", "done") else doom.num_deaths > 25
+    """With a crash at each message, one after the other, the result is that without a crash."""
+    plan = CrashPlan(point)
+    assert await run_scenario(plan) == baseline[0]
+    assert plan.num_messages == baseline[1]
+    assert plan.num_crashes == plan.num_messages if point in ("unwritten", "done") else plan.num_crashes > 25
 
 
-def die_once(point: str, at: int) -> tuple[Life, int]:
-    doom = Doom(point, at)
-    return trio.run(live, doom, clock=trio.testing.MockClock(autojump_threshold=0)), doom.num_deaths
+def crash_once(point: str, at: int) -> tuple[ScenarioResult, int]:
+    plan = CrashPlan(point, at)
+    return trio.run(run_scenario, plan, clock=trio.testing.MockClock(autojump_threshold=0)), plan.num_crashes
 
 
-def test_killed_at_message_k(undisturbed: tuple[Life, int]) -> None:
-    """One death, at message k, for every k: the life is the undisturbed one. The points take turns."""
-    life, num_messages = undisturbed
-    num_deaths = 0
+def test_crash_at_message_k(baseline: tuple[ScenarioResult, int]) -> None:
+    """With one crash at message k, for every k, the result is that without a crash. The points alternate."""
+    result, num_messages = baseline
+    num_crashes = 0
     for k in range(1, num_messages + 1):
-        found, deaths = die_once(POINTS[k % len(POINTS)], k)
-        assert found == life, f"killed at message {k}"
-        num_deaths += deaths
-    assert num_deaths > num_messages / 3, "not every message has every point"
+        found, crashes = crash_once(POINTS[k % len(POINTS)], k)
+        assert found == result, f"killed at message {k}"
+        num_crashes += crashes
+    assert num_crashes > num_messages / 3, "not every message has every point"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_every_point_of_message_k(undisturbed: tuple[Life, int], point: str) -> None:
+def test_crash_at_every_point_of_message_k(baseline: tuple[ScenarioResult, int], point: str) -> None:
     """The same for each point of each message."""
-    life, num_messages = undisturbed
+    result, num_messages = baseline
     for k in range(1, num_messages + 1):
-        assert die_once(point, k)[0] == life, f"killed at message {k}"
+        assert crash_once(point, k)[0] == result, f"killed at message {k}"
 
 
 # ---------------------------------------------------------------- a journal that raises
@@ -91,7 +90,7 @@ def test_killed_at_every_point_of_message_k(undisturbed: tuple[Life, int], point
 
 @attrs.define(eq=False)
 class FlakyJournal(KeptJournal):
-    """Raises at the first call of one method for each request; where there is no request, at every other call."""
+    """Raises at the first call of one method for each request, or at every other flush."""
 
     method: str = ""
     num_raised: int = 0
@@ -115,20 +114,22 @@ class FlakyJournal(KeptJournal):
         if method == self.method and what not in self._seen:
             self._seen.add(what)
             self.num_raised += 1
-            raise Killed(method)
+            raise PlannedCrash(method)
 
 
 @pytest.mark.parametrize("method", ["admit", "close", "flush"])
-async def test_the_journal_raises(autojump_clock: trio.abc.Clock, undisturbed: tuple[Life, int], method: str) -> None:
+async def test_journal_that_raises(
+    autojump_clock: trio.abc.Clock, baseline: tuple[ScenarioResult, int], method: str
+) -> None:
     """Once for each request, or at every other flush: everything is written once, and every client is told."""
     journal = FlakyJournal(method=method)
-    assert await live(Doom(), journal) == undisturbed[0]
+    assert await run_scenario(CrashPlan(), journal) == baseline[0]
     assert journal.num_raised >= 9
     assert journal.open == {}
 
 
 async def test_raising_release_affects_only_its_own_request(autojump_clock: trio.abc.Clock) -> None:
-    """What raises when a client is shown its end is logged; the accountant goes on, and later requests are served."""
+    """An exception from a release is logged; the accountant continues, and later requests are served."""
     journal = KeptJournal()
     with structlog.testing.capture_logs() as lines:
         async with small_runtime(journal=journal) as client:
@@ -148,30 +149,32 @@ async def test_raising_release_affects_only_its_own_request(autojump_clock: trio
 # ---------------------------------------------------------------- the end of patience
 
 
-class Poisoned(Accountant):
-    """One request is the death of it, always, at one stage of its reckoning."""
+class CrashingOnOneRequest(Accountant):
+    """Crashes every time it applies one kind of side effect of one request."""
 
     def __init__(self, *arguments: Any, stage: str, **options: Any) -> None:
         super().__init__(*arguments, **options)
         do = getattr(self._effects, stage)
 
-        def do_or_die(request: RequestEntries, *rest: Any) -> None:
+        def do_or_crash(request: RequestEntries, *rest: Any) -> None:
             if request.opened.caller.client_request_id == "poison":
-                raise Killed(stage)
+                raise PlannedCrash(stage)
             do(request, *rest)
 
-        setattr(self._effects, stage, do_or_die)
+        setattr(self._effects, stage, do_or_crash)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("stage", ["_admit", "_time_first_token", "_tell_started", "_close"])
-async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage: str, stream: bool) -> None:
-    """It fails with a clear error and a disputed record; nobody else notices; the counters are the records' sums."""
+async def test_request_that_crashes_the_accountant_twice(
+    autojump_clock: trio.abc.Clock, stage: str, stream: bool
+) -> None:
+    """It fails with a clear error and a disputed record; others are unaffected; counters are the records' sums."""
     journal, prompt = KeptJournal(), prompt_of(40)
     told: list[bytes] = []
-    hire = partial(Poisoned, stage=stage)
+    make = partial(CrashingOnOneRequest, stage=stage)
     with structlog.testing.capture_logs() as lines:
-        async with small_runtime(journal=journal, make_accountant=hire) as client:
+        async with small_runtime(journal=journal, make_accountant=make) as client:
             http = over_http(client)
 
             async def ask(name: str) -> None:
@@ -187,9 +190,9 @@ async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage:
             await ask("after")
             await settle(client)
             after = samples(client)
-    deaths = [line for line in lines if line["event"] == "actor.died"]
+    crashes = [line for line in lines if line["event"] == "actor.died"]
     records = {record.client_request_id: record for record in journal.closed}
-    assert [line["request_id"] for line in deaths] == [records["poison"].request_id] * MAX_CRASHES
+    assert [line["request_id"] for line in crashes] == [records["poison"].request_id] * MAX_CRASHES
     assert len(records) == len(journal.closed) == 5
     poison = records["poison"]
     assert (poison.outcome, poison.disputed, poison.fault) == (Outcome.FAILED, True, None)
@@ -201,35 +204,35 @@ async def test_a_request_that_kills_twice(autojump_clock: trio.abc.Clock, stage:
     assert after["generation_tokens_total"] == sum(record.completion_tokens for record in journal.closed)
 
 
-async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
-    """An accountant that dies of everything ends the server with an error."""
+async def test_too_many_accountant_crashes(autojump_clock: trio.abc.Clock) -> None:
+    """An accountant that crashes on everything ends the server with an error."""
 
-    class Hopeless(Accountant):
+    class AlwaysCrashing(Accountant):
         async def _handle(self, pending: Pending) -> None:
-            raise Killed("again")
+            raise PlannedCrash("again")
 
     with structlog.testing.capture_logs() as lines, pytest.raises(ExceptionGroup) as caught:
-        async with small_runtime(make_accountant=Hopeless, max_restarts=3) as client:
+        async with small_runtime(make_accountant=AlwaysCrashing, max_restarts=3) as client:
             client.open(prompt_of(10))
             await trio.sleep(60)
     assert caught.group_contains(ActorGivenUp)
     assert sum(line["event"] == "actor.died" for line in lines) == 4
 
 
-async def test_deaths_long_ago_are_forgiven(autojump_clock: trio.abc.Clock) -> None:
-    """Only those within the window count."""
+async def test_old_crashes_do_not_count(autojump_clock: trio.abc.Clock) -> None:
+    """Only crashes within the window count."""
 
     seen: list[Pending] = []
 
-    class Frail(Accountant):
+    class CrashingPerAccount(Accountant):
         async def _handle(self, pending: Pending) -> None:
             await super()._handle(pending)
             if type(pending.message) is OpenAccount and pending not in seen:
                 seen.append(pending)
-                raise Killed("an account")
+                raise PlannedCrash("an account")
 
     with structlog.testing.capture_logs():
-        async with small_runtime(make_accountant=Frail, max_restarts=1, restart_window_s=10.0) as client:
+        async with small_runtime(make_accountant=CrashingPerAccount, max_restarts=1, restart_window_s=10.0) as client:
             for _ in range(4):
                 answer = await client.ask(prompt_of(10))
                 assert answer.record.outcome is Outcome.FINISHED

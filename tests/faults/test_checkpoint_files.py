@@ -1,7 +1,7 @@
-"""Whatever stands in a checkpoint's JSON files, a server is refused by name or starts: nothing else is ever raised.
+"""Whatever a checkpoint's JSON files contain, the server starts or refuses them by name; nothing else is raised.
 
-What is raised in the engine's process must be a ValueError or an OSError: those are refusals (`actors/engine.py`).
-Anything else would be taken for a death, and the engine be started five times.
+In the engine process a refusal must be a ValueError or an OSError (`actors/engine.py`). Anything else would count as a
+crash, and the engine would be started five times.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.checkpoints.files import find_tensors
 from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
 from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.vocabularies import Vocabulary
 
 JUNK = st.one_of(
     st.none(),
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_on_the_web_side(folder: Path) -> None:
-    """As `quipu serve` does before it starts anything. What is refused is a CheckpointError that names something."""
+    """Read what `quipu serve` reads before it starts anything. Refusals are CheckpointErrors that name an entry."""
     arguments = make_parser().parse_args(["serve", str(folder)])
     try:
         resolve_config(arguments)
@@ -108,14 +108,14 @@ def read_in_the_engine(folder: Path) -> None:
 
 
 def assert_clear(error: Exception) -> None:
-    """It says where, and not so much that it drowns."""
+    """Assert that an error names the place and is not too long."""
     assert len(str(error)) < 2000
     assert any(name in str(error) for name in (".json", "rope", "dtype", "architecture", "max_position_embeddings"))
 
 
 @st.composite
 def changed(draw: st.DrawFn) -> dict[str, Any]:
-    """A right config of some family with a few entries that are not."""
+    """Generate a valid config of some family with a few invalid entries."""
     config = dict(ALL[draw(st.sampled_from(sorted(ALL)))])
     for name in draw(
         st.lists(st.sampled_from([*sorted(config), "rope_scaling", "rope_theta"]), min_size=1, max_size=3)
@@ -128,15 +128,15 @@ def changed(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(config=changed())
 def test_config(folder: Path, config: dict[str, Any]) -> None:
-    """Entries of any kind, alone and together, in every family."""
+    """Entries of any type, alone and together, in every family."""
     (folder / "config.json").write_text(json.dumps(config))
     read_on_the_web_side(folder)
     read_in_the_engine(folder)
 
 
 @given(name=st.sampled_from(sorted(ALL)), data=st.data())
-def test_refused_by_the_entry_s_name(folder: Path, name: str, data: st.DataObject) -> None:
-    """A size that is a text, a list or a number of 400 digits is refused by its name, on both sides."""
+def test_refused_by_the_name_of_the_entry(folder: Path, name: str, data: st.DataObject) -> None:
+    """A size that is a string, a list or a 400-digit number is refused by name, in both processes."""
     entry = data.draw(st.sampled_from(["vocab_size", "max_position_embeddings"]))
     value = data.draw(
         st.sampled_from(["12", [12], {"a": 12}, 10**400, float("nan"), float("inf"), 12.5, True, None, 0])
@@ -151,7 +151,7 @@ def test_refused_by_the_entry_s_name(folder: Path, name: str, data: st.DataObjec
 
 @given(eos=JUNK)
 def test_generation_config(folder: Path, eos: Any) -> None:
-    """End tokens are ids, or refused by their name."""
+    """End tokens are ids or are refused by name."""
     shutil.copy(DEMO / "config.json", folder)
     path = folder / "generation_config.json"
     try:
@@ -168,7 +168,7 @@ def test_generation_config(folder: Path, eos: Any) -> None:
     )
 )
 def test_tokenizer_config(folder: Path, config: dict[str, Any]) -> None:
-    """A template and its tokens are texts, or refused by their names."""
+    """A template and its tokens are strings or are refused by name."""
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(config))
     try:
@@ -186,7 +186,7 @@ def test_tokenizer_config(folder: Path, config: dict[str, Any]) -> None:
 
 @given(index=JUNK | st.fixed_dictionaries({"weight_map": JUNK | st.dictionaries(st.text(max_size=3), JUNK)}))
 def test_index(tmp_path_factory: pytest.TempPathFactory, index: Any) -> None:
-    """An index of anything is refused: none of its files is there."""
+    """Any index is refused if none of its files exists."""
     folder = tmp_path_factory.mktemp("index")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises((ValueError, OSError)):
@@ -195,7 +195,7 @@ def test_index(tmp_path_factory: pytest.TempPathFactory, index: Any) -> None:
 
 @given(header=JUNK | st.dictionaries(st.text(max_size=3), TENSOR))
 def test_header(tmp_path_factory: pytest.TempPathFactory, header: Any) -> None:
-    """Nor does a file of weights raise anything else, whatever its header says of it."""
+    """A weights file raises nothing else either, whatever its header contains."""
     folder = tmp_path_factory.mktemp("header")
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
@@ -206,7 +206,7 @@ def test_header(tmp_path_factory: pytest.TempPathFactory, header: Any) -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("kind", DEEP)
 def test_any_depth(tmp_path: Path, kind: str, depth: int) -> None:
-    """What is nested too deeply is refused, in every file, as the whole of it and as the value of an entry."""
+    """Excessive nesting is refused in every file, as the whole file and as the value of an entry."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
         for text in (DEEP[kind](depth), '{"dtype": %b, "chat_template": %b}'.replace("%b", DEEP[kind](depth))):
             folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
@@ -221,8 +221,8 @@ def test_any_depth(tmp_path: Path, kind: str, depth: int) -> None:
         find_tensors(tmp_path)
 
 
-def test_files_that_are_no_text(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8, and a folder where a file belongs."""
+def test_files_that_are_not_text(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, and a folder in place of a file."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
         for spoil in (lambda path: path.write_bytes(b'{"a": "\xff"}'), Path.mkdir):
             folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
@@ -235,8 +235,8 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token_id", [2**24, 2**31, 2**32 - 1])
-def test_ids_without_end(tmp_path: Path, token_id: int) -> None:
-    """A vocabulary with one id beyond all others takes no memory for those between."""
+def test_vocabulary_with_a_huge_id(tmp_path: Path, token_id: int) -> None:
+    """A single id far beyond all others uses no memory for the ids between."""
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
     parts = json.loads((folder / "tokenizer.json").read_text())
     parts["model"]["vocab"]["far away"] = token_id

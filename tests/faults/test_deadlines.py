@@ -1,4 +1,4 @@
-"""Requests whose time is over: answered at once, whatever their engine does, and recorded once it has ended them."""
+"""Requests that exceed their deadline: answered at once, whatever the engine does, and recorded once it ended them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = list(range(300, 340))
 
 
 async def expire(ticket: RequestTicket) -> Closed:
-    """Its deadline has passed: the answer, which must be there before any time has."""
+    """Let a request's deadline pass and return its answer, which must be there immediately."""
     before = trio.current_time()
     ticket.expire(5.0)
     events: list[OutletEvent] = []
@@ -34,8 +34,8 @@ async def settle(client: Client) -> None:
     client.assert_at_rest()
 
 
-async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> None:
-    """The answer comes at the deadline, the record when the step has ended; the client hears one end."""
+async def test_engine_in_a_long_step(autojump_clock: trio.abc.Clock) -> None:
+    """The answer comes at the deadline, the record when the step has ended; the client sees one end."""
     journal = KeptJournal()
     async with small_runtime(Dials(step_seconds=3600.0), journal=journal) as client:
         ticket = client.open(PROMPT)
@@ -56,7 +56,7 @@ async def test_engine_that_is_in_a_long_step(autojump_clock: trio.abc.Clock) -> 
 
 
 async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Clock) -> None:
-    """Its death closes the account: one record, which is a timeout's and no fault of the server's."""
+    """Its death closes the account with one record: a timeout, not a fault of the server."""
     journal = KeptJournal()
     async with small_runtime(Dials(step_seconds=3600.0), journal=journal) as client:
         tickets = [client.open([*PROMPT, 400 + index]) for index in range(4)]
@@ -72,8 +72,8 @@ async def test_engine_that_dies_after_the_deadline(autojump_clock: trio.abc.Cloc
         assert not any(record.disputed or record.fault for record in journal.closed)
 
 
-async def test_way_to_the_engine_that_is_full(autojump_clock: trio.abc.Clock) -> None:
-    """A request that has not come as far as the tokenizer does not wait for it once its time is over."""
+async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Clock) -> None:
+    """A request still waiting for the tokenizer's inbox does not wait beyond its deadline."""
     journal = KeptJournal()
     async with small_runtime(submit_slots=1, encode_slots=1, journal=journal) as client:
         lane = client.runtime.desk.lane

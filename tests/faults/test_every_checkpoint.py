@@ -1,8 +1,8 @@
-"""An account lives in its request's scope: cancelled at any checkpoint of its request, nothing of it is left.
+"""A request cancelled at any checkpoint leaves nothing behind.
 
 An instrument counts the checkpoints of the request's own task (and, over HTTP, of every task in its scope) and cancels
-it at the k-th, for every k until the request gets through: streamed and plain, through the front desk and through the
-whole application. After each, open accounts, blocks, mailboxes and tasks are at their baseline.
+it at the k-th, for every k until the request completes: streamed and not, through the request desk alone and through
+the whole application. After each, open accounts, blocks, mailboxes and tasks are at their baseline.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST = 400
 
 @attrs.define(eq=False)
 class Checkpoints(trio.abc.Instrument):
-    """Counts the checkpoints of a task and of those below it, and cancels a scope at the k-th."""
+    """Counts the checkpoints of a task and its child tasks, and cancels a scope at the k-th."""
 
     root: trio.lowlevel.Task | None = None
     at: int = 0
@@ -58,7 +58,7 @@ class Checkpoints(trio.abc.Instrument):
 
 @attrs.frozen
 class Baseline:
-    """All that a request could leave behind."""
+    """Everything that a request could leave behind."""
 
     num_tasks: int
     num_open_requests: int
@@ -89,7 +89,7 @@ Request = Callable[[Client], Awaitable[None]]
 
 
 async def ticket(client: Client, *, stream: bool) -> None:
-    """A handler without HTTP: it waits for the end only, or takes every event as it comes."""
+    """Act as a handler without HTTP: wait for the end only, or take every event."""
     opened = client.open(PROMPT, n=2, max_tokens=4)
     try:
         await opened.start()
@@ -105,7 +105,7 @@ async def ticket(client: Client, *, stream: bool) -> None:
 
 
 async def http(client: Client, *, path: str, stream: bool) -> None:
-    """The application serves one request, and its client reads it to the end."""
+    """Have the application serve one request whose client reads it to the end."""
     request: dict[str, Any] = {"model": "demo", "max_tokens": 4, "temperature": 0, **(STREAMED if stream else {})}
     if path == CHAT:
         request["messages"] = [{"role": "user", "content": "why is that so? " * 3}]
@@ -128,7 +128,7 @@ REQUESTS: list[Any] = [
 
 @pytest.mark.parametrize("request_", REQUESTS)
 async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request_: Request) -> None:
-    """For every k: nothing is left, the record says what was done, and the next request is none the worse."""
+    """For every k nothing is left, the record says what was done, and the next request is unaffected."""
     journal, instrument = KeptJournal(), Checkpoints()
     trio.lowlevel.add_instrument(instrument)
     try:
@@ -146,7 +146,7 @@ async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request
 
 
 async def serve(client: Client, instrument: Checkpoints, request_: Request, scope: trio.CancelScope, k: int) -> None:
-    """One request in a task of its own, to be cancelled at its k-th checkpoint."""
+    """Run one request in a task of its own, to be cancelled at its k-th checkpoint."""
     with scope:
         instrument.count, instrument.at, instrument.scope = 0, k, scope
         instrument.root = trio.lowlevel.current_task()
@@ -155,7 +155,7 @@ async def serve(client: Client, instrument: Checkpoints, request_: Request, scop
 
 
 async def sweep(client: Client, journal: KeptJournal, instrument: Checkpoints, request_: Request) -> int:
-    """Cancel at checkpoint 1, 2, ... until the request gets through; how many it has."""
+    """Cancel at checkpoint 1, 2, ... until the request completes; return how many it has."""
     await request_(client)
     await settle(client)
     baseline, mailboxes = Baseline.of(client, journal), num_mailboxes()
@@ -174,8 +174,8 @@ async def sweep(client: Client, journal: KeptJournal, instrument: Checkpoints, r
     raise AssertionError(f"the request has more than {MOST} checkpoints")
 
 
-async def test_the_client_leaves_at_any_moment(autojump_clock: trio.abc.Clock) -> None:
-    """The other way to be cancelled: the server tells the application that its client has gone."""
+async def test_client_leaves_at_any_checkpoint(autojump_clock: trio.abc.Clock) -> None:
+    """The other way to be cancelled: the server tells the application that its client has disconnected."""
     journal, chance = KeptJournal(), random.Random(1)
     with structlog.testing.capture_logs():
         async with small_runtime(journal=journal, max_num_batched_tokens=32) as client:

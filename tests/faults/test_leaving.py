@@ -1,7 +1,6 @@
 """Clients that leave: at every hop, at every checkpoint, in both orders of Submit and Abort.
 
-After each of them nothing is left: no account, no block, no tracked sequence, no task; and the record says `cancelled`
-with what was done.
+Afterwards nothing is left: no account, block, tracked sequence or task; the record says `cancelled` and what was done.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PROMPT = random.Random(1).choices(range(300, 4000), k=40)
 
 
 async def test_before_start(autojump_clock: trio.abc.Clock) -> None:
-    """A request that leaves before the tokenizer has heard of it was never anywhere: cached is unknown, not 0."""
+    """A request that leaves before the tokenizer has received it has unknown cached tokens, not 0."""
     async with small_runtime() as client:
         ticket = client.open(PROMPT)
         ticket.leave()
@@ -53,8 +52,8 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
         assert (await client.ask(PROMPT)).record.cached_tokens == 0
 
 
-async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.abc.Clock) -> None:
-    """Both in the lane, in their order: the next engine ends the sequence within two steps, and answers once."""
+async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.abc.Clock) -> None:
+    """Both are queued, in order: the next engine ends the sequence within two steps, with one Terminal."""
     async with small_runtime(restart_backoff_s=5.0) as client:
         kill_engine(client)
         await client.ask(PROMPT)
@@ -76,8 +75,8 @@ async def test_submit_then_abort_before_the_engine_hears(autojump_clock: trio.ab
 
 
 @pytest.mark.parametrize("moment", ["started", "first token", "between tokens", "after the last"])
-async def test_on_the_way(autojump_clock: trio.abc.Clock, moment: str) -> None:
-    """Leaving at any later hop closes the account with what was done; blocks are back within one step."""
+async def test_leaving_at_a_later_hop(autojump_clock: trio.abc.Clock, moment: str) -> None:
+    """The account closes with what was done; blocks are returned within one step."""
     async with small_runtime(max_num_batched_tokens=16) as client:
         ticket = client.open(PROMPT, max_tokens=6)
         await ticket.start()
@@ -106,8 +105,8 @@ async def test_on_the_way(autojump_clock: trio.abc.Clock, moment: str) -> None:
     assert not closed.record.disputed
 
 
-async def test_in_the_queue(autojump_clock: trio.abc.Clock) -> None:
-    """A request that leaves while it waits for admission has unknown cached tokens, and does not hold up the queue."""
+async def test_leaving_in_the_queue(autojump_clock: trio.abc.Clock) -> None:
+    """A request that leaves while queued has unknown cached tokens and does not block the queue."""
     async with small_runtime(max_num_seqs=1) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, PROMPT)
         await trio.sleep(0.005)
@@ -127,8 +126,8 @@ async def test_in_the_queue(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
 
 
-async def test_stop_string_and_leaving_at_once(autojump_clock: trio.abc.Clock) -> None:
-    """A client that leaves when its stop string has been found has had a finished request."""
+async def test_leaving_after_a_stop_string(autojump_clock: trio.abc.Clock) -> None:
+    """A client that leaves once its stop string was found had a finished request."""
     dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)
     whole = text_of(continuation(PROMPT, 30, dials))
     async with small_runtime(dials) as client:
@@ -156,7 +155,7 @@ async def test_leaving_twice(autojump_clock: trio.abc.Clock) -> None:
 
 
 class CancelAt(trio.abc.Instrument):
-    """Calls `act` before the k-th time that a task runs, counted from `arm`."""
+    """Calls `act` before the k-th time that any task runs, counted from `arm`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -173,7 +172,7 @@ class CancelAt(trio.abc.Instrument):
     ("num_choices", "stop"), [(1, False), (2, False), (1, True)], ids=["one", "two choices", "stop string"]
 )
 async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int, stop: bool) -> None:
-    """Cancelled before task step k of the whole system, for every k until the request is through: nothing is left."""
+    """Cancelled before the k-th task step of the whole system, for every k until it completes: nothing is left."""
     dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)
     whole = text_of(continuation(PROMPT, 6, dials))
     instrument = CancelAt()
@@ -198,7 +197,7 @@ async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int
 
 
 async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
-    """Two hundred clients that share prefixes and leave at random moments leave nothing; the others are right."""
+    """Two hundred clients that share prefixes and leave at random leave nothing; the others are served correctly."""
     chance = random.Random(3)
     answered = 0
     async with small_runtime(num_blocks=40, max_model_len=300, watermark=0.0) as client:

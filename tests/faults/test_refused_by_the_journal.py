@@ -1,6 +1,6 @@
-"""The ledger has no room: who comes now is told to come back later, and nothing of them is counted.
+"""The ledger has no room: new requests are told to retry later, and nothing of them is counted.
 
-What was admitted before has its room and goes on; once there is room again, requests are served as before.
+Requests admitted before have their room and continue; once there is room again, new requests are served.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def full(record: UsageRecord) -> bool:
 
 
 @pytest.mark.parametrize(("path", "request_body", "status"), REQUESTS)
-async def test_come_back_later(
+async def test_refused_for_lack_of_room(
     autojump_clock: trio.abc.Clock, path: str, request_body: dict[str, Any], status: int
 ) -> None:
-    """Its API's own error with Retry-After; rejected, unknown, uncounted; blocks and sequences are free again."""
+    """The API's own error with Retry-After; rejected, unknown, uncounted; blocks and sequences are free again."""
     journal = KeptJournal(has_room=full)
     async with small_runtime(journal=journal) as client:
         http = over_http(client)
@@ -77,8 +77,8 @@ async def test_come_back_later(
     assert {record.request_id for record in journal.admitted} == {journal.closed[1].request_id}
 
 
-async def test_who_is_in_stays_in(autojump_clock: trio.abc.Clock) -> None:
-    """Requests before and after are served whole, while one between them is refused."""
+async def test_admitted_requests_continue(autojump_clock: trio.abc.Clock) -> None:
+    """Requests before and after are served completely while one between them is refused."""
     journal = KeptJournal()
     answers: dict[str, Any] = {}
     async with small_runtime(journal=journal) as client:
@@ -105,8 +105,8 @@ async def test_who_is_in_stays_in(autojump_clock: trio.abc.Clock) -> None:
     assert after["usage_disputed_total"] == 0
 
 
-async def test_room_for_one_is_room_for_its_other_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """A request that was admitted with its first prompt has a closing record coming: the others are counted with it."""
+async def test_later_prompts_are_counted_without_room(autojump_clock: trio.abc.Clock) -> None:
+    """A request admitted with its first prompt will have a closing record, so its other prompts are counted."""
     journal = KeptJournal()
     journal.has_room = lambda record: not journal.open
 

@@ -1,4 +1,4 @@
-"""Steps that raise and engines that die: whose requests fail, what is rolled back, and that everybody else is right."""
+"""Steps that raise and engines that die: which requests fail, what is rolled back, and that all others are correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
 
 
 @pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
-async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
+async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
     """Four sequences in the step, others waiting, the next step already sent: those four fail, with a reason."""
     dials = Dials(step_seconds=0.01)
     prompts = [prompt_of(40, seed) for seed in range(9)]
@@ -59,7 +59,7 @@ async def test_a_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: fl
 
 
 async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> None:
-    """Blocks that a failed step should have written are not found by the next request; a shared prefix still is."""
+    """Blocks that a failed step should have written are not found later; a shared prefix still is."""
     dials = Dials(step_seconds=0.01)
     shared = prompt_of(32, 1)
     doomed = shared + prompt_of(32, 2)
@@ -76,7 +76,7 @@ async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> Non
 
 
 async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.abc.Clock) -> None:
-    """A request that was granted blocks of the failed step, in the step after, is admitted again, counted once."""
+    """A request that was granted the failed step's blocks, in the next step, is admitted again and counted once."""
     dials = Dials(step_seconds=0.01)
     prompt = prompt_of(64, 3)
     async with small_runtime(dials) as client:
@@ -104,7 +104,7 @@ async def test_dependants_of_a_failed_step_are_withdrawn(autojump_clock: trio.ab
 
 
 async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt list of which one prompt is poisoned fails as a whole, and its other sequences are stopped."""
+    """A prompt list with one failing prompt fails as a whole, and its other sequences are stopped."""
     dials = Dials(step_seconds=0.01, poison_token_id=299)
     async with small_runtime(dials, max_num_seqs=1) as client:
         answer = await client.ask(prompt_of(20, 1), [299], prompt_of(20, 2), max_tokens=50)
@@ -116,10 +116,10 @@ async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Cl
     assert answer.record.completion_tokens == 50
 
 
-async def test_tokenizer_trouble_is_one_request_s(
+async def test_tokenizer_error_fails_one_request(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt that makes the tokenizer raise fails its own request with a 500, and nobody else's."""
+    """A prompt that makes the tokenizer raise fails its own request with a 500, and no other."""
     from quipu.actors.tokenizer.encoder import TextEncoder
 
     encode = TextEncoder.encode_text
@@ -142,7 +142,7 @@ async def test_tokenizer_trouble_is_one_request_s(
 
 
 async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
-    """What was in flight fails with a clear error, health says so at once, and the next request is served."""
+    """Requests in flight fail with a clear error, health reports it at once, and the next request is served."""
     prompt = prompt_of(50, 1)
     async with small_runtime(restart_backoff_s=5.0) as client:
         await client.ask(prompt)
@@ -204,8 +204,8 @@ async def test_engine_that_dies_while_it_loads(autojump_clock: trio.abc.Clock) -
         client.assert_at_rest()
 
 
-async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
-    """An engine that dies again and again ends the server, and health said so before."""
+async def test_too_many_engine_deaths(autojump_clock: trio.abc.Clock) -> None:
+    """An engine that dies again and again ends the server, and health reports it first."""
     with pytest.raises(ExceptionGroup) as caught:
         async with small_runtime(max_restarts=2) as client:
             for _ in range(3):
@@ -218,7 +218,7 @@ async def test_too_many_deaths(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> None:
-    """A step result that comes twice, or for a step that nobody sent, is no step."""
+    """A step result that comes twice, or for a step that was never sent, is ignored."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
         inbox, executor = client.engine.inbox, client.engine.executor

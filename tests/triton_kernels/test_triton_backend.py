@@ -17,6 +17,7 @@ from quipu.kernels.triton.configs import SMALL
 from quipu.kernels.triton.device import CpuDevice
 from quipu.kernels.triton.triton_backend import TritonBackend
 from tests.kernels.kernel_checkpoints import (
+    CONFIGS,
     VOCAB_SIZE,
     backend_config,
     make_backend,
@@ -53,9 +54,7 @@ def row(index: int, **more: Any) -> dict[str, Any]:
     return {"slot": index, "token_ids": prompt(4, seed=index), "position": 0, "blocks": [5 + index], **more}
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3-tied", "qwen3-odd", "llama-rope3", "mistral", "gemma2", "gemma3", "phi3", "phi4", "qwen3-moe"]
-)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> None:
     """Every family: a chunk of a prompt, the rest of it, then a decoded token, beside another row each time."""
     ours, theirs = make_triton(checkpoints[name]), make_backend(checkpoints[name])

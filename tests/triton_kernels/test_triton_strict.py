@@ -14,7 +14,7 @@ from quipu.kernels.triton.configs import SMALL, token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.probe import products_are_invariant
 from tests.gpu.interpreted import create_dot
-from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import EACH, make_batch, prompt, scattered_blocks
 from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 
 
@@ -60,7 +60,7 @@ def test_ladder() -> None:
     assert len(token_ladder(8192)) < 64
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("name", EACH)
 def test_bits(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefilled at once and alone, in chunks beside others in other blocks, or token by token behind them: the same
     bits, and the capabilities say so. Where the library's products are not alike, our own take their place."""

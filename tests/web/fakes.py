@@ -26,7 +26,8 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import DeskClosed, Health, ServingInfo, State
 from quipu.actors.request_desk.mailbox import Mailbox
-from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
+from quipu.actors.shared.scored_tokens import ScoredColumns
+from quipu.actors.shared.token_decoding import TokenText
 
 NOBODY = Caller()
 INFO = ServingInfo(
@@ -70,7 +71,7 @@ def record(
 def columns(*tokens: ScoredToken) -> ScoredColumns:
     """Scored tokens as the detokenizer hands them out."""
     told: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
-    scores = ScoredColumns({one.token_id: Spelling(one.text, one.utf8) for one in told}.__getitem__)
+    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in told}.__getitem__)
     for token in tokens:
         scores.append(token)
     return scores

@@ -12,8 +12,8 @@ import attrs
 
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.chats import encode_chat
+from tests.vocabularies import Vocabulary
 
 VOCABULARY = Vocabulary(DEMO)
 MARK = {"cache_control": {"type": "ephemeral"}}

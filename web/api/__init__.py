@@ -1,1 +1,1 @@
-"""The APIs: bodies in, answers out, the same request life for all of them."""
+"""The APIs: from request bodies to responses, with one request life cycle for all of them."""

@@ -1,11 +1,12 @@
-"""The life of one generation request over HTTP, the same for every API.
+"""The life cycle of one generation request over HTTP, the same for every API.
 
-Check the body, open a ticket at the front desk, hang its release on the request's scope, wait for the first event (so
-that early errors have their own status), then answer whole or as a stream. Each endpoint calls `answer` with a reader
-of its API, which makes the `Reply` that knows the API's words (`api/openai/routes.py`, `api/anthropic/routes.py`).
+Check the body, open a ticket at the front desk, register its release on the request's scope, wait for the first event
+(so that early errors have their own status), then respond as a whole or as a stream. Each endpoint calls `answer` with
+a reader of its API, which returns the `Reply` that formats the response (`api/openai/routes.py`,
+`api/anthropic/routes.py`).
 
-What must always hold: between `desk.open` and `on_close(ticket.leave)` there is no checkpoint; nothing else releases
-a ticket.
+What must always hold: there is no checkpoint between `desk.open` and `on_close(ticket.leave)`; nothing else releases a
+ticket.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from .json_structure import MAX_CHAT_VALUES
 from .stream import StreamWriter, Transcript
 
 MAX_MADE_BYTES = 1 << 16
-"""Of a large answer's body, made before it is sent."""
+"""Bytes of a large response that are made before it is sent."""
 
 
 class Reply(ABC):
-    """One request that can be served, and how its answer is put in the words of its API."""
+    """One request that can be served, and how its response is formatted in its API."""
 
     heartbeat: bytes = sse.PING
-    """What a silent stream sends from time to time."""
+    """Sent by an idle stream from time to time."""
 
     def __init__(self, wanted: GenerationRequest, *, stream: bool) -> None:
         self.wanted = wanted
@@ -60,20 +61,20 @@ class Reply(ABC):
     @property
     @abstractmethod
     def answer_id(self) -> str:
-        """What the answer is called in its API."""
+        """The id of the response in its API."""
 
     @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        """The body of a complete answer as JSON, in pieces that take about a millisecond each to make."""
+        """Yield the body of a complete response as JSON, in pieces that take about a millisecond each to make."""
 
     @abstractmethod
     def writer(self, sink: sse.Sink, tally: Tally, log: structlog.typing.BindableLogger) -> StreamWriter:
-        """What writes the stream's events into `sink`."""
+        """Return the writer of the stream's events into `sink`."""
 
 
 @attrs.frozen
 class ParsedRequest:
-    """What a reader is given."""
+    """A parsed body, and what its reader needs to check it."""
 
     body: dict[str, Any]
     request_id: str
@@ -89,9 +90,9 @@ Reader = Callable[[ParsedRequest], Awaitable[Reply]]
 async def answer(
     endpoint: str, read: Reader, shape: Shape, desk: Desk, options: AppOptions, max_values: int = MAX_CHAT_VALUES
 ) -> Response:
-    """Serve the request that is being handled; its body has at most `max_values` values. Raises APIError.
+    """Serve the current request, whose body may have `max_values` values. Raises APIError.
 
-    `shape`: what `read` knows of a body; the client is told of all else.
+    `shape` describes the fields that `read` knows; the client is told which others were ignored.
     """
     context = current_request_context()
     context.is_generation = True
@@ -103,7 +104,7 @@ async def answer(
         raise unavailable(str(closed) or "The server is not accepting requests.") from None
     context.scope.on_close(ticket.leave)
     ticket.when_encoded(prepared.share.release)
-    del prepared  # and with it the prompts
+    del prepared  # and the prompts with it
     mailbox = context.mailbox = ticket.mailbox
     mailbox.when_closed(partial(context.account_closed, traced_request(context, reply)))
     if options.request_timeout_s is not None:
@@ -116,19 +117,19 @@ async def answer(
 
 @attrs.frozen
 class _Prepared:
-    """A request that can be opened."""
+    """A request that is ready to be opened."""
 
     reply: Reply
     encode: Encode
     caller: Caller
     share: BodyShare
-    """Of the memory for bodies: given back when the prompts are encoded."""
+    """Its share of the memory for bodies, released when the prompts are encoded."""
 
 
 async def _prepare(
     read: Reader, shape: Shape, desk: Desk, context: RequestContext, options: AppOptions, max_values: int
 ) -> _Prepared:
-    """Read the body of the request that is being handled. Nothing of it is kept but its prompts, and those once."""
+    """Read the body of the current request. Only its prompts are kept, and only once."""
     data, share = await take_body()
     body = await parse_object(data, share.grow, max_values)
     reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
@@ -141,7 +142,7 @@ async def _prepare(
 
 
 def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
-    """What a trace says of a request: numbers and names that were checked, and no text."""
+    """Return what a span shows of a request: numbers and names that were checked, and no text."""
     wanted = reply.wanted
     return attrs.evolve(
         context.traced,
@@ -156,7 +157,7 @@ def traced_request(context: RequestContext, reply: Reply) -> TracedRequest:
 
 
 async def _expire(ticket: Ticket, after_s: float) -> None:
-    """End a request at its deadline; its scope cancels this when it ends before."""
+    """End a request at its deadline. Its scope cancels this task when the request ends before."""
     await trio.sleep(after_s)
     ticket.expire(after_s)
 
@@ -170,7 +171,7 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext)
 
 
 async def whole_response(pieces: Iterator[bytes]) -> Response:
-    """An answer with a length, as nearly all are, or one that is made as its client reads it."""
+    """Return a response with a length, as most have, or a large one that is made while its client reads it."""
     begun: list[bytes] = []
     num_bytes = 0
     while num_bytes < MAX_MADE_BYTES:
@@ -197,7 +198,7 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
 
 
 async def _answer_streamed(reply: Reply, mailbox: Mailbox, context: RequestContext, options: AppOptions) -> Response:
-    # Until something has come, the request may still be refused with a status of its own.
+    # Until the first event arrives, the request may still be refused with a status of its own.
     first = await mailbox.peek()
     if isinstance(first, Closed):
         raise_error_of(first)

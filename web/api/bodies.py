@@ -1,10 +1,10 @@
-"""The bodies of requests under way: how they arrive, and the memory that all of them share.
+"""The bodies of requests in progress: how they arrive, and the memory budget that they share.
 
-`MeteredBody` stands where Quart has its own and asks the `BodyBudget` for room as bytes come. A handler takes the whole
-body with `take_body`; the share goes back with the request's scope, or sooner, when its prompts are encoded.
+`MeteredBody` replaces Quart's body and takes memory from the `BodyBudget` as bytes arrive. A handler takes the whole
+body with `take_body`; the share is released with the request's scope, or sooner, when the prompts are encoded.
 
-What must always hold: a body of at most FREE_BYTES is never refused for want of memory; where there are keys, no tenant
-holds more than half of the budget; a share goes back exactly once.
+What must always hold: a body of at most FREE_BYTES is never refused for lack of memory; with keys, no tenant holds more
+than half of the budget; a share is released exactly once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..request.errors import APIError, unavailable
 from ..request.request_context import current_request_context
 
 FREE_BYTES = 64 * 1024
-"""Of each body, not counted: the number of connections bounds them."""
+"""Bytes of each body that are not counted: the number of connections bounds them."""
 
 
 class BodyBudget:
-    """Bytes of request bodies, as received and as parsed."""
+    """The memory of request bodies, as received and as parsed."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -41,7 +41,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one request holds of the budget."""
+    """One request's share of the budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -51,7 +51,7 @@ class BodyShare:
         self._is_open = True
 
     def grow(self, num_bytes: int) -> None:
-        """Take so many bytes more. Raises APIError (503) where there is no room."""
+        """Take `num_bytes` more. Raises APIError (503) if there is no room."""
         self._num_bytes += num_bytes
         wanted = max(0, self._num_bytes - FREE_BYTES) - self._num_counted
         if not self._is_open or wanted <= 0:
@@ -62,7 +62,8 @@ class BodyShare:
         self._count(wanted)
 
     def assign(self, tenant: str) -> None:
-        """Say whose it is; what came before that counts, too. Raises APIError (503) where its tenant holds too much."""
+        """Count the share, including earlier bytes, for `tenant`. Raises APIError (503) if that tenant holds too
+        much."""
         self._tenant = tenant
         held = self._num_counted if self._is_open else 0
         if held and self._is_over_share(held):
@@ -72,7 +73,7 @@ class BodyShare:
             self._budget.by_tenant[tenant] += held
 
     def release(self) -> None:
-        """Give everything back. May be called any number of times."""
+        """Release everything. May be called any number of times."""
         self._count(-self._num_counted)
         self._is_open = False
 
@@ -86,7 +87,7 @@ class BodyShare:
         if self._tenant is not None:
             self._budget.by_tenant[self._tenant] += num_bytes
             if not self._budget.by_tenant[self._tenant]:
-                del self._budget.by_tenant[self._tenant]  # tenants come and go
+                del self._budget.by_tenant[self._tenant]  # else it would grow with every tenant ever seen
 
 
 class MeteredBody(TrioBody):
@@ -102,17 +103,17 @@ class MeteredBody(TrioBody):
                 self.share.grow(len(data))
             except APIError as error:
                 self._must_raise = error
-                self._data = bytearray()  # what is left of it is read and dropped
+                self._data = bytearray()  # the rest of the body is read and dropped
                 self.set_complete()
         super().append(data)
 
     @property
     def is_complete(self) -> bool:
-        """All of it has come, or it is refused."""
+        """Whether all of it has arrived, or it has been refused."""
         return self._complete.is_set()
 
     async def take(self, connection: Connection | None = None) -> bytearray:
-        """Wait for all of it; nothing is kept here. Raises RequestEntityTooLarge and APIError."""
+        """Wait for the whole body and hand it over. Raises RequestEntityTooLarge and APIError."""
         if self._must_raise is None:
             if connection is not None and not self.is_complete:
                 await connection.ask_for_body()
@@ -124,11 +125,11 @@ class MeteredBody(TrioBody):
 
 
 class MeteredHTTP(ScopedHTTP):
-    """The connection of one request, whose body takes its memory from the application's budget."""
+    """Quart's connection of one request, whose body takes its memory from the application's budget."""
 
     def _create_request_from_scope(self, send: Any) -> Request:
         request = super()._create_request_from_scope(send)
-        app = cast(Any, self.app)  # the one of `app.py`, which imports this module
+        app = cast(Any, self.app)  # a QuipuApp of `app.py`, which imports this module
         share = BodyShare(app.bodies)
         scope: RequestScope = cast(dict[str, Any], self.scope)[SCOPE_KEY]
         scope.on_close(share.release)
@@ -137,9 +138,9 @@ class MeteredHTTP(ScopedHTTP):
 
 
 async def take_body() -> tuple[bytearray, BodyShare]:
-    """The whole body of the request that is being handled, and its share of the budget.
+    """Return the whole body of the current request, and its share of the budget.
 
-    Raises RequestEntityTooLarge, RequestTimeout, and APIError (503) where there is no memory for it.
+    Raises RequestEntityTooLarge, RequestTimeout, and APIError (503) if there is no memory for it.
     """
     context = current_request_context()
     body, principal = cast(MeteredBody, request.body), context.principal

@@ -1,9 +1,9 @@
-"""Reading a JSON object field by field, with errors that name the field.
+"""Reading of a JSON object field by field, with errors that name the field.
 
-Used by the parsers of every API. Null means absent, unknown fields are left alone (`ignored_fields.py` names them), and
+Used by the readers of every API. Null means absent, unknown fields are skipped (`ignored_fields.py` reports them), and
 a bool is never a number.
 
-What must always hold: messages name fields and limits, never quote what the client wrote there.
+What must always hold: messages name fields and limits, and never quote the client's value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def parse_object(
 
 _IDS_A_SLICE = 32_768
 _IDS_AN_ITEM = 128
-"""Token ids that take about as long to check as a part of a message."""
+"""Token ids that take about as long to check as one part of a message."""
 
 
 def wrong_type(param: str, expected: str) -> APIError:
@@ -49,7 +49,7 @@ def missing(param: str) -> APIError:
 
 
 class Fields:
-    """One JSON object, and where it stands in the body."""
+    """One JSON object, and its path in the body."""
 
     __slots__ = ("_path", "_values")
 
@@ -58,11 +58,11 @@ class Fields:
         self._path = path
 
     def param(self, name: str) -> str:
-        """The field's full name, as in `messages[1].content`."""
+        """Return the field's full path, as in `messages[1].content`."""
         return f"{self._path}.{name}" if self._path else name
 
     def get(self, name: str) -> Any:
-        """The field's value, None where it is absent or null."""
+        """Return the field's value, None if it is absent or null."""
         return self._values.get(name)
 
     def integer(self, name: str, low: int, high: int | None = None) -> int | None:
@@ -98,7 +98,7 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A string that has to be there."""
+        """Return a required string."""
         value = self.get(name)
         if value is None:
             raise missing(self.param(name))
@@ -107,7 +107,7 @@ class Fields:
         return value
 
     def fields(self, name: str) -> Fields:
-        """A nested object, empty where absent."""
+        """Return a nested object, empty if absent."""
         value = self.get(name)
         if value is None:
             return Fields({}, self.param(name))
@@ -117,13 +117,13 @@ class Fields:
 
 
 def token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:
-    """A list of token ids that cannot be long, checked."""
+    """Check a list of token ids that cannot be long."""
     _check_ids(value, param, vocab_size)
     return tuple(value)
 
 
 async def many_token_ids(value: list[Any], param: str, vocab_size: int, pace: Pace) -> tuple[int, ...]:
-    """A list of token ids, checked without a Python loop: prompts run to many thousands, some to a million."""
+    """Check a list of token ids without a Python loop: prompts have many thousands of them, some a million."""
     for start in range(0, len(value), _IDS_A_SLICE):
         part = value[start : start + _IDS_A_SLICE]
         _check_ids(part, param, vocab_size)

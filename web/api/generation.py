@@ -1,7 +1,7 @@
-"""What a request for tokens asks for, whichever API it came through.
+"""A generation request, independent of the API through which it came.
 
-Each API has a reader of its own (`openai/`, `anthropic/`) that checks a body field by field and makes one
-`GenerationRequest`, from which the message to the tokenizer is made; nothing below the web layer checks it again.
+Each API has readers (`openai/`, `anthropic/`) that check a body field by field and return a `GenerationRequest`, from
+which the message to the tokenizer is made. Nothing below the web layer checks it again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _MAX_PRIORITY = 2**31 - 1
 
 @attrs.frozen
 class WantedScores:
-    """What a client wants to know of tokens besides their text."""
+    """Which logprobs a client wants."""
 
     drawn: int | None = None
-    """How many of the likeliest are told beside each output token; None: no logprobs."""
+    """Number of top logprobs for each output token. None: no logprobs."""
     prompt: int | None = None
-    """The same of each prompt token."""
+    """Number of top logprobs for each prompt token. None: no prompt logprobs."""
     echo: bool = False
-    """The prompt comes first, in the text as in the logprobs."""
+    """Begin the text and the logprobs with the prompt."""
 
     @property
     def prompt_in_engine(self) -> int | None:
-        """What the engine has to find out of the prompt, for one use or another."""
+        """Number of top logprobs that the engine has to compute for each prompt token, for either use."""
         return max((n for n in (self.prompt, self.drawn if self.echo else None) if n is not None), default=None)
 
 
@@ -44,10 +44,10 @@ NO_SCORES = WantedScores()
 
 @attrs.frozen
 class GenerationRequest:
-    """A request that was found servable as far as its body tells."""
+    """A request whose body has been checked."""
 
     model: str
-    """The name by which the client asked for it."""
+    """The model name that the client sent."""
     prompts: tuple[Prompt, ...]
     prompt_param: str
     num_choices: int
@@ -69,11 +69,11 @@ class GenerationRequest:
         return self.num_prompts * self.num_choices
 
     def without_prompts(self) -> GenerationRequest:
-        """The same, once its prompts are somebody else's: they may be long, and its answer takes time."""
+        """Return a copy without the prompts, which may be long and need not be kept while the response is made."""
         return attrs.evolve(self, prompts=())
 
     def encode(self, request_id: str, domain: str) -> Encode:
-        """The message that starts it."""
+        """Return the message that starts the request."""
         return Encode(
             request_id=request_id,
             prompts=self.prompts,
@@ -95,7 +95,7 @@ class GenerationRequest:
 
 
 def read_model(fields: Fields, info: ServingInfo) -> str:
-    """The model asked for. Raises APIError: 404 where it is not served here."""
+    """Return the requested model. Raises APIError, 404 if it is not served here."""
     model = fields.text("model")
     if model not in info.model_names:
         raise no_model(model)
@@ -103,7 +103,7 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
 
 
 def read_priority(fields: Fields) -> int:
-    """`priority`, for the scheduling policy that looks at it. Whether it is allowed is asked once for all APIs.
+    """Return `priority`, for the scheduling policy that uses it. `check_priority` decides whether it is allowed.
 
     Raises APIError.
     """
@@ -111,7 +111,7 @@ def read_priority(fields: Fields) -> int:
 
 
 def check_priority(priority: int, *, is_allowed: bool) -> None:
-    """Who is served first is the operator's to say: 0 is everybody's. Raises APIError."""
+    """Raise APIError for a priority other than 0 if the operator does not allow it."""
     if priority and not is_allowed:
         message = (
             "not allowed unless the server is started with --allow-client-priority, or the API key is marked with "
@@ -121,7 +121,7 @@ def check_priority(priority: int, *, is_allowed: bool) -> None:
 
 
 def read_cache_salt(fields: Fields) -> str:
-    """`cache_salt`, which subdivides a tenant's cache; empty where there is none. Raises APIError."""
+    """Return `cache_salt`, which subdivides a tenant's cache, or an empty string. Raises APIError."""
     value = fields.get("cache_salt")
     if value is None:
         return ""

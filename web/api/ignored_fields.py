@@ -1,11 +1,11 @@
-"""Which fields of a body nobody has read: they are named to the client, which may have misspelt one.
+"""Which fields of a body were ignored. They are reported to the client, which may have misspelt one.
 
-Each API has a `Shape` of what its readers know (`api/openai/shapes.py`, `api/anthropic/shapes.py`). When a body has
-been read it is compared with its shape, and what is not in it goes into the response header `X-Quipu-Ignored-Fields`:
-paths as in the `param` of an error, percent-encoded, with commas between.
+Each API has a `Shape` of the fields that its readers know (`api/openai/shapes.py`, `api/anthropic/shapes.py`). A body
+that has been read is compared with its shape, and the fields that are not in it go into the response header
+`X-Quipu-Ignored-Fields`: paths as in the `param` of an error, percent-encoded and comma-separated.
 
 What must always hold: the header is ASCII and at most `MAX_HEADER_BYTES` long; the comparison is linear in the body and
-lets others run, like its reader.
+has checkpoints, like the readers.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from .pace import Pace
 MAX_NAMES = 16
 MAX_HEADER_BYTES = 1024
 AND_MORE = quote("…")
-"""Stands last where there are more."""
+"""The last entry, if there are more names."""
 _MAX_KEYS = 256
-"""Of one object that are looked at; where there are more, there are more to be named."""
+"""Keys of one object that are compared; with more keys, the header says that there are more names."""
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """What is known of one object."""
+    """The known fields of one object."""
 
     known: frozenset[str]
     objects: Mapping[str, Shape] = attrs.field(factory=dict)
-    """Of its fields, those that hold an object whose fields are known as well."""
+    """Fields that hold an object whose fields are known as well."""
     lists: Mapping[str, Shape] = attrs.field(factory=dict)
-    """Those that hold a list of such objects, or something else."""
+    """Fields that may hold a list of such objects."""
     index: str = "[{}]"
-    """How an item of such a list is written in a path."""
+    """How an index of such a list is written in a path."""
 
 
 async def ignored_fields(body: Mapping[str, Any], shape: Shape) -> str | None:
-    """The header's value for a body that has been read, None where every field is known."""
+    """Return the header's value for a body that has been read, None if every field is known."""
     names = _Names()
     async with Pace() as pace:
         await _compare(body, shape, "", names, pace)
@@ -72,7 +72,7 @@ async def _compare(values: Mapping[str, Any], shape: Shape, path: str, names: _N
 
 
 class _Names:
-    """What goes into the header."""
+    """The names in the header, within its limits."""
 
     def __init__(self) -> None:
         self._encoded: list[str] = []
@@ -91,7 +91,7 @@ class _Names:
             self._num_bytes = num_bytes
 
     def cut(self) -> None:
-        """There are more than can be named."""
+        """Note that there are more names than fit."""
         self.is_full = True
 
     def header(self) -> str | None:

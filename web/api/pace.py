@@ -1,8 +1,8 @@
-"""Going through what may be long in a body, without holding the event loop and without end.
+"""Limits and checkpoints for reading a body, so that a long one neither blocks the event loop nor goes on for ever.
 
-Every reader of a body has one `Pace`: it is told of each message, part, tool and property, refuses more of them than
-one request may have, and lets other tasks run every few hundred. Of all long bodies that are being read, one goes on in
-each round of the loop (`turns.py`).
+Every reader of a body has one `Pace`. It counts each message, part, tool and property, refuses too many of them, and
+lets other tasks run every few hundred. Of all long bodies that are being read, one proceeds in each iteration of the
+loop (`http/turns.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..request.errors import bad_value
 from .json_structure import MAX_CHAT_VALUES, MAX_CONTAINERS
 
 MAX_MESSAGES = 20_000
-"""Messages, or input items, of one request."""
+"""Messages or input items of one request."""
 MAX_PARTS = 20_000
 """Parts (blocks) of all messages of one request together."""
 MAX_TOOLS = 2_048
@@ -26,7 +26,7 @@ _TOO_MANY = "too_many_items"
 
 
 class Pace:
-    """What has been read of one body."""
+    """The progress of reading one body."""
 
     def __init__(self) -> None:
         self._num_parts = self._num_containers = self._num_values = 0
@@ -40,13 +40,13 @@ class Pace:
         self.rest()
 
     def rest(self) -> None:
-        """Give the turn back, before something else that takes turns is done."""
+        """Release the turn, as needed before other work that takes turns."""
         if self._has_turn:
             self._has_turn = False
             turn().release()
 
     async def tick(self, num_items: int = 1) -> None:
-        """So many items have been read. A checkpoint from time to time."""
+        """Count items that have been read. A checkpoint from time to time."""
         self._left -= num_items
         if self._left <= 0:
             self._left = ITEMS_A_TURN
@@ -55,17 +55,18 @@ class Pace:
             self._has_turn = True
 
     def check_messages(self, messages: list[Any], param: str) -> None:
-        """Raises APIError where there are too many."""
+        """Raise APIError if there are too many."""
         _check(len(messages), MAX_MESSAGES, param, "items")
 
     def check_parts(self, parts: list[Any], param: str) -> None:
-        """Count the parts of one message. Raises APIError where the request has too many."""
+        """Count the parts of one message. Raises APIError if the request has too many."""
         self._num_parts += len(parts)
         if self._num_parts > MAX_PARTS:
             raise bad_value(param, f"all messages together must have at most {MAX_PARTS} parts", _TOO_MANY)
 
-    def check_written(self, text: str, param: str) -> None:
-        """Count what may become objects and lists of a text that is JSON. Raises APIError where it is too much."""
+    def check_json_text(self, text: str, param: str) -> None:
+        """Count what may become objects and arrays when `text` is parsed as JSON. Raises APIError if there are too
+        many."""
         num_containers = text.count("{") + text.count("[")
         self._num_containers += num_containers
         self._num_values += num_containers + text.count(",")
@@ -74,11 +75,11 @@ class Pace:
             raise bad_value(param, f"all arguments together must have at most {limits}", _TOO_MANY)
 
     def check_tools(self, tools: list[Any], param: str) -> None:
-        """Raises APIError where there are too many."""
+        """Raise APIError if there are too many."""
         _check(len(tools), MAX_TOOLS, param, "tools")
 
     async def schema(self, schema: dict[str, Any], param: str) -> None:
-        """Go through a tool's schema. Raises APIError where it has too many properties."""
+        """Walk through a tool's schema. Raises APIError if it has too many properties."""
         num_properties = num_nodes = 0
         waiting: list[Any] = [schema]
         while waiting:

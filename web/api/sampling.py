@@ -20,7 +20,7 @@ from quipu.actors.declarations import EVERY_API, SamplingField, sampling_fields_
 from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ..request.errors import APIError, bad_value, unknown_parameter
+from ..request.errors import bad_value, unknown_parameter
 from .fields import Fields, token_ids, wrong_type
 from .generation import NO_SCORES, WantedScores
 
@@ -103,13 +103,9 @@ def _refuse(fields: Fields, refused: Sequence[SamplingField]) -> None:
             raise unknown_parameter(field.name)
 
 
-def _bad_value(field: SamplingField, problem: str) -> APIError:
-    return bad_value(field.name, problem)
-
-
 def _check_bounds(field: SamplingField, value: float) -> None:
     if not field.bounds.allow(value):
-        raise _bad_value(field, f"must be {field.bounds.words()}")
+        raise bad_value(field.name, f"must be {field.bounds.words()}")
 
 
 def _read_number(field: SamplingField, value: Any, context: _Context) -> float:
@@ -125,7 +121,7 @@ def _read_integer(field: SamplingField, value: Any, context: _Context) -> int:
         raise wrong_type(field.name, "an integer of at most 64 bits")
     _check_bounds(field, value)
     if field.at_most_max_tokens and context.max_tokens is not None and value > context.max_tokens:
-        raise _bad_value(field, f"must be at most `{context.max_tokens_param}`, which is {context.max_tokens}")
+        raise bad_value(field.name, f"must be at most `{context.max_tokens_param}`, which is {context.max_tokens}")
     if value == field.same_as_off:
         return int(field.default)
     return min(value, context.info.vocab_size) if field.is_clamped else value
@@ -147,39 +143,39 @@ def _read_token_ids(field: SamplingField, value: Any, context: _Context) -> tupl
         raise wrong_type(field.name, "a list of integer token ids")
     max_length = context.info.vocab_size if field.max_length is None else field.max_length
     if len(value) > max_length:
-        raise _bad_value(field, f"must have at most {max_length} entries")
+        raise bad_value(field.name, f"must have at most {max_length} entries")
     return token_ids(value, field.name, context.info.vocab_size)
 
 
 def _read_some_token_ids(field: SamplingField, value: Any, context: _Context) -> tuple[int, ...]:
     if value == []:
-        raise _bad_value(field, "must not be an empty list, which would allow no token")
+        raise bad_value(field.name, "must not be an empty list, which would allow no token")
     return _read_token_ids(field, value, context)
 
 
 def _read_biases(field: SamplingField, value: Any, context: _Context) -> dict[int, float]:
     expected = "an object of token ids and numbers"
     if type(value) is dict and field.max_length is not None and len(value) > field.max_length:
-        raise _bad_value(field, f"must have at most {field.max_length} entries")
+        raise bad_value(field.name, f"must have at most {field.max_length} entries")
     if type(value) is not dict or any(type(bias) not in (int, float) for bias in value.values()):
         raise wrong_type(field.name, expected)
     if not all(map(_TOKEN_ID.fullmatch, value)):
         raise wrong_type(field.name, expected)
     biases = {int(token_id): float(bias) for token_id, bias in value.items()}
     if any(token_id >= context.info.vocab_size for token_id in biases):
-        raise _bad_value(field, f"token ids must be at least 0 and below {context.info.vocab_size}")
+        raise bad_value(field.name, f"token ids must be at least 0 and below {context.info.vocab_size}")
     if not all(map(field.bounds.allow, biases.values())):
-        raise _bad_value(field, f"values must be {field.bounds.words()}")
+        raise bad_value(field.name, f"values must be {field.bounds.words()}")
     return biases
 
 
 def _read_words(field: SamplingField, value: Any, context: _Context) -> tuple[str, ...]:
     if type(value) is list and field.max_length is not None and len(value) > field.max_length:
-        raise _bad_value(field, f"must have at most {field.max_length} words")
+        raise bad_value(field.name, f"must have at most {field.max_length} words")
     if type(value) is not list or any(type(word) is not str for word in value):
         raise wrong_type(field.name, "a list of strings")
     if any(not word.strip() or len(word) > MAX_WORD_CHARS for word in value):
-        raise _bad_value(field, f"words must have between 1 and {MAX_WORD_CHARS} characters, not all white space")
+        raise bad_value(field.name, f"words must have between 1 and {MAX_WORD_CHARS} characters, not all white space")
     return tuple(value)
 
 

@@ -1,10 +1,10 @@
-"""From a request's outlet events to what its client reads: the base of every API's streams, and the whole text.
+"""From a request's events to its response: the base class of every API's streams, and the collected whole response.
 
-A reader is attached to the request's mailbox (`mailbox.attach(reader.consume)`) and runs in the task that produced the
-event, so a token reaches the sink without waking anybody but the response body.
+A consumer is attached to the request's mailbox (`mailbox.attach(writer.consume)`) and runs in the task that produced
+the event, so a token reaches the sink without waking any task but the response body.
 
-What must always hold: `consume` never raises; after the end of a stream nothing more is pushed; the usage that a
-finished answer shows is that of the record in `Closed`, whatever was tallied on the way.
+What must always hold: `consume` never raises; nothing is pushed after the end of a stream; the usage of a finished
+response is that of the record in `Closed`, whatever the tally says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import trio
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
-from quipu.actors.shared.scored_tokens import ScoredColumns, Spelling
+from quipu.actors.shared.scored_tokens import ScoredColumns
+from quipu.actors.shared.token_decoding import TokenText
 
 from ..http.sse import Sink
 from ..request.errors import APIError, internal
@@ -28,25 +29,25 @@ from ..request.tally import Tally
 from ..telemetry.logs import frames_of
 
 MAX_LOOSE_PIECES = 256
-"""Pieces of a text that are kept apart: a string of a few characters takes more than ten times their bytes."""
+"""Pieces of a text that are kept before they are joined: short strings take more than ten times their bytes."""
 
 
 @attrs.define(eq=False)
 class Transcript:
-    """Gathers a whole answer; one wake-up of the handler, at its end."""
+    """Collects a whole response. Wakes the handler once, at its end."""
 
     tally: Tally
     texts: dict[int, list[str]] = attrs.field(factory=dict)
     """By choice."""
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
     stop_matches: dict[int, str] = attrs.field(factory=dict)
-    """The stop string that ended a choice, where one did."""
+    """The stop string that ended each choice, if one did."""
     scores: dict[int, ScoredColumns] = attrs.field(factory=dict)
-    """Output tokens of each choice, where their logprobs were asked for."""
+    """Output tokens of each choice, if their logprobs were requested."""
     prompt_scores: dict[int, TokenScores] = attrs.field(factory=dict)
-    """The tokens of each choice's prompt, likewise."""
-    _spellings: dict[int, Spelling] = attrs.field(factory=dict)
-    """Of every token in `scores`, once."""
+    """Prompt tokens of each choice, if their logprobs were requested."""
+    _token_texts: dict[int, TokenText] = attrs.field(factory=dict)
+    """Text of every token in `scores`, stored once."""
     closed: Closed | None = None
     _done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -72,7 +73,7 @@ class Transcript:
                     self._done.set()
 
     def _join(self, pieces: list[str]) -> None:
-        """Make one string of the latest pieces; the first stays, so that a long text is not copied time and again."""
+        """Join the latest pieces. The first stays apart, so that a long text is not copied again and again."""
         pieces[1:] = ["".join(pieces[1:])]
         if len(pieces[1]) > len(pieces[0]):
             pieces[:] = ["".join(pieces)]
@@ -82,22 +83,22 @@ class Transcript:
             self.prompt_scores[event.index] = event.prompt_scores
         columns = self.scores.get(event.index)
         if columns is None:
-            columns = self.scores[event.index] = ScoredColumns(self._spellings.__getitem__)
+            columns = self.scores[event.index] = ScoredColumns(self._token_texts.__getitem__)
         for token in event.scores:
             columns.append(token)
-            self._spell(token)
+            self._add_text(token)
 
-    def _spell(self, token: ScoredToken) -> None:
+    def _add_text(self, token: ScoredToken) -> None:
         told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top)
         for one in told:
-            if one.token_id not in self._spellings:
-                self._spellings[one.token_id] = Spelling(one.text, one.utf8)
+            if one.token_id not in self._token_texts:
+                self._token_texts[one.token_id] = TokenText(one.text, one.utf8)
 
     async def wait_closed(self) -> Closed:
         """Wait for the request's last event."""
         await self._done.wait()
         if self.closed is None:
-            raise RuntimeError("a transcript was woken before its request was closed")
+            raise RuntimeError("a transcript was woken up before its request was closed")
         return self.closed
 
     def text(self, index: int) -> str:
@@ -105,7 +106,7 @@ class Transcript:
 
 
 class StreamWriter(ABC):
-    """Encodes a request's events, in the words of one API, into the sink of its stream."""
+    """Encodes a request's events, in the format of one API, into the sink of its stream."""
 
     def __init__(self, sink: Sink, tally: Tally, log: structlog.typing.BindableLogger) -> None:
         self._sink = sink
@@ -113,7 +114,7 @@ class StreamWriter(ABC):
         self._log: Any = log
 
     def consume(self, events: list[OutletEvent]) -> None:
-        """Push what has come; called by the mailbox."""
+        """Push `events`. Called by the mailbox."""
         if self._sink.finished:
             return
         try:
@@ -124,14 +125,14 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def _consume_one(self, event: OutletEvent) -> None:
-        """Push what one event comes to; `_end` with the last one. Keeps the tally."""
+        """Push what one event amounts to, and `_end` with the last one. Updates the tally."""
 
     @abstractmethod
     def _failure(self, error: APIError) -> bytes:
-        """The last bytes of a stream whose request has failed."""
+        """Return the last bytes of a stream whose request has failed."""
 
     def _push_slowly(self, chunks: Iterator[bytes]) -> None:
-        """Push chunks that are made when the client has read those before them."""
+        """Push chunks, each made when the client has read those before it."""
         self._sink.push_slowly(self._guard(chunks))
 
     def _guard(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -141,7 +142,7 @@ class StreamWriter(ABC):
             self._crash(error)
 
     def _crash(self, error: Exception) -> None:
-        # Whoever called serves every request: this one's fault must stay its own.
+        # The caller serves every request: an error in this one must not affect the others.
         self._end(self._failure(internal()))
         self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
 

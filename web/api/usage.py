@@ -1,7 +1,7 @@
-"""Usage as the OpenAI endpoints show it: a projection of the one usage record, or of what is known so far.
+"""Usage as the OpenAI endpoints show it: a projection of the usage record, or of what is known so far.
 
-`UsageRecord` comes with the last event of a request and is what the books say; a `Tally` adds up the events of a
-request that is still running. Neither is corrected here: a number is shown as it was booked, 0 as 0, unknown as null.
+The `UsageRecord` comes with the last event of a request; a `Tally` adds up the events of a request that is still
+running. Neither is corrected here: numbers are shown as recorded, 0 as 0, unknown as null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMED_TIERS = ("device", "host", "disk", "remote")
 
 
 def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
-    """Cumulative usage for a chunk; tiers are known only from the record. None while nothing was admitted."""
+    """Return cumulative usage for a chunk. Tiers are known only from the record. None until a prompt is admitted."""
     if tally.prompt_tokens is None:
         return None
     usage = _openai(tally.prompt_tokens, tally.cached_tokens, tally.cache_write_tokens, tally.completion_tokens)
@@ -29,7 +29,7 @@ def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
 
 
 def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
-    """The `usage` object of a completion or chat completion (specification of usage, section 3)."""
+    """Return the `usage` object of a completion or chat completion (docs/usage.md)."""
     usage = _openai(record.prompt_tokens, record.cached_tokens, record.cache_write_tokens, record.completion_tokens)
     if with_tiers:
         usage["prompt_tokens_details"]["cached_tokens_by_tier"] = cached_tokens_by_tier(record)
@@ -38,27 +38,27 @@ def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
 
 
 def cached_tokens_by_tier(record: UsageRecord) -> dict[str, int] | None:
-    """Cached tokens by where they lay; the parts add up to the whole. None where the whole is unknown."""
+    """Return cached tokens by storage tier; they add up to the total. None if the total is unknown."""
     if record.cached_tokens is None:
         return None
     booked = record.cached_by_tier or {}
     tiers = {tier: booked.get(tier, 0) for tier in _NAMED_TIERS}
-    # Hits of unknown tier are nobody's: they are never labelled as the device's.
+    # Hits of unknown tier are never attributed to the device.
     tiers["unattributed"] = record.cached_tokens - sum(tiers.values())
     return tiers
 
 
-def told_miss(miss: CacheMiss) -> CacheMiss:
-    """Why a prompt's cached prefix ended where it did, as a client may know it.
+def miss_for_client(miss: CacheMiss) -> CacheMiss:
+    """Return why a prompt's cached prefix ended, as its client may know it.
 
-    That the same tokens are there under another tenant is for operators: told, it would say what others have sent.
+    Only operators may learn that the same tokens are cached under another tenant: it reveals what others have sent.
     """
     return attrs.evolve(miss, reason=MissReason.DIVERGED) if miss.reason is MissReason.OTHER_DOMAIN else miss
 
 
 def _miss(miss: CacheMiss) -> dict[str, Any]:
-    told = told_miss(miss)
-    return {"reason": told.reason.value, "token": told.token}
+    shown = miss_for_client(miss)
+    return {"reason": shown.reason.value, "token": shown.token}
 
 
 def _openai(prompt: int | None, cached: int | None, written: int | None, completion: int) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Who may ask: keys, hosts, origins."""
+"""Authentication: keys, hosts, origins."""

@@ -1,10 +1,10 @@
-"""Every route is closed, save those in `OPEN_ROUTES`: who asks is settled before anything is read or opened.
+"""Authentication of every route but `OPEN_ROUTES`, before anything is read or opened.
 
-A hook that runs right after the context was made, before a byte of the body is asked for. It takes the key from
-`Authorization: Bearer` or `x-api-key`, and hangs its owner on the context; handlers read `context.principal`.
+The hook runs right after the request context was created, before a byte of the body is requested. It takes the key from
+`Authorization: Bearer` or `x-api-key` and stores its owner in the context; handlers read `context.principal`.
 
-What must always hold: a route that is not listed here needs a key, and so does a path that does not exist: a stranger
-does not learn which is which.
+What must always hold: a route that is not listed here needs a key, and so does a path that does not exist, so that a
+stranger cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from .keys import KeyStore, runtime_principal
 from .local_clients import is_from_this_machine
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
-"""For probes, which have no key."""
+"""Routes for probes, which have no key."""
 ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
-"""They show, or touch, what all tenants share."""
+"""Routes that show or change what all tenants share."""
 ADMIN_TREES = ("/v1/organization", "/v1/organizations")
-"""Everything below them, likewise."""
+"""Prefixes of routes that need an admin key as well."""
 
 RECORD_ROUTES = frozenset({"/v1/usage/<request_id>"})
-"""Where there are keys each shows a tenant its own records."""
+"""Routes that, if there are keys, show each tenant its own records."""
 SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
-"""They change nothing and tell of nobody's requests: without keys everybody may see them, Prometheus elsewhere too."""
+"""Routes that change nothing and reveal no request: without keys everybody may read them, such as Prometheus."""
 
 
 def needs_admin(route: str) -> bool:
-    """Whether an admin key is needed. A route is a rule of the URL map, or the path where no rule fits."""
+    """Return whether an admin key is needed. `route` is a rule of the URL map, or the path if no rule matches."""
     return route in ADMIN_ROUTES or any(route == tree or route.startswith(f"{tree}/") for tree in ADMIN_TREES)
 
 
 def is_local(route: str) -> bool:
-    """Whether a server without keys answers it to its own machine alone: it changes what all share, or tells of all."""
+    """Return whether a server without keys serves `route` only to its own machine: it changes or shows what all
+    share."""
     return (needs_admin(route) and route not in SHOWN_ROUTES) or route in RECORD_ROUTES
 
 
 def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: bool) -> None:
-    """Close the routes of `app`, present and future; `tenant` is everybody's where there are no keys.
+    """Require authentication for the routes of `app`, present and future.
 
-    `open_admin`: where there are no keys, admin routes are everybody's, too.
+    Without keys everybody is `tenant`, and with `open_admin` everybody may use admin routes.
     """
     everybody = runtime_principal(tenant)
 
@@ -95,7 +96,7 @@ def not_from_here() -> APIError:
 
 
 def _presented_key() -> str:
-    """The one key that the request brought. Raises APIError."""
+    """Return the one key that the request carries. Raises APIError."""
     presented = {value.strip() for value in request.headers.getlist("x-api-key")}
     for value in request.headers.getlist("Authorization"):
         scheme, _, key = value.strip().partition(" ")
@@ -105,6 +106,6 @@ def _presented_key() -> str:
     if not presented:
         raise unauthorized("No API key provided. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
     if len(presented) > 1:
-        # Which of them a proxy in front has looked at cannot be told from here.
+        # There is no telling which of them a proxy in front has checked.
         raise unauthorized("Different API keys provided. Send only one.")
     return presented.pop()

@@ -1,7 +1,7 @@
-"""Which hosts and origins a server answers: the rules, their flags' values, and how names are compared.
+"""Which hosts and origins a server serves: the rules, the parsing of their flags, and the comparison of names.
 
-Made by `quipu serve` from its flags, asked by `browsers.py` for every request. A module without a web server in it: the
-command line reads its flags with it.
+`quipu serve` creates the rules from its flags, and `browsers.py` applies them to every request. This module imports no
+web server, since the command line parses its flags with it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 @attrs.frozen(kw_only=True)
 class BrowserRules:
-    """By default nothing is checked."""
+    """The allowed hosts and origins. By default nothing is checked."""
 
     allowed_hosts: frozenset[str] | None = None
-    """What `Host` may say beside the names of loopback, with a port or for every port; None: whatever it says."""
+    """Allowed values of `Host` besides loopback names, each with a port or for every port. None: any value."""
     allowed_origins: frozenset[str] = frozenset()
-    """Of other sites, that may ask and read the answers."""
+    """Origins of other sites that may send requests and read the responses."""
     refuse_cross_site: bool = False
-    """What comes from any site but those is refused."""
+    """Refuse requests from all other sites."""
 
     @property
     def refuses_others(self) -> bool:
-        """There are sites whose pages may not ask."""
+        """Whether there are sites whose pages are refused."""
         return self.refuse_cross_site and ANY not in self.allowed_origins
 
     def allows_host(self, host: str) -> bool:
@@ -48,7 +48,7 @@ class BrowserRules:
 
 
 def is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page of this origin came from this host. (A proxy that speaks TLS may have changed the scheme.)"""
+    """Return whether a page of this origin came from this host. (A proxy that terminates TLS may change the scheme.)"""
     try:
         parts = urlsplit(origin.lower())
     except ValueError:
@@ -71,20 +71,22 @@ def _is_loopback_name(name: str) -> bool:
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """A JSON list, as vLLM takes it. Raises ArgumentTypeError."""
+    """Parse a JSON list, as in vLLM. Raises ArgumentTypeError."""
     try:
         origins = json.loads(text)
     except ValueError:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(origin, str) and origin for origin in origins):
-        raise argparse.ArgumentTypeError(f"""{text!r} is no JSON list of origins, such as '["https://site.example"]'""")
+        raise argparse.ArgumentTypeError(
+            f"""invalid JSON list of origins {text!r} (for example '["https://site.example"]')"""
+        )
     return frozenset(origin.lower().rstrip("/") for origin in origins)
 
 
 def parse_hosts(text: str) -> list[str]:
-    """Names with commas between, each with a port or without. Raises ArgumentTypeError."""
+    """Parse a comma-separated list of host names, each with or without a port. Raises ArgumentTypeError."""
     hosts = [host.strip().lower() for host in text.split(",")]
     for host in hosts:
         if host != ANY and not _HOST.fullmatch(host):
-            raise argparse.ArgumentTypeError(f"{host!r} is no host, such as quipu.example or quipu.example:8000")
+            raise argparse.ArgumentTypeError(f"invalid host {host!r} (for example quipu.example or quipu.example:8000)")
     return hosts

@@ -1,10 +1,10 @@
-"""What web pages may make a browser ask: requests are checked by their `Host` and their origin, and CORS is answered.
+"""Protection from requests that web pages make a browser send: checks of `Host` and `Origin`, and CORS.
 
 A server on loopback is out of reach for strangers, but not for the browser of somebody who works on that machine: any
-page can have it send requests there, and by a name of its own that resolves to 127.0.0.1 (DNS rebinding) read the
-answers, too. `quipu serve` makes the `BrowserRules`; an app that is made without them checks nothing.
+page can make it send requests there, and through a name that resolves to 127.0.0.1 (DNS rebinding) read the responses
+too. `quipu serve` creates the `BrowserRules`; an app without them checks nothing.
 
-What must always hold: a preflight, which brings no key, is answered for origins that were named and for no others.
+What must always hold: a preflight, which carries no key, is granted to allowed origins and to no others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..request.errors import APIError, turn_away
 from .browser_rules import BrowserRules, is_same_origin
 
 EXPOSED_HEADERS = "X-Request-Id, X-Quipu-Request-Id, X-Quipu-Ignored-Fields, request-id, Retry-After"
-"""What a page may read of an answer, beside what every page may."""
+"""Response headers that a page of an allowed origin may read, besides the safelisted ones."""
 METHODS = "GET, POST, DELETE, OPTIONS"
 PREFLIGHT_MAX_AGE_S = 600
 
 
 def install_browser_rules(app: QuartTrio, rules: BrowserRules) -> None:
-    """Have every request of `app` checked before anybody asks for its key."""
+    """Check every request of `app`, before its key is checked."""
 
     @app.before_request
     async def check() -> Response | None:
@@ -39,7 +39,7 @@ def install_browser_rules(app: QuartTrio, rules: BrowserRules) -> None:
         return None
 
     @app.after_request
-    async def let_pages_read(response: Response) -> Response:
+    async def add_cors_headers(response: Response) -> Response:
         if rules.allowed_origins:
             response.headers.add("Vary", "Origin")
             origin = request.headers.get("Origin")
@@ -54,7 +54,7 @@ def _preflight() -> Response:
     response.headers["Access-Control-Allow-Methods"] = METHODS
     response.headers["Access-Control-Max-Age"] = str(PREFLIGHT_MAX_AGE_S)
     asked = request.headers.get("Access-Control-Request-Headers")
-    if asked is not None:  # clients of the APIs send many of their own, which `*` would not cover where there are keys
+    if asked is not None:  # API clients send many headers of their own, and `*` does not cover `Authorization`
         response.headers["Access-Control-Allow-Headers"] = asked
     return response
 

@@ -1,8 +1,8 @@
-"""Who a request came from, as the books need it: tenant and key, the client's own ids, whether it is a retry.
+"""Who a request came from, as the ledger needs it: tenant and key, the client's own ids, the digest that marks a retry.
 
-Made by the life of a generation before its account is opened.
+Created for each generation request before its account is opened.
 
-What must always hold: what a client names is an alias or a digest, never a key of ours; two requests share an
+What must always hold: an id chosen by a client is an alias or a digest, never a key of ours; two requests share an
 idempotency digest only if tenant, key, endpoint and body are the same, byte for byte.
 """
 
@@ -21,11 +21,11 @@ from ..request.request_context import RequestContext
 HEADER = "Idempotency-Key"
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 _INLINE_BYTES = 256 * 1024
-"""A body up to this size is hashed in the loop."""
+"""A body up to this size is hashed on the event loop."""
 
 
 async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model: str) -> Caller:
-    """The caller of the request that is being handled. Raises APIError for a key that cannot be kept."""
+    """Return the caller of the current request. Raises APIError for an idempotency key that cannot be stored."""
     principal, key = context.principal, request.headers.get(HEADER)
     if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
         raise bad_value(HEADER, f"must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters")
@@ -47,5 +47,5 @@ def _digest(tenant: str, key: str, endpoint: str, raw_body: bytes | bytearray) -
     digest = hashlib.sha256(b"quipu-retry-1")
     for part in (tenant.encode(), key.encode(), endpoint.encode(), raw_body):
         digest.update(b"%d:" % len(part))
-        digest.update(part)  # of a long one, without the interpreter lock
+        digest.update(part)  # releases the interpreter lock for a long part
     return digest.hexdigest()

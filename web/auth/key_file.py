@@ -1,10 +1,10 @@
-"""The key file: one entry a key, with the key's hash and never the key.
+"""The key file: one entry per key, with the key's hash and never the key.
 
-TOML (`[[keys]]` tables) or, where the file's name ends in `.json`, JSON (`{"keys": [...]}`). Read by `web/auth/keys.py`
-at the start and on SIGHUP; `web/cli/keys.py` writes new entries for it.
+TOML (`[[keys]]` tables), or JSON (`{"keys": [...]}`) if the file's name ends in `.json`. Read by `web/auth/keys.py` at
+startup and on SIGHUP; `web/cli/keys.py` prints new entries for it.
 
-What must always hold: a file is taken whole or not at all, and what is refused is named by entry and field, never by
-its value: somebody may have put a key where its hash belongs.
+What must always hold: a file is accepted as a whole or not at all. Errors name an entry and a field, never the value:
+somebody may have put a key where its hash belongs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "sk-quipu-"
 ADMIN_PREFIX = "sk-quipu-admin-"
 MAX_NAME_CHARS = 128
 MAX_DOTS = 1024
-"""Of one line: more than all values of an entry can have together."""
+"""Dots in one line: more than all values of an entry can have together."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,37 +31,37 @@ _SHA256_OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 class KeyFileError(Exception):
-    """Keys that cannot be used. Its message says which entry and which field, and is fit for a log."""
+    """Keys cannot be used. The message names the entry and the field, and may be logged."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One key, as the file has it."""
+    """One key, as in the file."""
 
     id: str
-    """Names the key in logs and in the ledger."""
+    """Identifies the key in logs and in the ledger."""
     name: str
-    """For people."""
+    """For humans."""
     tenant: str
     """Who pays, and whose cache its requests share."""
     sha256: str
-    """Of the key, in hexadecimal digits."""
+    """Hash of the key, in hexadecimal digits."""
     admin: bool = False
     priority: bool = False
-    """Its requests may name a `priority`."""
+    """Its requests may set a `priority`."""
 
 
 def hash_key(key: str) -> str:
-    """What is kept of a key."""
+    """Return the hash by which a key is stored."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def new_key(*, admin: bool) -> str:
-    """A fresh key: 256 random bits behind a prefix by which people and scanners for leaked secrets know it."""
+    """Return a new key: 256 random bits after a prefix that humans and secret scanners recognize."""
     return (ADMIN_PREFIX if admin else PREFIX) + secrets.token_urlsafe(32)
 
 
 def read_key_file(path: Path) -> list[KeyEntry]:
-    """Every entry of a file. Raises KeyFileError."""
+    """Return every entry of a file. Raises KeyFileError."""
     try:
         text = path.read_bytes().decode()
         content: Any = msgspec.json.decode(text) if path.suffix == ".json" else _parse_toml(text)
@@ -71,10 +71,10 @@ def read_key_file(path: Path) -> list[KeyEntry]:
         raise KeyFileError(f"{path} is not UTF-8 text") from None
     except RecursionError:
         raise KeyFileError(f"{path} is nested too deeply") from None
-    except ValueError as error:  # of either parser, and of numbers that are too long
+    except ValueError as error:  # from either parser, and for numbers that are too long
         raise KeyFileError(f"{path}: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("keys"), list):
-        raise KeyFileError(f"{path}: there must be a list `keys`")
+        raise KeyFileError(f"{path}: a list `keys` is required")
     if unknown := sorted(content.keys() - {"keys"}):
         raise KeyFileError(f"{path}: unknown field `{unknown[0]}` beside `keys`")
     try:
@@ -84,8 +84,9 @@ def read_key_file(path: Path) -> list[KeyEntry]:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    """Raises ValueError and RecursionError, as tomllib does; the latter also for a key of so many parts that tomllib
-    would take gigabytes: it keeps all beginnings of each."""
+    """Parse TOML. Raises ValueError and RecursionError, as tomllib does; the latter also for a key of so many parts
+    that
+    tomllib would take gigabytes, since it stores every prefix of it."""
     if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
         raise RecursionError
     return tomllib.loads(text)
@@ -104,7 +105,7 @@ def _read_entry(raw: Any, index: int) -> KeyEntry:
 
 
 def check_entry(entry: KeyEntry, where: str) -> None:
-    """Raises KeyFileError for what its types do not say."""
+    """Check what the types do not express. Raises KeyFileError."""
     for field, value in (("id", entry.id), ("tenant", entry.tenant)):
         if not _LABEL.fullmatch(value):
             rule = "1 to 128 of the characters A-Z a-z 0-9 . _ : @ / -, the first a letter or a digit"
@@ -115,24 +116,24 @@ def check_entry(entry: KeyEntry, where: str) -> None:
         length = len(entry.sha256)
         raise KeyFileError(f"{where}: `sha256` must be 64 hexadecimal digits; it has {length} characters")
     if entry.sha256 == _SHA256_OF_NOTHING:
-        raise KeyFileError(f"{where}: `sha256` is the hash of nothing")
+        raise KeyFileError(f"{where}: `sha256` is the hash of the empty string")
 
 
 def check_distinct(entries: Sequence[KeyEntry]) -> None:
-    """Raises KeyFileError where two entries have one id, or one key."""
+    """Raise KeyFileError if two entries have the same id or the same key."""
     ids: set[str] = set()
     owners: dict[str, str] = {}
     for entry in entries:
         if entry.id in ids:
-            raise KeyFileError(f"`id` {entry.id} stands twice")
+            raise KeyFileError(f"duplicate `id` {entry.id}")
         ids.add(entry.id)
         other = owners.setdefault(entry.sha256, entry.id)
         if other != entry.id:
-            raise KeyFileError(f"`sha256` of {entry.id} is that of {other}: one key cannot have two owners")
+            raise KeyFileError(f"`sha256` of {entry.id} is also that of {other}: a key cannot have two owners")
 
 
 def render_entry(entry: KeyEntry) -> str:
-    """An entry as TOML."""
-    # A JSON string is a TOML string, as long as nothing is escaped into surrogates.
+    """Return an entry as TOML."""
+    # A JSON string is a TOML string as long as nothing is escaped as surrogates.
     fields = {name: msgspec.json.encode(value).decode() for name, value in msgspec.structs.asdict(entry).items()}
     return "[[keys]]\n" + "".join(f"{name} = {value}\n" for name, value in fields.items())

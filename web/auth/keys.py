@@ -1,10 +1,10 @@
-"""Who may ask: whose key a request brought, and the keys that this server knows.
+"""The keys of this server, and whose key a request carries.
 
-The command line makes a `KeyStore` from its flags and has it reload on SIGHUP; `web/auth/auth.py` asks it, and hangs
-the `Principal` that it finds on the context.
+The command line creates a `KeyStore` from its flags and reloads it on SIGHUP; `web/auth/auth.py` looks keys up in it
+and stores the `Principal` in the request context.
 
-What must always hold: a plain key lives only while it is hashed; no key and no hash reaches a log, an error or an
-answer. Where keys were asked for, nobody gets in without one, also when the file lists none.
+What must always hold: a plain key exists only until it is hashed; no key and no hash reaches a log, an error or a
+response. If keys are configured, nobody gets in without one, even if the key file lists none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_TENANT = "default"
 
 
 def runtime_principal(tenant: str = DEFAULT_TENANT) -> Principal:
-    """Everybody, where the server was started without keys. What they may not ask from elsewhere is in `auth.py`."""
+    """Return the principal of every request to a server without keys. `auth.py` restricts what remote ones may do."""
     return Principal(tenant=tenant, key_id=None, key_name=None, is_admin=True)
 
 
@@ -35,7 +35,7 @@ class _Holder:
 
 
 class KeyRing:
-    """One generation of keys; never changes. Raises KeyFileError where two of them contradict each other."""
+    """An immutable set of keys. Raises KeyFileError if two of them contradict each other."""
 
     def __init__(self, entries: Sequence[KeyEntry]) -> None:
         check_distinct(entries)
@@ -55,7 +55,7 @@ class KeyRing:
         self.num_admin_keys = sum(entry.admin for entry in entries)
 
     def find(self, key: str) -> Principal | None:
-        """The owner of a key."""
+        """Return the owner of a key, or None."""
         digest = hashlib.sha256(key.encode()).digest()
         holder = self._holders.get(self._place(digest))
         if holder is None or not hmac.compare_digest(holder.digest, digest):
@@ -63,13 +63,13 @@ class KeyRing:
         return holder.principal
 
     def _place(self, digest: bytes) -> bytes:
-        # A look-up takes a little longer the more of its name is right. So the names are scrambled with a secret of
-        # this ring: how near a guess came to one of them says nothing about how near it came to a digest.
+        # A dictionary lookup takes longer the more of the key matches. With names that are keyed by a secret of this
+        # ring, its time says nothing about how close a guess came to a digest.
         return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
 
 
 class KeyStore:
-    """The keys that hold now: those given at the start, and those of a file that may change.
+    """The current keys: those given at startup, and those of a file that may change.
 
     Raises KeyFileError.
     """
@@ -81,15 +81,15 @@ class KeyStore:
 
     @property
     def is_open(self) -> bool:
-        """No keys were asked for. (A file that lists none asks for keys that nobody has.)"""
+        """Whether no keys are configured. (With a key file that lists none, every request is refused.)"""
         return not self._given and self.path is None
 
     def reload(self) -> None:
-        """Read the file again; from then on its keys hold. Raises KeyFileError, and then the old ones still do."""
+        """Read the file again and use its keys. Raises KeyFileError, and then keeps the old ones."""
         self.ring = self._read()
 
     def describe(self) -> dict[str, object]:
-        """What an operator may be shown."""
+        """Return what an operator may see."""
         return {
             "num_keys": self.ring.num_keys,
             "num_admin_keys": self.ring.num_admin_keys,
@@ -101,7 +101,7 @@ class KeyStore:
 
 
 def given_keys(key_hashes: Sequence[str], admin_key_hashes: Sequence[str]) -> list[KeyEntry]:
-    """Entries for keys that came by flag or environment: the default tenant's, named in the order they were given."""
+    """Return entries for keys from flags or the environment: the default tenant's, numbered in the given order."""
     entries = []
     for kind, hashes, admin in (("api-key", key_hashes, False), ("admin-key", admin_key_hashes, True)):
         for number, sha256 in enumerate(hashes, 1):

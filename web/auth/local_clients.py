@@ -1,6 +1,6 @@
-"""Which addresses are this machine's own, and which requests came from it without a proxy between.
+"""Which addresses are loopback addresses, and which requests came from this machine without a proxy.
 
-Used where a server has no keys: then the way by which a request came is all that is known of who sent it.
+Used by a server without keys, where the path of a request is all that is known about its sender.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from quart import request
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, or a name to listen on, is reachable from this machine alone."""
+    """Return whether an address, or a name to listen on, is reachable only from this machine."""
     if address.lower() == "localhost":
         return True
     try:
@@ -24,11 +24,11 @@ def is_loopback(address: str) -> bool:
 
 
 def is_from_this_machine() -> bool:
-    """Whether the current request was sent from here. What a proxy has forwarded came from somewhere else."""
+    """Return whether the current request was sent from this machine and not forwarded by a proxy."""
     client = cast(dict[str, Any], request.scope).get("client")
-    return client is not None and is_loopback(client[0]) and not any(map(_tells_of_a_proxy, request.headers.keys()))
+    return client is not None and is_loopback(client[0]) and not any(map(_is_proxy_header, request.headers.keys()))
 
 
-def _tells_of_a_proxy(header: str) -> bool:
+def _is_proxy_header(header: str) -> bool:
     name = header.lower()
     return name == "forwarded" or name.startswith("x-forwarded-")

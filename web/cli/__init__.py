@@ -1,1 +1,1 @@
-"""The command line: `quipu serve`, and the commands beside it."""
+"""The command line: `quipu serve` and the other commands."""

@@ -1,4 +1,4 @@
-"""The command line: `quipu serve MODEL`, and the commands beside it."""
+"""The command line: `quipu serve MODEL` and the other commands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .usage import add_usage_flags, run_usage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the `quipu` command; returns the exit code."""
+    """Run the `quipu` command; return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["bench"]:  # a client, with flags of its own: no server loads it
+    if argv[:1] == ["bench"]:  # a client with its own flags, which no server imports
         from .bench.command import main as bench
 
         return bench(argv[1:])
@@ -37,15 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands and flags."""
+    """Return the parser of all commands and flags."""
     parser = argparse.ArgumentParser(prog="quipu", description=quipu.__doc__.splitlines()[0] if quipu.__doc__ else None)
     parser.add_argument("--version", action="version", version=f"quipu {quipu.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     add_serve_flags(commands.add_parser("serve", help="serve a model over the OpenAI and Anthropic APIs"))
     commands.add_parser("bench", help="measure a server or an engine: `quipu bench --help`")
     add_ledger_actions(commands.add_parser("ledger", help="verify, export or reconcile the usage ledger"))
-    add_usage_flags(commands.add_parser("usage", help="what was used, by model, key or tenant"))
-    add_key_actions(commands.add_parser("keys", help="make API keys for a key file"))
+    add_usage_flags(commands.add_parser("usage", help="show usage by model, key or tenant"))
+    add_key_actions(commands.add_parser("keys", help="create API keys for a key file"))
     return parser
 
 

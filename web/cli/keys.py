@@ -1,7 +1,7 @@
-"""`quipu keys new` and `quipu keys hash`, and the flags and environment by which `quipu serve` is given keys.
+"""`quipu keys new` and `quipu keys hash`, and the flags and variables by which `quipu serve` gets its keys.
 
-Flags and environment are hashed as they are read, so that what the command line hands on holds no key. Errors never
-show what was given.
+Keys from flags and the environment are hashed as they are read, so that the command line passes on no key. Errors never
+show the input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger("quipu.keys")
 
 
 def add_key_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `quipu serve`."""
+    """Add the key flags of `quipu serve`."""
     add = parser.add_argument
     add(
         "--api-key",
@@ -36,7 +36,7 @@ def add_key_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help=f"close every route but /health and /ready to who has none; may be repeated; also ${API_KEY_VARIABLE}",
+        help=f"require this key on every route but /health and /ready; may be repeated; also ${API_KEY_VARIABLE}",
     )
     add(
         "--admin-key",
@@ -44,13 +44,13 @@ def add_key_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help=f"a key for /metrics and the like, too; may be repeated; also ${ADMIN_KEY_VARIABLE}",
+        help=f"a key that may also use /metrics and other admin routes; may be repeated; also ${ADMIN_KEY_VARIABLE}",
     )
-    add("--key-file", type=Path, metavar="FILE", help="hashes of keys and whose they are; read again on SIGHUP")
+    add("--key-file", type=Path, metavar="FILE", help="hashes of keys and their owners; read again on SIGHUP")
 
 
 def key_store(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> KeyStore:
-    """The keys of a server. Takes those of `environment` out of it: children inherit it. Raises KeyFileError."""
+    """Return the keys of a server. Removes them from `environment`, which children inherit. Raises KeyFileError."""
     hashes = []
     for variable, flags in ((API_KEY_VARIABLE, arguments.api_key), (ADMIN_KEY_VARIABLE, arguments.admin_key)):
         given = environment.pop(variable, None)
@@ -64,7 +64,7 @@ def key_store(arguments: argparse.Namespace, environment: MutableMapping[str, st
 
 @asynccontextmanager
 async def reloading_on_hangup(keys: KeyStore) -> AsyncIterator[None]:
-    """While the block runs, read the key file again whenever SIGHUP comes; a file that cannot be used changes nothing.
+    """Read the key file again on every SIGHUP during the block. A file that cannot be used changes nothing.
 
     Without a key file SIGHUP keeps its meaning: it ends the process.
     """
@@ -88,18 +88,18 @@ async def _reload_on_hangup(keys: KeyStore, *, task_status: trio.TaskStatus[None
 
 
 def add_key_actions(parser: argparse.ArgumentParser) -> None:
-    """What `quipu keys` can do."""
+    """Add the actions of `quipu keys`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    new = actions.add_parser("new", help="make a key: its entry goes to stdout, the key itself, once, to stderr")
+    new = actions.add_parser("new", help="create a key: prints its entry to stdout and the key itself, once, to stderr")
     new.add_argument("--tenant", required=True, help="who pays, and whose cache its requests share")
-    new.add_argument("--name", required=True, help="for people")
-    new.add_argument("--admin", action="store_true", help="may also ask what concerns the whole server")
-    new.add_argument("--priority", action="store_true", help="its requests may name a `priority`")
-    actions.add_parser("hash", help="read a key from stdin, print what the key file holds of it")
+    new.add_argument("--name", required=True, help="for humans")
+    new.add_argument("--admin", action="store_true", help="may also use admin routes")
+    new.add_argument("--priority", action="store_true", help="its requests may set a `priority`")
+    actions.add_parser("hash", help="read a key from stdin and print its hash for the key file")
 
 
 def run_keys(arguments: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Run `quipu keys`; return the exit code."""
     try:
         if arguments.action == "hash":
             print(_hashed(sys.stdin.read().rstrip("\r\n")))
@@ -115,7 +115,7 @@ def run_keys(arguments: argparse.Namespace) -> int:
             )
             check_entry(entry, "the entry")
             print(render_entry(entry))
-            print(f"The key, which is shown only now: {key}", file=sys.stderr)
+            print(f"The key, which is shown only once: {key}", file=sys.stderr)
     except (KeyFileError, argparse.ArgumentTypeError) as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -123,9 +123,9 @@ def run_keys(arguments: argparse.Namespace) -> int:
 
 
 def _hashed(key: str) -> str:
-    """What is kept of a key that was given by hand. Raises ArgumentTypeError, which shows nothing of it."""
+    """Return the hash of a key that was entered. Raises ArgumentTypeError, whose message does not show the key."""
     if not key:
         raise argparse.ArgumentTypeError("the key is empty")
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise argparse.ArgumentTypeError("a key has printable ASCII characters only, and no spaces")
+        raise argparse.ArgumentTypeError("a key must have only printable ASCII characters and no spaces")
     return hash_key(key)

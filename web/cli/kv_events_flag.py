@@ -1,6 +1,6 @@
-"""`--kv-events-config`: vLLM's flag, with vLLM's field names, resolved into a `KvEventsConfig`.
+"""`--kv-events-config`: vLLM's flag, with vLLM's field names, parsed into a `KvEventsConfig`.
 
-A field that is misspelt or cannot be meant is refused by name: nothing is published by halves.
+An unknown or invalid field is refused by name.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 from quipu.actors.config import KvEventsConfig
 
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31 - 1)]
-"""ZeroMQ keeps its limits in a C int."""
+"""ZeroMQ stores its limits in a C int."""
 
 
 class Flag(msgspec.Struct, forbid_unknown_fields=True):
-    """The flag as it is written. What is not said here is as in `KvEventsConfig`."""
+    """The flag as written. Fields that are not documented here are as in `KvEventsConfig`."""
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
@@ -29,11 +29,11 @@ class Flag(msgspec.Struct, forbid_unknown_fields=True):
     hwm: Count = KvEventsConfig().hwm
     max_queue_size: Count = KvEventsConfig().max_queue_size
     bind: bool | None = None
-    """Ours: whether `endpoint` is bound, where that cannot be told from the address."""
+    """Not in vLLM: whether `endpoint` is bound, if the address alone does not tell."""
 
 
 def parse_kv_events(text: str) -> KvEventsConfig | None:
-    """The flag's value; None where it says that nothing is to be published. Raises ArgumentTypeError."""
+    """Return the flag's value, None if it disables publishing. Raises ArgumentTypeError."""
     try:
         flag = msgspec.json.decode(text, type=Flag)
     except msgspec.DecodeError as error:
@@ -66,9 +66,9 @@ def _check_endpoint(name: str, endpoint: str) -> None:
 
 
 def _is_ours(endpoint: str) -> bool:
-    """Whether an address is one to bind: a wildcard, a file, or this very machine; anything else is a subscriber's.
+    """Return whether to bind an address: a wildcard, a file, or this machine. Any other is a subscriber's.
 
-    vLLM's rule, but for the loopback addresses, which it connects to.
+    This is vLLM's rule, except for loopback addresses, to which vLLM connects.
     """
     if endpoint.startswith("ipc://") or "*" in endpoint or "::" in endpoint:
         return True

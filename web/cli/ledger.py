@@ -1,8 +1,8 @@
 """The ledger on the command line: `quipu ledger verify|export|reconcile`.
 
-The three read a data directory, a database, or both; with the server down, after a crash, or beside a running one.
-Answers go to stdout, errors to stderr; the exit code is 1 where something is wrong with the ledger and 2 where
-something is wrong with the question.
+They read a data directory, a database, or both: with the server down, after a crash, or beside a running one. Results
+go to stdout, errors to stderr. The exit code is 1 if something is wrong with the ledger, and 2 if something is wrong
+with the command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quipu.actors.ledger.checking import Verdict, verify
 from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.exporting import ExportFormat, export
 from quipu.actors.ledger.reading import Query, open_reader
-from quipu.actors.ledger.reconciling import Account, parse_metrics, reconcile
+from quipu.actors.ledger.reconciling import ServerAccount, parse_metrics, reconcile
 
 from .keys import ADMIN_KEY_VARIABLE
 from .ledger_flags import URL_VARIABLE
@@ -40,29 +40,31 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_ledger_actions(command: argparse.ArgumentParser) -> None:
-    """Of `quipu ledger`."""
+    """Add the actions of `quipu ledger`."""
     actions = command.add_subparsers(dest="action", required=True)
-    check = actions.add_parser("verify", help="check that nothing was changed, lost or spoilt")
-    out = actions.add_parser("export", help="write the records out")
-    compare = actions.add_parser("reconcile", help="compare the ledger's sums with the counters'")
+    check = actions.add_parser("verify", help="check that no record was changed, lost or damaged")
+    out = actions.add_parser("export", help="export the records")
+    compare = actions.add_parser("reconcile", help="compare the ledger's sums with the counters")
     for action in (check, out, compare):
-        action.add_argument("--data-dir", help="of the server (default: data, where no --ledger-url is given)")
-        action.add_argument("--ledger-url", metavar="URL", help=f"of the database; or set {URL_VARIABLE}")
+        action.add_argument("--data-dir", help="the server's data directory (default: data, without --ledger-url)")
+        action.add_argument("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
     for action in (check, compare):
-        action.add_argument("--json", action="store_true", help="for programs")
+        action.add_argument("--json", action="store_true", help="print JSON")
     out.add_argument("--format", choices=[str(one) for one in ExportFormat], default="csv")
-    out.add_argument("--since", type=moment, metavar="TIME", help="closed then or later: 24h, 7d, or ISO 8601")
-    out.add_argument("--until", type=moment, metavar="TIME", help="closed before")
+    out.add_argument(
+        "--since", type=moment, metavar="TIME", help="records closed at this time or later: 24h, 7d, or ISO 8601"
+    )
+    out.add_argument("--until", type=moment, metavar="TIME", help="records closed before this time")
     out.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
     compare.add_argument(
         "--metrics-url",
         metavar="URL",
-        help="of the running server: http://HOST:PORT/metrics; with the key in QUIPU_ADMIN_KEY",
+        help="metrics of the running server: http://HOST:PORT/metrics; with the key in QUIPU_ADMIN_KEY",
     )
 
 
 def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """One of the three; the exit code."""
+    """Run `quipu ledger`; return the exit code."""
     url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
     data_dir = arguments.data_dir or (None if url else "data")
     where: dict[str, Any] = {"data_dir": None if data_dir is None else Path(data_dir), "url": url}
@@ -77,10 +79,10 @@ def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
     except LedgerError as error:
         print(f"quipu: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except SQLAlchemyError as error:  # it was there when we began
+    except SQLAlchemyError as error:  # the database has become unavailable meanwhile
         print(f"quipu: cannot read the ledger's database: {reason(error)}", file=sys.stderr)
         return EXIT_USAGE
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -100,7 +102,7 @@ def _verify(where: dict[str, Any], *, as_json: bool) -> int:
 def _print_verdict(verdict: Verdict) -> None:
     for line in verdict.bad:
         print(f"bad: {line}")
-    under_way = "a server is writing" if verdict.is_in_use else "the next start puts that right"
+    under_way = "a server is writing" if verdict.is_in_use else "the next start repairs that"
     for line in verdict.torn:
         print(f"torn: {line} ({under_way})")
     if verdict.num_open:
@@ -128,7 +130,7 @@ def _export(where: dict[str, Any], arguments: argparse.Namespace) -> int:
 
 
 def _write_file(path: Path, write: Callable[[BinaryIO], int]) -> int:
-    """A file appears when it is whole."""
+    """Write a file that appears only when it is complete."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -161,15 +163,15 @@ def _read_metrics(url: str, key: str | None) -> dict[str, float]:
     if not url.startswith(("http://", "https://")):
         raise LedgerError("--metrics-url must begin with http:// or https://")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - looked at above
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - checked above
     try:
-        with urllib.request.urlopen(request, timeout=METRICS_S) as answer:  # noqa: S310 - looked at above
+        with urllib.request.urlopen(request, timeout=METRICS_S) as answer:  # noqa: S310 - checked above
             return parse_metrics(answer.read().decode())
     except (OSError, urllib.error.URLError, UnicodeDecodeError) as error:
         raise LedgerError(f"cannot read {url}: {error}") from None
 
 
-def _account_fields(account: Account) -> dict[str, object]:
+def _account_fields(account: ServerAccount) -> dict[str, object]:
     return {
         "server": account.server,
         "started_at": account.started_at,
@@ -183,7 +185,7 @@ def _account_fields(account: Account) -> dict[str, object]:
     }
 
 
-def _print_account(account: Account) -> None:
+def _print_account(account: ServerAccount) -> None:
     started = datetime.fromtimestamp(account.started_at, UTC).isoformat(timespec="seconds")
     print(f"{account.server}, started {started}, {account.ended}")
     if account.ended == "killed":
@@ -201,7 +203,7 @@ def _print_account(account: Account) -> None:
 
 
 def moment(text: str) -> float:
-    """Unix seconds of `24h`, `7d`, `90m` or `30s` ago, of an ISO 8601 time (UTC unless it says), or of themselves."""
+    """Parse `24h`, `7d`, `90m` or `30s` ago, an ISO 8601 time (UTC by default), or Unix seconds, into Unix seconds."""
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNIT_S[found[2]]
     try:
@@ -211,5 +213,5 @@ def moment(text: str) -> float:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 24h, 7d, 2026-01-31, 2026-01-31T12:00:00Z") from None
+        raise argparse.ArgumentTypeError(f"invalid time {text!r} (for example 24h, 7d, 2026-01-31T12:00:00Z)") from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

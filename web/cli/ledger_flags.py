@@ -1,5 +1,4 @@
-"""The flags of `quipu serve` about its ledger, and the config that they make. Used by `serve_flags.py` and
-`serve.py`."""
+"""The ledger flags of `quipu serve`, and the config made from them. Used by `serve_flags.py` and `serve.py`."""
 
 from __future__ import annotations
 
@@ -9,24 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import quipu
+from quipu.actors.declarations import Bounds
 from quipu.actors.ledger.database import redacted
 from quipu.actors.ledger.service import LedgerConfig
+
+from .setting_flags import integer, number
 
 URL_VARIABLE = "QUIPU_LEDGER_URL"
 
 
 def add_ledger_flags(add: Callable[..., Any]) -> None:
-    """Add them with `add`."""
+    """Add the flags with `add`, a parser's `add_argument`."""
     add(
         "--ledger-url",
         metavar="URL",
         help=f"database of the usage ledger, postgresql+psycopg://USER@HOST/NAME; or set {URL_VARIABLE}, "
         "which no process list shows (default: SQLite in the data directory)",
     )
-    add("--ledger-fsync", action="store_true", help="answer only when the record would survive a power loss")
+    add("--ledger-fsync", action="store_true", help="respond only when the record would survive a power loss")
     add(
         "--ledger-retention-days",
-        type=_not_negative,
+        type=number(Bounds(minimum=0)),
         default=0.0,
         metavar="DAYS",
         help="delete older records from the database; 0 keeps them for ever (default)",
@@ -40,31 +42,31 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     )
     add(
         "--idempotency-window",
-        type=_not_negative,
+        type=number(Bounds(minimum=0)),
         default=86_400.0,
         metavar="SECONDS",
-        help="how long a request is known by its Idempotency-Key (default: a day)",
+        help="how long an Idempotency-Key is remembered (default: a day)",
     )
     add(
         "--max-idempotency-keys",
-        type=_whole,
+        type=integer(Bounds(minimum=0)),
         default=10_000,
         metavar="N",
-        help="how many Idempotency-Keys of a tenant are known at a time; the oldest are forgotten first "
+        help="how many Idempotency-Keys of a tenant are remembered; the oldest are forgotten first "
         "(default: %(default)s)",
     )
     add(
         "--max-refusal-records",
-        type=_whole,
+        type=integer(Bounds(minimum=0)),
         default=500,
         metavar="N",
-        help="records of refused requests that are written for a tenant an hour, the rest being counted only "
+        help="records of refused requests that are written per tenant and hour; the rest are only counted "
         "(default: %(default)s)",
     )
 
 
 def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
-    """Takes the URL out of the environment: children inherit it, and it may hold a password."""
+    """Return the config. Removes the URL, which may hold a password, from the environment, which children inherit."""
     url = environment.pop(URL_VARIABLE, None)
     return LedgerConfig(
         data_dir=Path(arguments.data_dir),
@@ -80,7 +82,7 @@ def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str
 
 
 def ledger_settings(config: LedgerConfig) -> dict[str, object]:
-    """What a server may say of it."""
+    """Return the settings that `/server_info` may show."""
     return {
         "ledger_url": None if config.url is None else redacted(config.url),
         "ledger_fsync": config.fsync,
@@ -89,23 +91,3 @@ def ledger_settings(config: LedgerConfig) -> dict[str, object]:
         "max_idempotency_keys": config.max_idempotency_keys,
         "max_refusal_records": config.max_refusal_records,
     }
-
-
-def _whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value

@@ -1,7 +1,7 @@
-"""`quipu serve`: the runtime and the HTTP server in one nursery, from their start to their end.
+"""`quipu serve`: the runtime and the HTTP server in one nursery, from start to stop.
 
-Stops in three steps on SIGTERM or SIGINT: ask (drain), wait (the grace), kill. Imported by `cli.py` only to serve: the
-other commands have no use for a web server.
+Stops in three steps on SIGTERM or SIGINT: ask (drain), wait (grace period), kill. `cli.py` imports it only to serve,
+since the other commands need no web server.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 GC_THRESHOLDS = (2_000, 10, 50)
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that runs Python may keep the interpreter lock from the event loop. The loop gives it up at every
-write to a socket, and would wait for it each time for Python's usual five milliseconds."""
+"""How long a thread that runs Python may keep the interpreter lock from the event loop. The loop releases the lock at
+every write to a socket, and would each time wait for Python's default of five milliseconds to get it back."""
 LAST_WORDS_S = 0.2
-"""How long the second signal waits for the log."""
+"""How long the second signal waits for the log to be written."""
 CLOSING_S = 2.0
-"""After the drain: how long connections may take to end, all generation having ended."""
+"""How long connections may take to end after the drain, when all generation has ended."""
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
-    """Serve as the flags say; returns the exit code."""
+    """Serve according to the flags; return the exit code."""
     log_writer = logs.configure(arguments.log_level)
     try:
         return _serve(arguments, log_writer)
@@ -71,7 +71,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
     if arguments.kv_events_config is not None and not arguments.enable_prefix_caching:
-        log_writer.say("--kv-events-config needs prefix caching: without it nothing can be found")
+        log_writer.say("--kv-events-config needs prefix caching, without which there are no events")
         return EXIT_USAGE
     try:
         keys = key_store(arguments, os.environ)
@@ -127,7 +127,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         failure = f"the engine is given up: {_leaf(group)}"
     except* ActorGivenUp as group:
         failure = str(_leaf(group))
-    except* (CheckpointError, LedgerError, TracingError) as group:  # files that are read when the runtime opens
+    except* (CheckpointError, LedgerError, TracingError) as group:  # from files that are read when the runtime opens
         failure = str(_leaf(group))
     except* OSError as group:
         failure = f"cannot listen on {arguments.host} port {arguments.port}: {_leaf(group)}"
@@ -138,14 +138,15 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
 
 
 def warn_where_open(host: str, keys: KeyStore) -> None:
-    """Tell an operator that others can reach a server without keys."""
+    """Warn the operator if a server without keys can be reached from elsewhere."""
     if keys.is_open and not is_loopback(host):
-        message = "whoever reaches this address may use the server: it has no API keys (docs/keys.md)"
+        message = "anyone who reaches this address can use the server: it has no API keys (docs/keys.md)"
         log.warning("server.open", host=host, detail=message)
 
 
 def browser_rules(arguments: argparse.Namespace, *, has_keys: bool) -> BrowserRules:
-    """What is asked of hosts and origins: with keys, nothing that was not told; without, that no page can get in."""
+    """Return the rules for hosts and origins. With keys, only the flags count; without, cross-site pages are
+    refused."""
     checks_hosts = bool(arguments.allowed_hosts) or (not has_keys and is_loopback(arguments.host))
     return BrowserRules(
         allowed_hosts=frozenset(arguments.allowed_hosts) if checks_hosts else None,
@@ -205,8 +206,9 @@ async def run_server(
                 watching.start_soon(watch_loop, runtime.metrics.event_loop_lag)
                 log.info("server.listening", url=[address.url for address in addresses], model=list(info.model_names))
                 _calm_collector()
-        # Only now that the books are closed: until then a second signal ends the server, and is no KeyboardInterrupt.
-        watching.cancel_scope.cancel()  # it would wait for another signal for ever
+        # Only now that all accounts are closed: until then a second signal must kill the server, without a
+        # KeyboardInterrupt.
+        watching.cancel_scope.cancel()
 
 
 async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
@@ -214,9 +216,9 @@ async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
         async for number in signals:
             if stopping.is_set():
                 log.warning("server.killed", signal=signal.Signals(number).name)
-                kill_children()  # one that hangs would not see its parent go
+                kill_children()  # a hanging child would not notice the end of its parent
                 log_writer.drain(LAST_WORDS_S)
-                os._exit(128 + number)  # asked twice
+                os._exit(128 + number)  # second signal
             log.info("server.stopping", signal=signal.Signals(number).name)
             stopping.set()
 
@@ -227,10 +229,10 @@ async def _drain(runtime: Runtime, stopping: trio.Event, grace_s: float) -> None
 
 
 def _calm_collector() -> None:
-    """What lives now lives for ever: keep the garbage collector from walking it again and again.
+    """Keep the garbage collector from walking the objects that exist now, which live as long as the process.
 
-    A request leaves some dozens of objects in cycles, and to free them takes far longer than to walk them: where 50,000
-    young objects were looked at together, 1,000 short requests held the loop for 70 to 95 ms. So it is done in parts.
+    A request leaves some dozens of objects in cycles, and freeing them takes far longer than walking them: with a
+    threshold of 50,000 young objects, 1,000 short requests blocked the loop for 70 to 95 ms. So it collects more often.
     """
     gc.collect()
     gc.freeze()

@@ -13,16 +13,19 @@ from ..auth.browser_rules import parse_hosts, parse_origins
 from ..options import AppOptions
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
-from .setting_flags import add_settings, integer, number
-from .sizes import parse_size
+from .setting_flags import add_settings, integer, number, parse_size
 
 OPTIONS = AppOptions()
 """The defaults of the web layer."""
 
 
 def add_serve_flags(command: argparse.ArgumentParser) -> None:
+    """Add all flags in the order of `--help`."""
     command.add_argument(
-        "model", nargs="?", default="demo", help="a folder, a hub id, or `demo` (the default), which ships inside"
+        "model",
+        nargs="?",
+        default="demo",
+        help="a folder, a hub id, or `demo` (the default), which is part of the package",
     )
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -38,61 +41,69 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "--max-connections",
         type=integer(Bounds(minimum=1)),
         metavar="N",
-        help="clients connected at a time (default: 4096, or as many as there are file descriptors for)",
+        help="maximum number of connected clients (default: 4096, or as many as there are file descriptors for)",
     )
     add(
         "--max-body-bytes",
         type=parse_size,
         default=OPTIONS.max_body_bytes,
         metavar="SIZE",
-        help="largest body of a request, such as 8MiB, the default (docs/limits.md says why)",
+        help="maximum size of a request body (default: 8MiB; docs/limits.md says why)",
     )
     add(
         "--max-body-memory",
         type=parse_size,
         default=OPTIONS.max_body_memory_bytes,
         metavar="SIZE",
-        help="for the bodies of all requests that are not encoded yet; more are answered 503 (default: 256MiB)",
+        help="memory for the bodies of all requests that are not encoded yet; beyond it requests get a 503 "
+        "(default: 256MiB)",
     )
     add_settings(command, "text")
     add_settings(command, "events")
     add_key_flags(command)
-    add("--open-admin", action="store_true", help="without keys: answer admin routes to other machines, too")
-    hosts_help = "that `Host` may name beside loopback's, or `*` (default: none on loopback without keys, else any)"
+    add("--open-admin", action="store_true", help="without keys: serve admin routes to other machines, too")
+    hosts_help = (
+        "hosts that the `Host` header may name besides loopback's, or `*` (default: none on loopback without keys, "
+        "else any)"
+    )
     add("--allowed-hosts", type=parse_hosts, action="extend", default=[], metavar="HOST,...", help=hosts_help)
-    origins_help = "list of sites whose pages may ask, such as '[\"https://site.example\"]' (default: none)"
+    origins_help = "list of sites whose pages may send requests, such as '[\"https://site.example\"]' (default: none)"
     add("--allowed-origins", type=parse_origins, default=frozenset(), metavar="JSON", help=origins_help)
     add(
         "--request-timeout",
         type=number(Bounds(above=0)),
         metavar="SECONDS",
-        help="end a request that takes longer (default: never)",
+        help="abort a request that takes longer (default: never)",
     )
     add_settings(command, "supervision")
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send a span a request here, over OTLP/HTTP (default: as OTEL_EXPORTER_OTLP_ENDPOINT says, if anything)",
+        help="send one span per request to this URL, over OTLP/HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT, if set)",
     )
     add(
         "--allow-client-priority",
         action="store_true",
-        help="let any request name its `priority`; otherwise only keys marked so may (docs/keys.md)",
+        help="let any request set its `priority`; otherwise only keys marked so may (docs/keys.md)",
     )
-    add("--always-include-usage", action="store_true", help="put usage into every stream, asked for or not")
+    add(
+        "--always-include-usage",
+        action="store_true",
+        help="put usage into every stream, whether or not it was requested",
+    )
     add(
         "--keep-billing-header",
         action="store_true",
-        help="render the x-anthropic-billing-header of Claude Code's prompts, which then never hit across sessions",
+        help="keep the x-anthropic-billing-header of Claude Code's prompts, which then share no prefix across sessions",
     )
     add_settings(command, "log")
-    add("--data-dir", default="data", help="where the server keeps what must outlive it (default: %(default)s)")
+    add("--data-dir", default="data", help="folder for what must outlive the server (default: %(default)s)")
     add_ledger_flags(add)
     add(
         "--shutdown-timeout",
         type=number(Bounds(minimum=0)),
         default=30.0,
         metavar="SECONDS",
-        help="for open requests at the end",
+        help="how long open requests may take to finish at shutdown (default: %(default)g)",
     )
     add_settings(command, "executor")

@@ -7,6 +7,7 @@ a setting's bounds is refused before anything starts, with the flag's name (whic
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from quipu.actors.config import SETTINGS
 from quipu.actors.declarations import Bounds, Setting
 
 from .kv_events_flag import parse_kv_events
-from .sizes import parse_size
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def add_settings(command: argparse.ArgumentParser, group: str) -> None:
@@ -38,9 +41,9 @@ def _add(command: argparse.ArgumentParser, setting: Setting) -> None:
 def _help(setting: Setting) -> str:
     if not setting.help:
         return argparse.SUPPRESS
-    if setting.default is None and not setting.resolved:
-        return setting.help
-    return f"{setting.help} (default: {setting.default_words()})"
+    has_default = setting.default is not None or setting.resolved
+    words = f"{setting.help} (default: {setting.default_words()})" if has_default else setting.help
+    return words.replace("%", "%%")  # argparse formats it
 
 
 def integer(bounds: Bounds) -> Callable[[str], int]:
@@ -51,6 +54,22 @@ def integer(bounds: Bounds) -> Callable[[str], int]:
 def number(bounds: Bounds) -> Callable[[str], float]:
     """Return a parser of numbers within `bounds`, which raises ArgumentTypeError."""
     return lambda text: _within(bounds, _parse(float, text, "a number"))
+
+
+def parse_size(text: str) -> int:
+    """Parse `4GiB`, `512MiB`, `1.5GB` or `4294967296` into bytes.
+
+    `K`, `M`, `G`, `T`, alone or with `iB`, are powers of 1024; `kB`, `MB`, `GB`, `TB` and single lower-case letters are
+    powers of 1000, as in vLLM. Raises ArgumentTypeError.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is not None:
+        number, letter, ending = match.groups(default="")
+        is_decimal = ending == "B" or (ending == "" and letter.islower())
+        size = int(float(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
+        if size > 0:
+            return size
+    raise argparse.ArgumentTypeError(f"must be a size, such as 4GiB, not {text!r}")
 
 
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {

@@ -1,4 +1,4 @@
-"""From flags and checkpoint to every size of the server, and to what `/server_info` shows of them.
+"""Resolve flags and checkpoint into every size of the server, and into what `/server_info` shows.
 
 Used by `serve.py`. What must always hold: whatever the engine is started with is shown. A setting appears here by name
 only where it is resolved from something else.
@@ -21,20 +21,20 @@ from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read
 
 log = structlog.get_logger("quipu.cli")
 
-WAITING_PER_SEAT = 4
+WAITING_PER_RUNNING = 4
 """Sequences that may wait, by default, for each that may run."""
-LEAST_WAITING = 1024
-"""However few may run: the largest request (`AppOptions.max_sequences`) fits into one tenant's half."""
-WAITING_TOKENS_EACH = 2048
+MIN_WAITING = 1024
+"""However few may run: so that the largest request (`AppOptions.max_sequences`) fits into one tenant's half."""
+TOKENS_PER_WAITING = 2048
 """Prompt tokens that may wait, by default, for each sequence that may wait."""
-LEAST_WAITING_PROMPTS = 8
-"""Prompts of the longest length that may wait however few may run."""
+MIN_WAITING_PROMPTS = 8
+"""At least so many prompts of the longest length may wait, however few may run."""
 TENANT_SHARE = 0.5
-"""Of what may wait, one tenant's part where there are several."""
+"""Share of what may wait that one tenant may have, where there are several."""
 
 
 def resolve_config(arguments: argparse.Namespace) -> tuple[RuntimeConfig, ServingInfo]:
-    """Every size of the server, from flags and the checkpoint. Raises CheckpointError."""
+    """Return every size of the server, and what clients are told of it. Raises CheckpointError."""
     path = resolve(arguments.model)
     checkpoint = read_info(path, name=_model_name(arguments.model), dtype=arguments.dtype)
     names = tuple(arguments.served_model_name or [checkpoint.name])
@@ -103,25 +103,27 @@ def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> di
     num_running = min(arguments.max_num_seqs, arguments.max_num_batched_tokens)
     requests, tokens = arguments.max_waiting_requests, arguments.max_waiting_tokens
     if requests is None:
-        requests = max(WAITING_PER_SEAT * num_running, LEAST_WAITING)
+        requests = max(WAITING_PER_RUNNING * num_running, MIN_WAITING)
     if tokens is None:
-        tokens = max(WAITING_PER_SEAT * num_running * WAITING_TOKENS_EACH, LEAST_WAITING_PROMPTS * max_model_len)
+        tokens = max(WAITING_PER_RUNNING * num_running * TOKENS_PER_WAITING, MIN_WAITING_PROMPTS * max_model_len)
     return {"max_num_seqs": num_running, "max_waiting_requests": requests, "max_waiting_tokens": tokens}
 
 
 def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:
-    """(max_model_len, num_blocks) that fit each other; blocks that depend on memory are counted by the engine."""
+    """Return (max_model_len, num_blocks) that fit each other. The engine counts blocks that depend on memory."""
     block_size = arguments.block_size
     asked = arguments.max_model_len
     if asked is not None and asked > checkpoint.max_model_len:
-        raise CheckpointError(f"--max-model-len {asked} is more than the model's {checkpoint.max_model_len}")
+        raise CheckpointError(
+            f"--max-model-len {asked} is larger than the model's maximum of {checkpoint.max_model_len}"
+        )
     wanted = asked or checkpoint.max_model_len
     num_blocks = arguments.num_blocks
     if num_blocks is None:
         return wanted, None
     capacity = (num_blocks - 1) * block_size
     if capacity < 2:
-        raise CheckpointError(f"--num-blocks {num_blocks} leaves no room: the null block takes one")
+        raise CheckpointError(f"--num-blocks {num_blocks} is too small: the null block takes one")
     if wanted <= capacity:
         return wanted, num_blocks
     if asked is not None:
@@ -134,5 +136,5 @@ def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) ->
 
 
 def _model_name(model: str) -> str:
-    """What clients call it: a hub id as it stands, a folder by its own name."""
+    """Return the name by which clients ask for it: a hub id as it is, a folder by its own name."""
     return Path(model).resolve().name if Path(model).is_dir() else model

@@ -1,8 +1,8 @@
-"""`quipu usage`: what was used, by model, key, tenant, endpoint or outcome, as a table or as JSON.
+"""`quipu usage`: usage by model, key, tenant, endpoint or outcome, as a table or as JSON.
 
 Reads a data directory, a database, or both, like `quipu ledger`: with the server down, after a crash, or beside a
-running one. Counts as the reports over HTTP do (`web/api/admin/usage_report.py`). The answer goes to stdout, errors to
-stderr, and then the exit code is 2.
+running one. Counts like the reports over HTTP (`web/api/admin/usage_report.py`). The result goes to stdout; errors go
+to stderr, with exit code 2.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _NUMBERS: Final = ("requests", "input", "cached", "hit rate", "written", "output
 def add_usage_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--since", type=_moment, default="24h", metavar="TIME", help="24h, 7d, or ISO 8601 (default: %(default)s)")
-    add("--until", type=_moment, metavar="TIME", help="closed before; likewise")
-    add("--by", type=_groups, default=(), metavar="NAMES", help=f"a line for each of, by comma: {', '.join(GROUPS)}")
-    add("--bucket", choices=list(WIDTHS), help="a line for each minute, hour or day (UTC), too")
+    add("--until", type=_moment, metavar="TIME", help="closed before this time, in the same formats")
+    add("--by", type=_groups, default=(), metavar="NAMES", help=f"group by, comma-separated: {', '.join(GROUPS)}")
+    add("--bucket", choices=list(WIDTHS), help="group by minute, hour or day (UTC)")
     add("--retries", choices=RETRIES, default="count", help="`collapse`: a request and its retries count once")
-    add("--tenant", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
-    add("--data-dir", help="of the server (default: data, where no --ledger-url is given)")
-    add("--ledger-url", metavar="URL", help=f"of the database; or set {URL_VARIABLE}")
-    add("--json", action="store_true", help="for programs")
+    add("--tenant", action="append", default=[], metavar="NAME", help="only this tenant; may be repeated")
+    add("--data-dir", help="the server's data directory (default: data, unless --ledger-url is given)")
+    add("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """The exit code."""
+    """Run `quipu usage`; return the exit code."""
     url = arguments.ledger_url or environment.get(URL_VARIABLE) or None
     data_dir = arguments.data_dir or (None if url else "data")
     by: tuple[str, ...] = arguments.by
@@ -83,13 +83,13 @@ def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
         else:
             _print_table(sums, by, with_bucket=bucket_s is not None)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _rows(sums: Sequence[Sum], by: Sequence[str]) -> list[dict[str, object]]:
-    """Every sum under the ledger's own names."""
+    """Return every sum under the ledger's names."""
     rows = []
     for one in sums:
         numbers = attrs.asdict(one, filter=lambda field, _: field.name not in ("bucket", "group"))
@@ -135,7 +135,7 @@ def _total(sums: Sequence[Sum]) -> Sum:
 
 
 def _shown(value: str | None) -> str:
-    """Terminals obey some characters, and others have chosen the names."""
+    """Return a name without control characters, which a terminal would obey: names may come from clients."""
     return "-" if value is None else "".join(char if char.isprintable() else "?" for char in value)
 
 
@@ -146,7 +146,7 @@ def _time(bucket: float) -> str:
 def _moment(text: str) -> float:
     seconds = moment(text)
     if not (math.isfinite(seconds) and 0 <= seconds <= LATEST):
-        raise argparse.ArgumentTypeError(f"{text!r} does not lie between the years 1970 and 9999")
+        raise argparse.ArgumentTypeError(f"{text!r} is not between the years 1970 and 9999")
     return seconds
 
 
@@ -154,5 +154,5 @@ def _groups(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in GROUPS:
-            raise argparse.ArgumentTypeError(f"no {name!r} here: {', '.join(GROUPS)}")
+            raise argparse.ArgumentTypeError(f"unknown group {name!r} (one of {', '.join(GROUPS)})")
     return names

@@ -1,1 +1,1 @@
-"""HTTP/1.1: sockets, connections, and streams on their way to clients. Knows no API."""
+"""HTTP/1.1: sockets, connections, and streams to clients. Independent of the APIs."""

@@ -1,7 +1,7 @@
 """One client's connection: the socket, its reader, its deadlines.
 
-`Connection` stands where Hypercorn has its TCPServer. `web.server` runs one for each accepted socket; its reader is
-the only task that receives, so it always notices a client that leaves; the application's task writes through
+`Connection` replaces Hypercorn's TCPServer. `web.http.server` runs one for each accepted socket. Its reader is the only
+task that receives, so it always notices a client that disconnects; the application's task writes through
 `protocol_send`. A request finds its connection at `scope["state"]["connection"]`.
 
 What must always hold: no exception of one connection reaches another; every write and every wait for a request has
@@ -35,20 +35,21 @@ LINGER_S = 1.0
 
 @attrs.frozen(kw_only=True)
 class ConnectionLimits:
-    """What one client may take."""
+    """Limits of one client."""
 
     write_timeout_s: float = 30.0
-    """A client that does not take 64 KiB in this time is cut off."""
+    """A client that does not read 64 KiB in this time is cut off."""
     keep_alive_timeout_s: float = 5.0
-    """How long a connection may be silent before and between requests."""
+    """How long a connection may be idle before and between requests."""
     headers_timeout_s: float = 10.0
-    """From a request's first byte to the end of its headers. (The time for its body is the application's.)"""
+    """From a request's first byte to the end of its headers. (The body has a timeout of its own, in the
+    application.)"""
     max_header_bytes: int = 16 * 1024
-    """Of one request; more is answered with 431."""
+    """Limit of one request, beyond which it is answered with 431."""
     max_headers: int = 100
-    """Of one request; more is answered with 431."""
+    """Limit of one request, beyond which it is answered with 431."""
     max_pipelined_bytes: int = 64 * 1024
-    """What a client may send while its request is being answered; with more it is cut off."""
+    """What a client may send while its request is being answered, before it is cut off."""
 
 
 class Connection:
@@ -66,7 +67,7 @@ class Connection:
         is_reserved: bool = False,
     ) -> None:
         self.is_reserved = is_reserved
-        """It has one of the places that are kept for probes (`connection_table.py`)."""
+        """It has one of the slots that are reserved for probes (`connection_table.py`)."""
         self.app = app
         self.limits = limits
         self.config = config
@@ -74,7 +75,7 @@ class Connection:
         self.state = {**state, "connection": self}
         self.stream = stream
         self.is_writing = False
-        """Bytes of a response are under way."""
+        """A write is in progress."""
         self._send_lock = trio.Lock()
         self._protocol: Protocol | None = None
         self._receiving = trio.CancelScope()
@@ -84,16 +85,16 @@ class Connection:
         self._is_head_begun = False
         self._is_lingering = False
         self.quiet_since = trio.current_time()
-        """When its last response ended, or the request that is coming began."""
+        """When the last response ended, or the incoming request began."""
 
     @property
     def is_idle(self) -> bool:
-        """It is before, between or behind its requests."""
+        """Whether it is before, between or after its requests."""
         return self._is_lingering or (self._is_idle and not self._is_head_begun)
 
     @property
     def is_receiving(self) -> bool:
-        """A request has begun to come and is not complete."""
+        """Whether a request has begun to arrive and is not complete."""
         return self._is_head_begun and (self._is_idle or self._protocol is None or self._protocol.is_receiving)
 
     async def run(self) -> None:
@@ -110,7 +111,7 @@ class Connection:
                     self.config,
                     self.context,
                     AppTasks(nursery),
-                    ConnectionState(cast(Any, self.state)),  # typed as a lifespan's state, in truth any dict
+                    ConnectionState(cast(Any, self.state)),  # typed as a lifespan's state, but any dict will do
                     client,
                     server,
                     self.protocol_send,
@@ -120,39 +121,42 @@ class Connection:
                 try:
                     await self._read(self._protocol)
                 finally:
-                    # First the application learns of it, then a write that waits for this client is cut short.
+                    # The application learns of it first; then a write that waits for this client is interrupted.
                     with trio.CancelScope(shield=True):
                         await self._protocol.handle(Closed())
                     self.stream.socket.close()
         except* Exception:
-            # Stock lets it pass into the nursery of the server, and that ends every connection.
+            # Stock lets it propagate into the nursery of the server, which ends every connection.
             await self.config.log.exception("A connection failed")
 
     def forget(self) -> None:
-        """Let go of what knows this connection, once `run` has ended: in cycles it would be left to the collector, and
-        to free a thousand connections takes that 70 ms in one go."""
+        """Drop what refers to this connection, once `run` has ended: cycles would be left to the garbage collector,
+        which
+        takes 70 ms at a time to free a thousand connections."""
         self._protocol = None
         self.state.clear()
 
     def drain(self) -> None:
-        """Take no further request. (What is being answered ends first; `terminated` of the context sees to that.)"""
+        """Accept no further request. (A request in progress is completed first; the context's `terminated` ensures
+        that.)"""
         if self._is_idle or self._is_lingering:
             self._set_deadline(-inf)
 
     def open_direct_writer(self) -> DirectWriter | None:
-        """The direct way for the body of the response whose head has been sent; None where it is not of chunks."""
+        """Return a writer for the body of the response whose head has been sent. None if it is not chunked."""
         if self._protocol is None or not self._protocol.is_chunked:
             return None
         return DirectWriter(self, self._protocol, self.stream.socket.fileno)
 
     async def ask_for_body(self) -> None:
-        """Called before a body is read: only then a client that expects `100 Continue` is told to send it. What is
-        refused by its head alone (no key, too large) is refused without its body."""
+        """Send `100 Continue` to a client that expects it. Called before a body is read, so that a request that its
+        head
+        rules out (no key, too large) is refused without its body."""
         if self._protocol is not None:
             await self._protocol.ask_for_body()
 
     def abort(self) -> None:
-        """Reset the connection at once; its request is cancelled as if the client had left."""
+        """Reset the connection at once. Its request is cancelled as if the client had disconnected."""
         with suppress(OSError):
             self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.stream.socket.close()
@@ -166,7 +170,7 @@ class Connection:
             self._linger()
 
     async def _read(self, protocol: Protocol) -> None:
-        """Receive until the client leaves or a deadline passes."""
+        """Receive until the client disconnects or a deadline passes."""
         self._set_idle(True)
         while True:
             self._is_woken = False
@@ -179,8 +183,8 @@ class Connection:
                 if not self._is_woken:
                     return
             elif not data:
-                # To us a client that says it will send no more has left. h11 is not told: with bytes in its buffer
-                # it would not say so, and where it does the application must stop all the same.
+                # We treat a client that has closed its sending side as disconnected. h11 is not told: with bytes in
+                # its buffer it would not report it, and the application must stop in any case.
                 return
             elif not self._is_lingering:
                 if self._is_idle and not self._is_head_begun:
@@ -191,10 +195,10 @@ class Connection:
             await protocol.advance()
 
     async def write(self, data: bytes) -> None:
-        """Write all of it; a connection where that fails or takes too long ends."""
-        # The shield: after half a write nothing could follow, and the end of a response that h11 believes sent must
-        # be sent. The deadline: stock has none, and a client that has stopped reading holds its request, and the
-        # shutdown of the server, for ever. It is renewed with each piece: a slow client may take its time.
+        """Write all of `data`. If that fails or takes too long, the connection ends."""
+        # The shield: after a partial write nothing could follow, and the end of a response that h11 believes sent must
+        # be sent. The deadline: stock has none, so a client that has stopped reading would hold its request, and the
+        # shutdown of the server, for ever. It is renewed with each piece, since a slow client may take its time.
         with trio.CancelScope(shield=True) as scope:
             try:
                 async with self._send_lock:
@@ -213,9 +217,8 @@ class Connection:
         await self._protocol.handle(Closed())
 
     def _set_idle(self, is_idle: bool) -> None:
-        # Stock keeps the idle time in a task of its own, which it starts in the very moment in which quart-trio
-        # cancels the request that has ended: from the second request on there was no timer. Here the reader's
-        # own wait has the deadline.
+        # Stock runs the idle timeout in a task, which it starts at the very moment when quart-trio cancels the request
+        # that has ended: from the second request on there was no timeout. Here the reader's own wait has the deadline.
         self._is_idle = is_idle
         if not is_idle:
             self._set_deadline(inf)
@@ -230,9 +233,9 @@ class Connection:
             self._receiving.cancel()
 
     def _linger(self) -> None:
-        # Stock closes at once. With bytes of the client unread (the rest of a body answered by 413) the kernel
-        # then resets the connection, and the client may lose the answer. So: say that we are done, read on and
-        # ignore for a moment, then close.
+        # Stock closes at once. With unread bytes of the client (the rest of a body answered with 413) the kernel then
+        # resets the connection, and the client may lose the response. So we close our sending side, read and discard
+        # for a moment, and then close the socket.
         if self._is_lingering:
             return
         self._is_lingering = True

@@ -1,12 +1,12 @@
-"""Which connections are open, how many there may be, and who makes way when there is no room.
+"""The open connections, their limit, and which of them is evicted for a new one.
 
-Used by `web.server`, which asks for a place before it serves an accepted socket. Beyond `max_connections` a newcomer
-takes the place of a connection that has been idle, or has been sending its request, for a while. Where everybody is
-being served it gets one of a few reserved places: on those the application answers probes and turns everything else
-away (`app.install_reserved_places`), so that `/health` can be asked however full the server is.
+Used by `web.http.server`, which checks for room before it serves an accepted socket. Beyond `max_connections`, a new
+connection evicts one that has been idle, or has been sending its request, for a while. If all are being served, it gets
+one of a few reserved slots: on those the application serves probes and refuses everything else
+(`app.install_reserved_connections`), so that `/health` works however full the server is.
 
-What must always hold: there are never more than `max_connections` + RESERVED_PLACES connections; one whose request has
-arrived is never cut off for another.
+What must always hold: there are never more than `max_connections` + RESERVED_SLOTS connections; one whose request has
+arrived is never evicted.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import trio
 
 from .connection import Connection
 
-RESERVED_PLACES = 16
+RESERVED_SLOTS = 16
 RESERVED_FILES = 64
-"""File descriptors that connections leave to the rest of the process."""
+"""File descriptors left to the rest of the process."""
 DEFAULT_MAX_CONNECTIONS = 4096
 IDLE_S = 0.5
-"""Between two requests: after that a connection makes way for another."""
+"""Idle time after which a connection may be evicted."""
 SLOW_S = 5.0
-"""From a request's first byte until all of it has come: likewise."""
+"""Time from the first byte of an incomplete request after which its connection may be evicted."""
 LOOK_EVERY_S = 0.05
-"""To look through all connections takes time; how often it is done at most."""
+"""Minimum interval between scans of all connections, which take time."""
 LOG_EVERY_S = 60.0
 
 _log = structlog.get_logger("quipu.web")
 
 
 def default_max_connections() -> int:
-    """As many as this process may have file descriptors for, within reason."""
+    """Return as many as the file descriptor limit of this process allows, within reason."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return DEFAULT_MAX_CONNECTIONS
-    return max(1, min(DEFAULT_MAX_CONNECTIONS, soft - RESERVED_FILES - RESERVED_PLACES))
+    return max(1, min(DEFAULT_MAX_CONNECTIONS, soft - RESERVED_FILES - RESERVED_SLOTS))
 
 
 class ConnectionTable:
@@ -48,7 +48,7 @@ class ConnectionTable:
         self._max_connections = max_connections
         self._members: dict[Connection, None] = {}
         self._reserved: dict[Connection, None] = {}
-        """Oldest first, as the members."""
+        """Oldest first, as in `_members`."""
         self._looked_at = -float("inf")
         self._logged_at = -float("inf")
 
@@ -56,44 +56,44 @@ class ConnectionTable:
         return len(self._members) + len(self._reserved)
 
     def has_room(self) -> bool:
-        """Whether a newcomer may be served like any other. Makes room where somebody can make way."""
-        if len(self._members) < self._max_connections or self._make_way():
+        """Return whether a new connection may be served normally. Evicts another one if possible."""
+        if len(self._members) < self._max_connections or self._evict():
             return True
         self.note_full("connections.full")
         return False
 
     def add(self, connection: Connection) -> None:
-        """Serve one more. The oldest with a reserved place makes way for a newcomer to these."""
+        """Add a connection. A reserved one evicts the oldest reserved one if there are too many."""
         if not connection.is_reserved:
             self._members[connection] = None
             return
-        if len(self._reserved) >= RESERVED_PLACES:
+        if len(self._reserved) >= RESERVED_SLOTS:
             self._cut(next(iter(self._reserved)))
         self._reserved[connection] = None
 
     def discard(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         self._members.pop(connection, None)
         self._reserved.pop(connection, None)
 
     def drain(self) -> None:
-        """Have all of them take no further request."""
+        """Let no connection accept another request."""
         for connection in [*self._members, *self._reserved]:
             connection.drain()
 
     def free_a_file(self) -> None:
-        """Close somebody's socket, if anybody can make way."""
-        if not self._make_way() and self._reserved:
+        """Close one socket, if any connection can be evicted."""
+        if not self._evict() and self._reserved:
             self._cut(next(iter(self._reserved)))
 
     def note_full(self, event: str) -> None:
-        """Log that newcomers are turned away, once in a while."""
+        """Log that the server is full, at most every LOG_EVERY_S."""
         now = trio.current_time()
         if now >= self._logged_at + LOG_EVERY_S:
             self._logged_at = now
             _log.warning(event, num_connections=len(self), max_connections=self._max_connections)
 
-    def _make_way(self) -> bool:
+    def _evict(self) -> bool:
         now = trio.current_time()
         if now < self._looked_at + LOOK_EVERY_S:
             return False
@@ -106,7 +106,7 @@ class ConnectionTable:
                 slow = connection
         leaving = idle or slow
         if leaving is None:
-            self._looked_at = now  # nobody for now: this look was for nothing
+            self._looked_at = now  # this scan was for nothing
             return False
         self._cut(leaving)
         return True
@@ -117,7 +117,7 @@ class ConnectionTable:
 
 
 def raise_file_limit() -> None:
-    """Take as many file descriptors as the system lets this process have without asking."""
+    """Raise the soft limit of file descriptors to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,6 +1,6 @@
-"""What is asked of a request's head beyond h11: nothing that a proxy in front of us may have read in another way.
+"""Checks of a request's head beyond those of h11: nothing that a proxy in front may have read differently.
 
-Called by `http11.py` with what has been received and what h11 has made of it.
+Called by `http11.py` with the received bytes and h11's events.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import h11
 
 _HEAD_END = b"\r\n\r\n"
 _BAD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
-"""A line feed alone, or a folded line. h11 takes both; a proxy in front may see other headers there than we do."""
+"""A bare line feed or a folded line. h11 accepts both; a proxy in front may see other headers than we do."""
 
 
 class RefusedRequest(Exception):
-    """A well-formed request that this server does not serve. It is answered with `status`; the connection closes."""
+    """A well-formed request that this server does not serve. It is answered with `status`, and the connection
+    closes."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -24,10 +25,10 @@ class RefusedRequest(Exception):
 
 
 def origin_form(request: h11.Request) -> bytes:
-    """The request's target as `/path?query`, or `*`.
+    """Return the request's target as `/path?query`, or `*`.
 
-    Stock Hypercorn switches to HTTP/2 upon `PRI * HTTP/2.0` (whose implementation can be killed, hung and made to
-    buffer without bound), and passes a target such as `http://[::1` on to die in the application.
+    Stock Hypercorn switches to HTTP/2 on `PRI * HTTP/2.0` (an implementation that can be killed, hung and made to
+    buffer without bound), and passes on a target such as `http://[::1`, which raises in the application.
 
     Raises RefusedRequest.
     """
@@ -46,8 +47,8 @@ def origin_form(request: h11.Request) -> bytes:
 
 
 def check_framing(request: h11.Request) -> None:
-    """Refuse a request that says in two ways how long its body is: whoever is in front of us may have believed the
-    other one, and would take the rest for the next request (RFC 9112, 6.1). Raises RefusedRequest."""
+    """Refuse a request that declares the length of its body in two ways: a proxy in front may have used the other one
+    and would take the rest for the next request (RFC 9112, 6.1). Raises RefusedRequest."""
     names = {name for name, _ in request.headers}
     if b"content-length" in names and b"transfer-encoding" in names:
         raise RefusedRequest(400)
@@ -56,11 +57,11 @@ def check_framing(request: h11.Request) -> None:
 def check_lines(received: bytes, max_headers: int) -> None:
     """Refuse line ends other than CRLF, and a head of too many lines before h11 parses them, 2 us each.
 
-    `received`: from the beginning of a request, as far as it has come. Raises RefusedRequest.
+    `received` begins with the request and may be incomplete. Raises RefusedRequest.
     """
     head, end, _ = received.partition(_HEAD_END)
     if _BAD_LINE_END.search(head):
         raise RefusedRequest(400)
     num_lines = head.count(b"\n") + bool(end)
-    if num_lines - 1 > max_headers:  # the first is the request's
+    if num_lines - 1 > max_headers:  # the first is the request line
         raise RefusedRequest(431)

@@ -1,11 +1,12 @@
-"""HTTP/1.1 as we serve it: Hypercorn's protocol class with everything repaired that a client can break it with.
+"""HTTP/1.1: Hypercorn's protocol class, with everything repaired by which a client can break it.
 
-`Protocol` turns bytes into one ASGI call at a time and ASGI messages into bytes. Its one caller is `web.connection`:
-only the connection's reader feeds it and lets it advance; the application's task answers through `stream_send`.
+`Protocol` turns bytes into one ASGI call at a time, and ASGI messages into bytes. Its only caller is
+`web.http.connection`: only the connection's reader feeds and advances it; the application's task responds through
+`stream_send`.
 
 What must always hold: nothing here waits for the client's next byte; whatever a client sends, it is answered or its
-connection is closed; once `closed`, no byte leaves; between the last byte of a response and the readiness for the next
-request there is no checkpoint, so no cancellation can fall between them.
+connection is closed; once `closed`, no byte is sent; there is no checkpoint between the last byte of a response and the
+readiness for the next request, so no cancellation can fall between them.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from .turns import start_turn
 
 HYPERCORN_VERSION = "0.18.0"
 
-# The classes below override methods of Hypercorn that are not its public interface.
+# The classes below override methods that are not Hypercorn's public interface.
 if version("hypercorn") != HYPERCORN_VERSION:
     raise ImportError(
-        f"quipu.web repairs hypercorn {HYPERCORN_VERSION} and has not been tried with {version('hypercorn')}: "
+        f"quipu.web requires hypercorn {HYPERCORN_VERSION} and has not been tested with {version('hypercorn')}: "
         f"install hypercorn=={HYPERCORN_VERSION}"
     )
 
 
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 URGENT_PATHS = frozenset({b"/health", b"/ready"})
-"""Begun at once: a probe is no part of the crowd that it asks about."""
+"""Started without waiting for a turn, since probes ask about the very requests that would be ahead of them."""
 
 
 class AppTasks(TaskGroup):
-    """The ASGI calls of one connection. No exception of an application leaves it, save cancellation and the like."""
+    """The ASGI calls of one connection. No exception of the application leaves it, except cancellation and the like."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         super().__init__()
@@ -68,17 +69,17 @@ class AppTasks(TaskGroup):
                 return {"type": "http.disconnect"}
 
         async def put(message: ASGIReceiveEvent) -> None:
-            # Stock queues the disconnect behind the body, and waits for ever where the application has stopped
-            # reading. To close the channel needs no room, and wakes a reader that is parked on a full queue.
+            # Stock queues the disconnect behind the body, and waits for ever if the application has stopped reading.
+            # Closing the channel needs no room, and wakes a reader that waits on a full queue.
             if message["type"] == "http.disconnect":
                 to_app.close()
                 return
-            # Either error: the application has finished, or the stream was closed meanwhile; nobody wants the rest.
+            # Either the application has finished, or the stream was closed meanwhile; nobody wants the rest.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await to_app.send(message)
 
         async def call() -> None:
-            # Stock lets an exception of `send(None)` (an answer that h11 refuses) kill the whole server.
+            # Stock lets an exception of `send(None)` (a response that h11 refuses) kill the whole server.
             try:
                 with from_client:
                     await app(scope, receive, send, trio.to_thread.run_sync, trio.from_thread.run)
@@ -114,27 +115,27 @@ class Protocol(H11Protocol):
         self.max_headers = max_headers
         self.closed = False
         self.is_chunked = False
-        """The response under way has a body of chunks, and its head is out."""
+        """The current response has a chunked body, and its head has been sent."""
         self._num_body_bytes_left: int | None = None
-        """Of the response's declared length; None where none was declared."""
+        """Of the response's declared length. None if none was declared."""
         self._last_bytes = b""
         self._half_line_end = b""
-        """Of an empty line before a request: its CR, while the LF has not come."""
+        """The CR of an empty line before a request, while its LF has not arrived."""
 
     @property
     def num_buffered(self) -> int:
-        """Bytes received and not yet understood."""
+        """Number of bytes received and not yet parsed."""
         return len(self.connection.trailing_data[0])
 
     @property
     def is_receiving(self) -> bool:
-        """The body of the request under way has not come as a whole."""
+        """Whether the body of the current request is incomplete."""
         return self.connection.their_state is h11.SEND_BODY
 
     def feed(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Take bytes from the client."""
         if self.connection.their_state is h11.MUST_CLOSE:
-            # Bytes behind a last request (`Connection: close`, HTTP/1.0). Stock hands them to h11, whose "Got data
+            # Bytes after a last request (`Connection: close`, HTTP/1.0). Stock passes them to h11, whose "Got data
             # when expected EOF" ends the response that is being sent. RFC 9112, 9.6: read and ignore.
             return
         if self.connection.their_state is h11.IDLE and not self.num_buffered:
@@ -148,7 +149,7 @@ class Protocol(H11Protocol):
             self.connection.receive_data(data)
 
     async def advance(self) -> None:
-        """Act upon all that has been fed; return where more is needed or a response is under way."""
+        """Process all that has been fed. Return when more is needed or a response is in progress."""
         while not self.closed and self.connection.their_state is not h11.MUST_CLOSE:
             try:
                 if self.connection.their_state is h11.IDLE:
@@ -158,8 +159,8 @@ class Protocol(H11Protocol):
                     check_framing(event)
                     await self._open_stream(event, origin_form(event))
                 elif event is h11.PAUSED:
-                    # Stock parks its reader here until the response has ended: any byte behind a request makes it
-                    # blind to a client that leaves. We read on and keep a bounded number of bytes for later.
+                    # Stock blocks its reader here until the response has ended: any byte after a request makes it
+                    # miss a client that disconnects. We read on and keep a bounded number of bytes for later.
                     if self.num_buffered > self.max_pipelined_bytes:
                         await self._close()
                     return
@@ -175,9 +176,9 @@ class Protocol(H11Protocol):
                 await self._refuse(refused.status)
 
     async def ask_for_body(self) -> None:
-        """Send `100 Continue` to a client that waits for it with its body.
+        """Send `100 Continue` to a client that waits for it before sending its body.
 
-        Stock does so as soon as it has the head, and so invites bodies of which nobody will read a byte.
+        Stock does so as soon as it has the head, and so invites bodies that nobody will read.
         """
         if not self.closed and self.connection.they_are_waiting_for_100_continue:
             await self._send_h11_event(
@@ -185,22 +186,22 @@ class Protocol(H11Protocol):
             )
 
     async def handle(self, event: Event) -> None:
-        """The connection has ended (`Closed`): tell the application. Bytes come through `feed` and `advance`."""
+        """Tell the application that the connection has ended (`Closed`). Bytes arrive through `feed` and `advance`."""
         if isinstance(event, Closed):
             self.closed = True
             await self._close_stream()
 
     async def stream_send(self, event: StreamEvent) -> None:
         if self.closed:
-            # A generator that never waits but for this would otherwise run for ever, and nothing beside it.
+            # A generator that waits for nothing else would otherwise run for ever, and block the loop.
             await trio.lowlevel.checkpoint()
             return
         if not isinstance(event, StreamClosed):
-            # Writes are shielded; here, where h11 believes nothing yet, is where a stream may be cancelled.
+            # Writes are shielded. Here h11 does not believe anything sent yet, so here a stream may be cancelled.
             await trio.lowlevel.checkpoint_if_cancelled()
         if self.connection.our_state is h11.ERROR:
-            # The application broke HTTP (a bad header, more bytes than declared), h11 told it so, and nothing that
-            # follows can be sent. Stock tries a 500 all the same, and that exception kills the whole server.
+            # The application violated HTTP (a bad header, more bytes than declared) and h11 raised, so nothing more can
+            # be sent. Stock tries to send a 500 all the same, and that exception kills the whole server.
             await self._close()
             return
         if isinstance(event, Body) and self._num_body_bytes_left is not None:
@@ -211,9 +212,9 @@ class Protocol(H11Protocol):
             self._num_body_bytes_left = int(lengths[0]) if lengths and lengths[0].isdigit() else None
 
     async def _send_h11_event(self, event: h11.Event) -> None:
-        # Of a body whose length the client was told, the last byte is the end: the next request may follow at once.
-        # Stock sends it before the application has said that it is done, and a large request that came meanwhile was
-        # taken for too much pipelining and cut off. So it waits here for the end of the message.
+        # The last byte of a body with a declared length is its end: the next request may follow at once. Stock sends it
+        # before the application has finished, and a large request that arrived meanwhile was taken for too much
+        # pipelining and cut off. So the last bytes wait here for the end of the message.
         try:
             data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
@@ -226,14 +227,14 @@ class Protocol(H11Protocol):
         data, self._last_bytes = self._last_bytes + data, b""
         await self.send(RawData(data))
         if isinstance(event, h11.Response):
-            # What h11 has written is asked, not what it may have meant to write.
+            # Look at what h11 has written, not at what it may have meant to write.
             self.is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
         elif isinstance(event, h11.EndOfMessage):
             self.is_chunked = False
 
     async def _open_stream(self, request: h11.Request, target: bytes) -> None:
-        # Stock opens a WebSocket here where it is asked to (a byte behind such a request kills the whole server) or
-        # switches to HTTP/2. Any server may ignore an Upgrade, and so does this one.
+        # Stock opens a WebSocket here if asked to (a byte after such a request kills the whole server), or switches to
+        # HTTP/2. A server may ignore an Upgrade, and this one does.
         await self.send(Updated(idle=False))
         if target.partition(b"?")[0] not in URGENT_PATHS:
             async with start_turn():
@@ -262,11 +263,11 @@ class Protocol(H11Protocol):
         self.keep_alive_requests += 1
 
     async def _maybe_recycle(self) -> None:
-        """The response has ended, well or not: be ready for the next request, or close."""
+        """Get ready for the next request, or close: the response has ended, completely or not."""
         await self._close_stream()
         both = {self.connection.our_state, self.connection.their_state}
         if self.context.terminated.is_set() or both != {h11.DONE}:
-            await self._close()  # also what cuts a response that broke off: no last chunk, so the client can tell
+            await self._close()  # also cuts off an incomplete response: without a last chunk the client can tell
             return
         pipelined = self.connection.trailing_data[0]
         if pipelined[:1] in (b"\r", b"\n"):
@@ -278,7 +279,7 @@ class Protocol(H11Protocol):
 
     async def _refuse(self, status: int) -> None:
         may_answer = self.connection.our_state in (h11.IDLE, h11.SEND_RESPONSE)
-        self.closed = True  # the application must not answer as well
+        self.closed = True  # the application must not respond as well
         if may_answer:
             headers = [(b"content-length", b"0"), (b"connection", b"close")]
             response = h11.Response(

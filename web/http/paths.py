@@ -1,8 +1,8 @@
-"""Matching the path of a request as it was sent.
+"""Matching of a request's path as it was sent.
 
-A path is one only if its fixed parts are, byte for byte: `//metrics`, `/%6detrics` and `/v1//models` are other paths,
-and there is nothing at them. A proxy in front that lets some paths through and not others compares what was sent, so
-nothing else may lead to the same route. What a rule leaves open (an id, the name of a model) may be percent-encoded.
+The fixed parts of a route match byte for byte: `//metrics`, `/%6detrics` and `/v1//models` are unknown URLs. A proxy in
+front that filters by path compares what was sent, so no other spelling may lead to the same route. The variable parts
+of a rule (an id, a model name) may be percent-encoded.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _HOST = "localhost"
 
 
 class _EncodedText(UnicodeConverter):
-    """One segment, decoded once it has matched."""
+    """One segment, decoded after matching."""
 
     def to_python(self, value: str) -> str:
         return unquote(value)
 
 
 class _EncodedPath(PathConverter):
-    """The rest of a path, likewise."""
+    """The rest of a path, decoded after matching."""
 
     def to_python(self, value: str) -> str:
         return unquote(value)
 
 
 class SentPathMap(QuartMap):
-    """The URL map of an application: matches what stood in the request line. Nothing is merged or redirected."""
+    """The URL map of an application: matches the path of the request line. Nothing is merged or redirected."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,11 +42,11 @@ class SentPathMap(QuartMap):
     def bind_to_request(
         self, request: BaseRequestWebsocket, subdomain: str | None, server_name: str | None
     ) -> MapAdapter:
-        sent = cast(bytes | None, request.scope.get("raw_path"))  # a server need not give it
+        sent = cast(bytes | None, request.scope.get("raw_path"))  # optional in ASGI
         path = quote(request.path) if sent is None else sent.decode("utf-8", "replace")
         if path.startswith("//"):
-            path = f"/%2F{path[2:]}"  # werkzeug drops the slashes with which a path begins, however many
-        # No route depends on the name that a client calls us by, and Quart fails on one that is no domain name.
+            path = f"/%2F{path[2:]}"  # werkzeug drops all leading slashes
+        # No route depends on the host name, and Quart fails on one that is not a domain name.
         return self.bind(
             _HOST, request.root_path, None, request.scheme, request.method, path, request.query_string.decode()
         )

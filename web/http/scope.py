@@ -1,11 +1,11 @@
-"""The lifetime of one HTTP request, as something that a release can be hung on.
+"""The lifetime of one HTTP request, with callbacks that release what it holds.
 
-`ScopedHTTP` is the application's `asgi_http_class`. Handlers take their `RequestScope` from `request_scope()` and hang
-on it whatever must be released when the request ends; nothing else in the web layer releases anything. A body
+`ScopedHTTP` is the application's `asgi_http_class`. Handlers get their `RequestScope` from `request_scope()` and
+register on it whatever must be released when the request ends; nothing else in the web layer releases anything. A body
 generator owns nothing: one that is cancelled before its first step never runs its `finally`.
 
 What must always hold: each callback runs exactly once, after every task of the request has ended, in the reverse order
-of its registration, however the request ended; no failure hides another.
+of registration, however the request ended; no failure hides another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCOPE_KEY = "request_scope"
 
 
 class RequestScope:
-    """Ends when its request ends: answered, failed, left by its client or cut by a shutdown, whichever comes first."""
+    """Ends with its request: when it is answered, fails, its client disconnects or the server stops."""
 
     def __init__(self, nursery: trio.Nursery, releases: Releases) -> None:
         self._nursery: trio.Nursery | None = nursery
@@ -39,22 +39,23 @@ class RequestScope:
         self._nursery.start_soon(task, *args)
 
     def cancel(self) -> None:
-        """End the request where it stands; nothing happens where it has ended."""
+        """Cancel the request. Does nothing if it has ended."""
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 
     def forget(self) -> None:
-        """Let go of the nursery once it has ended: it knows the task, whose context knows this scope, and a cycle would
-        be left to the collector."""
+        """Drop the nursery once it has ended: it refers to the task, whose context refers to this scope, and the cycle
+        would be left to the garbage collector."""
         self._nursery = None
 
     def on_close(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `fn` when the request ends. It cannot wait, so it cannot be cancelled."""
+        """Call `fn` when the request ends. It is synchronous, so it cannot be cancelled."""
         self._releases.push(lambda: fn(*args, **kwargs))
 
 
 class Releases:
-    """A stack of callbacks. Where `ExitStack` lets the last failure hide those before it, this raises all of them."""
+    """A stack of callbacks. Unlike `ExitStack`, where the last failure hides those before it, this raises all of
+    them."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -76,7 +77,7 @@ class Releases:
             except BaseException as failure:
                 failures.append(failure)
         if len(failures) > num_before:
-            # The request's own exception (often trio.Cancelled) is among them and finds its scope inside a group.
+            # The request's own exception (often trio.Cancelled) is among them; trio finds its scope inside a group.
             raise BaseExceptionGroup("a release failed at the end of a request", failures)
 
 
@@ -88,12 +89,12 @@ class ScopedHTTP(TrioASGIHTTPConnection):
             async with trio.open_nursery() as nursery:
                 scope = RequestScope(nursery, releases)
                 releases.push(scope.forget)
-                # The ASGI scope is a dict to which servers and applications add; its type lists only the standard keys.
+                # Servers and applications extend the ASGI scope, a dict; its type lists only the standard keys.
                 cast(dict[str, object], self.scope)[SCOPE_KEY] = scope
-                await super().__call__(receive, send)  # returns when the response has ended and when the client left
+                await super().__call__(receive, send)  # returns at the end of the response or of the client
                 nursery.cancel_scope.cancel()
 
 
 def request_scope() -> RequestScope:
-    """The scope of the request that is being handled."""
+    """Return the scope of the current request."""
     return cast(RequestScope, cast(dict[str, object], request.scope)[SCOPE_KEY])

@@ -1,8 +1,8 @@
-"""Serving an ASGI application over HTTP/1.1, and only that: TLS and HTTP/2 are a proxy's business.
+"""Serves an ASGI application over HTTP/1.1 only: TLS and HTTP/2 are left to a proxy.
 
-`serve` listens, runs one `Connection` for each client and stops in three steps. The command line calls it beside the
-actors; tests call it with port 0. Hypercorn's own `serve` is not used (it has no place to put a connection class
-of ours, and nothing of Hypercorn is patched); its lifespan, HTTP stream and h11 protocol are.
+`serve` listens, runs one `Connection` for each client, and stops in three steps. The command line runs it beside the
+actors; tests run it with port 0. Hypercorn's own `serve` is not used, since it cannot take a connection class of ours
+and nothing of Hypercorn is patched; its lifespan, HTTP stream and h11 protocol are used.
 
 What must always hold: `serve` ends within `graceful_timeout_s` of its trigger, whatever clients do.
 """
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OUT_OF_FILES_WAIT_S = 0.05
 ACCEPTED_AT_ONCE = 2
-"""Connections in one round of the loop: a probe that connects in a crowd waits for fewer of them."""
+"""Connections accepted in one iteration of the loop, so that a probe does not wait for a whole crowd."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,18 +39,18 @@ class ServerConfig(ConnectionLimits):
     """The limits of each connection, and how the server stops."""
 
     graceful_timeout_s: float = 30.0
-    """From the trigger until requests that still run are cut off."""
+    """From the trigger until requests in progress are cut off."""
     backlog: int = 1024
-    """Connections that the kernel holds for us."""
+    """Connections that the kernel queues for us."""
     max_connections: int | None = None
-    """None: as many as the process has file descriptors for (`default_max_connections`)."""
+    """None: as many as there are file descriptors for (`default_max_connections`)."""
     reserved_timeout_s: float = 2.0
-    """How long a connection on a reserved place may be silent, or take for a request's headers."""
+    """How long a reserved connection may be idle, or take to send a request's headers."""
 
 
 @attrs.frozen
 class Address:
-    """Where the server listens."""
+    """An address that the server listens on."""
 
     host: str
     port: int
@@ -69,10 +69,10 @@ async def serve(
     shutdown_trigger: Callable[[], Awaitable[object]] = trio.sleep_forever,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` until `shutdown_trigger` returns, then refuse connections and let the open requests end.
+    """Serve `app` until `shutdown_trigger` returns, then refuse connections and let open requests end.
 
-    Reports the bound addresses (port 0 has become a real one) once connections are accepted. Raises OSError where it
-    cannot listen and, in an exception group, Hypercorn's LifespanFailureError or LifespanTimeoutError where the
+    Reports the bound addresses (with the real port instead of 0) once connections are accepted. Raises OSError if it
+    cannot listen and, in an exception group, Hypercorn's LifespanFailureError or LifespanTimeoutError if the
     application does not start.
     """
     config = config or ServerConfig()
@@ -90,7 +90,7 @@ async def serve(
         try:
             await connection.run()
         finally:
-            connection.stream.socket.close()  # also of a client that had gone before it was accepted
+            connection.stream.socket.close()  # also if the client had disconnected before it was accepted
             table.discard(connection)
             connection.forget()
 
@@ -102,7 +102,7 @@ async def serve(
         handlers.start_soon(handle, connection)
 
     async def accept(listener: trio.SocketListener, handlers: trio.Nursery) -> None:
-        listening = socket.socket(fileno=listener.socket.fileno())  # the same one, for calls that do not wait
+        listening = socket.socket(fileno=listener.socket.fileno())  # the same socket, for non-blocking calls
         listening.setblocking(False)
         try:
             while True:
@@ -115,11 +115,11 @@ async def serve(
                     continue
                 except OSError as error:
                     if error.errno in _OUT_OF_FILES:
-                        # trio's own loop would log a traceback ten times a second here
+                        # Trio's own loop would log a traceback ten times a second here.
                         table.note_full("connections.no_file_descriptors")
                         table.free_a_file()
                         await trio.sleep(_OUT_OF_FILES_WAIT_S)
-                    elif error.errno != errno.ECONNABORTED:  # that client has gone already
+                    elif error.errno != errno.ECONNABORTED:  # that client has already disconnected
                         raise
         finally:
             listening.detach()
@@ -127,7 +127,7 @@ async def serve(
     listeners = await trio.open_tcp_listeners(port, host=host, backlog=config.backlog)
     try:
         for listener in listeners:
-            _notice_vanished_clients(listener, config.write_timeout_s)
+            _detect_dead_clients(listener, config.write_timeout_s)
         async with trio.open_nursery() as lifespan_nursery:
             await lifespan_nursery.start(lifespan.handle_lifespan)
             await lifespan.wait_for_startup()
@@ -151,7 +151,7 @@ async def serve(
 
 
 def _to_hypercorn(config: ServerConfig) -> Config:
-    """What Hypercorn's classes that we use read of a configuration."""
+    """Return the configuration for those of Hypercorn's classes that we use."""
     stock = Config()
     stock.errorlog = logger
     stock.h11_max_incomplete_size = config.max_header_bytes
@@ -159,10 +159,10 @@ def _to_hypercorn(config: ServerConfig) -> Config:
     return stock
 
 
-def _notice_vanished_clients(listener: trio.SocketListener, write_timeout_s: float) -> None:
-    """Have the kernel report a client that is gone without a word. Accepted sockets inherit it.
+def _detect_dead_clients(listener: trio.SocketListener, write_timeout_s: float) -> None:
+    """Let the kernel report a client that has vanished silently. Accepted sockets inherit the options.
 
-    The second line behind our own write deadline, which sees only writes that do not fit into the kernel's buffer.
+    This complements our own write deadline, which covers only writes that do not fit into the kernel's buffer.
     """
     if sys.platform != "linux":
         return

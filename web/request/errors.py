@@ -1,12 +1,13 @@
-"""Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was asked.
+"""Errors as clients see them: one exception for handlers to raise, and the JSON shape of the API that was called.
 
-Every way a request can fail before its status line ends here: a field that cannot be served, an error that an actor
-put into the mailbox, a route that does not exist, a bug. The shape is OpenAI's,
+Every way in which a request can fail before its status line ends here: a field that cannot be served, an error that an
+actor sent, a route that does not exist, a bug. The shape is OpenAI's,
 `{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API (`speaks_anthropic`):
-`{"type": "error", "error": {"type", "message"}, "request_id"}`.
+`{"type": "error", "error": {"type", "message"}, "request_id"}`. Messages follow OpenAI's wording, with field names in
+backticks.
 
-What must always hold: nothing that a client sent is ever written to a log, so exceptions are logged by their type and
-the frames they passed, never by their message.
+What must always hold: nothing that a client sent is ever logged, so exceptions are logged by type and stack frames,
+never by message.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from ..telemetry.logs import frames_of
 from .request_context import current_request_context, note_error
 
 RETRY_AFTER_S = 1
-"""What a client is told to wait before it tries again; a restart of the engine takes about as long."""
+"""Sent as `Retry-After`; a restart of the engine takes about as long."""
 
 MAX_QUOTED = 200
-"""Characters of what a client wrote, in a message to it."""
+"""Characters of a client's input that a message to it may quote."""
 
 _log = structlog.get_logger("quipu.web")
 
 
 class APIError(Exception):
-    """Raised by a handler to end its request with this status and body. Its message is for the client only."""
+    """Raised by a handler to end its request with this status and body. The message is for the client only."""
 
     def __init__(
         self, status: int, message: str, error_type: str, *, param: str | None = None, code: str | None = None
@@ -68,7 +69,7 @@ class APIError(Exception):
 
 
 ANTHROPIC_OVERLOADED = 529
-"""Its API's own status for "come back later", which its clients know."""
+"""Anthropic's status for temporary overload, which its clients retry."""
 _ANTHROPIC_TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -82,19 +83,19 @@ _ANTHROPIC_TYPES: dict[int, str] = {
 
 _ANTHROPIC_TREES = ("/v1/messages/", "/v1/organizations/")
 _SHARED_PATH = "/v1/models"
-"""And all below it."""
+"""The path, with everything below it, that both APIs have."""
 
 
 def anthropic_type(status: int) -> str:
-    """What Anthropic's API calls an error of this status."""
+    """Return Anthropic's error type for a status."""
     other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
     return _ANTHROPIC_TYPES.get(status, other)
 
 
 def speaks_anthropic() -> bool:
-    """Whether the current request is answered in Anthropic's shape: its path says so, whatever its headers.
+    """Return whether the current request is answered in Anthropic's shape. Its path decides, whatever its headers.
 
-    Where both APIs have the same path, the header that only one of them knows decides.
+    On a path that both APIs have, the presence of the header `anthropic-version` decides.
     """
     path = request.path
     if path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/"):
@@ -144,7 +145,7 @@ def no_model(name: str) -> APIError:
 
 
 def quoted(text: str) -> str:
-    """A client's own words as a message may show them: what is not printable is escaped, what is long is cut."""
+    """Return a client's input as a message may quote it: unprintable characters are escaped, long input is cut."""
     shown = "".join(char if char.isprintable() and char not in '"\\' else _escaped(char) for char in text[:MAX_QUOTED])
     return f'"{shown}"' if len(text) <= MAX_QUOTED else f'"{shown}…"'
 
@@ -154,7 +155,7 @@ def _escaped(char: str) -> str:
 
 
 def unavailable(message: str, code: str | None = None) -> APIError:
-    """Come back later."""
+    """Return an error for a request that may succeed later."""
     return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable", code=code or "overloaded")
 
 
@@ -165,7 +166,7 @@ def internal(
 
 
 def from_request_error(error: RequestError) -> APIError:
-    """What an actor says of a request, in the words of HTTP."""
+    """Return an actor's error as an HTTP error."""
     match error.kind:
         case ErrorKind.INVALID:
             return invalid(error.message, error.param, error.code)
@@ -178,27 +179,27 @@ def from_request_error(error: RequestError) -> APIError:
 
 
 def error_of(closed: Closed) -> APIError | None:
-    """The error a client is told about a closed request, None where it was served."""
+    """Return the error of a closed request for its client, None if it was served."""
     if closed.error is not None:
         return from_request_error(closed.error)
     if closed.record.outcome is not Outcome.FINISHED:
-        # Whoever closed it gave no reason; the client must not take half an answer for a whole one.
+        # It was closed without a reason; the client must not take a partial response for a complete one.
         return internal(f"The request ended before its response was complete ({closed.record.outcome}).")
     return None
 
 
 def raise_error_of(closed: Closed) -> None:
-    """Raise what a client is told about a closed request; nothing where it was served."""
+    """Raise the error of a closed request. Return if it was served."""
     error = error_of(closed)
     try:
         if error is not None:
             raise error
     finally:
-        del error  # it knows this frame, and so all that the request holds: a cycle for the collector
+        del error  # it refers to this frame and so to the whole request: a cycle for the garbage collector
 
 
 def _from_http_exception(error: HTTPException) -> APIError:
-    """Errors that the router and the body reader raise."""
+    """Return the error for an exception of the router or the body reader."""
     status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     name = error.name
     match status:
@@ -230,7 +231,7 @@ def respond(error: APIError) -> Response:
 
 
 def turn_away(error: APIError) -> Response:
-    """The answer to the current request where nobody will read its body."""
+    """Return the response to the current request if its body will not be read."""
     response = respond(error)
     if request.content_length or "Transfer-Encoding" in request.headers:
         # Its bytes are still to come, so the connection cannot carry another request.
@@ -239,7 +240,7 @@ def turn_away(error: APIError) -> Response:
 
 
 def install_error_handlers(app: QuartTrio) -> None:
-    """Give every error of `app` the shape of this module."""
+    """Answer every error of `app` in the shapes of this module."""
 
     @app.errorhandler(APIError)
     async def on_api_error(error: APIError) -> Response:

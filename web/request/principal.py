@@ -1,4 +1,4 @@
-"""On whose behalf a request is served. Made by `web/auth/` from the key that the request brought."""
+"""On whose behalf a request is served. Created by `web/auth/` from the key that the request carries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Principal:
     """On whose behalf a request is served."""
 
     tenant: str
-    """Who pays. It is also the cache domain: what two tenants send is never shared."""
+    """Who pays. Also the cache domain: nothing is shared between two tenants."""
     key_id: str | None
-    """None where the server was started without keys."""
+    """None if the server has no keys."""
     key_name: str | None
     is_admin: bool
-    """May ask what concerns the whole server, and sees every tenant's records."""
+    """May use admin routes, and see every tenant's records."""
     may_prioritize: bool = False
-    """May name a `priority` of its own, whatever the server allows everybody."""
+    """May set a `priority`, whether or not the server allows everybody to."""

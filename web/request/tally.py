@@ -9,10 +9,10 @@ from quipu.actors.messages.handler import Delta, Started
 
 @attrs.define
 class Tally:
-    """Running usage of one request, from its outlet's events."""
+    """Running usage of one request."""
 
     prompt_tokens: int | None = None
-    """Summed over the prompts admitted so far. None: none was admitted yet."""
+    """Sum over the prompts admitted so far. None: none has been admitted yet."""
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     created_5m_tokens: int = 0
@@ -20,7 +20,7 @@ class Tally:
     completion_tokens: int = 0
 
     def start(self, event: Started) -> None:
-        """Take over the sums; they replace those before."""
+        """Replace the sums over prompts by those of `event`."""
         self.prompt_tokens = event.prompt_tokens
         self.cached_tokens = event.cached_tokens
         self.cache_write_tokens = event.cache_write_tokens

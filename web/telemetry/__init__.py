@@ -1,1 +1,1 @@
-"""What is told of requests beside their answers: logs, traces, the lag of the event loop."""
+"""Logs, traces, and the lag of the event loop."""

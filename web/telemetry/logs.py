@@ -1,9 +1,10 @@
 """The log of the whole process, configured once by the command line.
 
-One JSON object a line on stderr, or coloured text where stderr is a terminal. What is logged is decided where it
-happens; here is only its form. Lines are written by a thread (`actors/processes/log_writer.py`).
+One JSON object per line on stderr, or coloured text if stderr is a terminal. A thread writes the lines
+(`actors/processes/log_writer.py`).
 
-What must always hold: values of local variables never reach a log, since they may be what a client sent.
+What must always hold: values of local variables and messages of exceptions never reach a log, since they may quote
+what a client sent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quipu.actors.processes.log_writer import LogLines, LogWriter, Relay, standa
 
 
 def count_in(registry: CollectorRegistry, writer: LogWriter) -> None:
-    """Show in `/metrics` how many lines were dropped."""
+    """Export the number of dropped lines as a metric."""
     registry.register(_Dropped(writer))
 
 
@@ -39,13 +40,13 @@ class _Dropped(Collector):
 
 
 def configure(level: str) -> LogWriter:
-    """Log from `level` ("debug", "info", ...) upwards. Raises ValueError for a level that does not exist.
+    """Log from `level` ("debug", "info", ...) upwards. Raises ValueError for an unknown level.
 
-    Returns what writes the lines, to be drained before the process ends.
+    Returns the writer of the lines, which must be drained before the process ends.
     """
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:
-        raise ValueError(f"no such log level: {level}")
+        raise ValueError(f"unknown log level: {level}")
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -65,7 +66,7 @@ def configure(level: str) -> LogWriter:
         logger_factory=LogLines(writer),
         cache_logger_on_first_use=True,
     )
-    # What libraries say goes the same way: by itself it would be written from the event loop, whoever reads or not.
+    # Libraries log through the same writer: logging's own handlers would block the event loop if nobody reads stderr.
     root = logging.getLogger()
     root.setLevel(max(logging.WARNING, levels[level.upper()]))
     if not any(isinstance(handler, Relay) for handler in root.handlers):
@@ -75,5 +76,5 @@ def configure(level: str) -> LogWriter:
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Where an exception came from, without its message or source lines: those may quote what a client sent."""
+    """Return where an exception came from, without its message or source lines, which may quote what a client sent."""
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]

@@ -1,6 +1,6 @@
-"""The web process watches its own event loop: how late it comes to what it wanted to do.
+"""Measures the lag of the web process's event loop.
 
-Whatever holds the loop holds up every client, so it is a histogram, and a line in the log where it took long.
+Whatever blocks the loop delays every client, so the lag is a histogram, and a long one is logged.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Spans over OTLP/HTTP, with OpenTelemetry's own SDK. Loaded only where traces are wanted (`tracing.py`).
+"""Spans over OTLP/HTTP, with OpenTelemetry's SDK. Imported only if traces are wanted (`tracing_config.py`).
 
-    account closes ──record──▶ one span, made and ended at once ──▶ queue ──▶ the SDK's thread ──POST──▶ collector
+    account closes ──record──▶ one span, started and ended at once ──▶ queue ──▶ the SDK's thread ──POST──▶ collector
 
-Spans have the names of the semantic conventions for generative AI; what those have no word for begins with `quipu.`.
+Attributes follow the semantic conventions for generative AI; those that have no convention begin with `quipu.`.
 
-What must always hold: every number is the record's; a number that is not known has no attribute. The event loop never
-waits for a collector: while that is away spans are dropped, counted and said to be.
+What must always hold: every number is the record's, and an unknown number has no attribute. The event loop never waits
+for a collector: while it is unavailable, spans are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAX_QUEUE_SPANS: Final = 8192
 MAX_BATCH_SPANS: Final = 512
 BATCH_DELAY_S: Final = 1.0
 EXPORT_TIMEOUT_S: Final = 5.0
-"""For one batch, attempts included."""
+"""For one batch, including retries."""
 CLOSING_S: Final = 3.0
-"""For what waits when the server ends."""
+"""For the spans that are queued when the server stops."""
 
 Value = str | bool | int | float | list[str]
 
@@ -52,6 +52,8 @@ _TEXT_ENDPOINTS: Final = ("/v1/completions",)
 
 
 class OtelTracer:
+    """Makes spans and hands them to the SDK."""
+
     def __init__(
         self,
         endpoint: str | None,
@@ -60,12 +62,12 @@ class OtelTracer:
         max_queue_spans: int = MAX_QUEUE_SPANS,
         batch_delay_s: float = BATCH_DELAY_S,
     ) -> None:
-        # The SDK says on the log of the standard library what is said here, once and as JSON.
+        # The SDK would report on the standard library's log what is logged here, once and as JSON.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
         self._num_queued_at_most = max_queue_spans
         self._num_queued = 0
-        self._num_crowded_out = 0
+        self._num_displaced = 0
         self._exporter = CountingExporter((make_exporter or _exporter)(endpoint))
         self._processor = BatchSpanProcessor(
             self._exporter,
@@ -104,14 +106,14 @@ class OtelTracer:
 
     @property
     def num_dropped(self) -> int:
-        return self._exporter.num_refused + self._num_crowded_out
+        return self._exporter.num_refused + self._num_displaced
 
     def flush(self) -> None:
-        """Send what waits, however long that takes."""
+        """Send all queued spans, however long that takes."""
         self._processor.force_flush()
 
     def close(self) -> None:
-        """Send what waits, for a bounded time."""
+        """Send queued spans for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="otel-closing", daemon=True)
         closing.start()
         closing.join(CLOSING_S)
@@ -140,35 +142,35 @@ class OtelTracer:
                 start_time=int(begin_unix_s * 1e9),
             )
             if not span.is_recording():
-                return  # its parent, or the sampler, wants none
+                return  # not sampled by its parent or the sampler
             if failed:
                 span.set_status(Status(StatusCode.ERROR))
             self._queue_one()
             span.end(int(end_unix_s * 1e9))
         except Exception as error:
-            # Called where an account has just closed: a span's fault must stay its own.
+            # The caller has just closed an account: a failing span must not affect it.
             log.error("tracing.crashed", error_type=type(error).__name__, frames=frames_of(error))
 
     def _queue_one(self) -> None:
-        """Count one more span in; where the queue is full, the SDK drops the oldest for it."""
+        """Count one more span. If the queue is full, the SDK drops the oldest one for it."""
         if self._num_waiting >= self._num_queued_at_most:
-            self._num_crowded_out += 1
+            self._num_displaced += 1
             self._exporter.say_dropped("the queue is full")
         else:
             self._num_queued += 1
 
 
 class CountingExporter(SpanExporter):
-    """Hands batches on, and keeps count of what became of them. In the SDK's thread."""
+    """Passes batches on and counts what became of their spans. Runs in the SDK's thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._is_away = False
         self.num_taken = 0
-        """Spans taken out of the queue, of which these have arrived..."""
+        """Spans taken out of the queue, of which these have been sent..."""
         self.num_sent = 0
         self.num_refused = 0
-        """... and these have not."""
+        """... and these have been refused."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.num_taken += len(spans)
@@ -187,7 +189,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def say_dropped(self, why: str) -> None:
-        """Once until it is over: the counter says how many."""
+        """Log it once until a batch succeeds again; the counter has the number."""
         if not self._is_away:
             self._is_away = True
             log.warning("tracing.dropped", why=why, help="counted in quipu:trace_spans_dropped_total")
@@ -197,7 +199,7 @@ class CountingExporter(SpanExporter):
 
 
 class SpanCounts(Collector):
-    """What became of the spans. Looked up when asked."""
+    """Exports the numbers of sent and dropped spans as metrics."""
 
     def __init__(self, tracer: OtelTracer) -> None:
         self._tracer = tracer
@@ -213,7 +215,8 @@ def _exporter(endpoint: str | None) -> SpanExporter:
 
 
 def _resource() -> Resource:
-    """The environment's word (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`) is the last one."""
+    """Return our resource attributes; the environment's (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`) take
+    precedence."""
     said = Resource.create()
     ours: dict[str, str] = {"service.version": quipu.__version__}
     if str(said.attributes.get("service.name", "")).startswith("unknown_service"):
@@ -247,7 +250,7 @@ def _record_attributes(traced: TracedRequest, record: UsageRecord) -> dict[str, 
         "quipu.outcome": str(record.outcome),
         "quipu.tenant": record.tenant,
     }
-    # Of a count that is not known, or that somebody has guessed, nothing is said under a name that means a count.
+    # A count that is unknown or estimated is never exported under the name of a count.
     if isinstance(record.prompt, Known):
         attributes["gen_ai.usage.input_tokens"] = record.prompt.n
     if isinstance(record.cached, Known):

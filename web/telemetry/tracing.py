@@ -20,19 +20,19 @@ from quipu.actors.messages.handler import Closed
 
 @attrs.frozen
 class TracedRequest:
-    """What a span says of a request besides its record. Nothing in it is what a client wrote, but for the parent."""
+    """What a span says about a request besides its record. Only the parent's headers are as a client wrote them."""
 
     endpoint: str
     """The route."""
     headers: Mapping[str, str]
-    """`traceparent` and `tracestate`, as they came."""
+    """`traceparent` and `tracestate`, as received."""
     server: tuple[str, int] | None
-    """Address and port that the request came in at."""
+    """Address and port at which the request came in."""
     request_id: str
     model: str | None = None
-    """As it was asked for; None where no model of that name is served."""
+    """As requested; None if no model of that name is served."""
     response_id: str | None = None
-    """What the answer is called in its API."""
+    """Id of the response in its API."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -42,33 +42,33 @@ class TracedRequest:
 
 @attrs.frozen
 class Refusal:
-    """The end of a request that never had an account."""
+    """The end of a generation request that never had an account."""
 
     status: int | None
-    """None: its client left before it was answered."""
+    """None if the client disconnected before the response."""
     code: str | None
     received_unix_s: float
     ended_unix_s: float
 
 
 class Tracer(Protocol):
-    """Where spans are made. Nothing here blocks or raises."""
+    """Makes spans. No method blocks or raises."""
 
     def record(self, traced: TracedRequest, closed: Closed) -> None:
-        """A request's account has closed."""
+        """Make the span of a request whose account has closed."""
         ...
 
     def refuse(self, traced: TracedRequest, refusal: Refusal) -> None:
-        """A request has ended without an account."""
+        """Make the span of a request that ended without an account."""
         ...
 
     def count_in(self, registry: CollectorRegistry) -> None:
-        """Show there how many spans were sent and lost."""
+        """Export the numbers of sent and dropped spans as metrics."""
         ...
 
 
 class NoTracer:
-    """Nobody wants to know."""
+    """A tracer that does nothing."""
 
     def record(self, traced: TracedRequest, closed: Closed) -> None:
         pass

@@ -25,19 +25,19 @@ _PROTOCOL_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PRO
 
 
 class TracingError(Exception):
-    """Traces were asked for and cannot be sent. Tell the operator and do not start."""
+    """Traces were requested and cannot be sent. The server reports it and does not start."""
 
 
 @attrs.frozen
 class TracingConfig:
     endpoint: str | None
-    """Full URL, from the flag; None: the exporter reads the environment."""
+    """Full URL from the flag. None: the exporter reads the environment."""
 
 
 def tracing_config(flag: str | None, environ: Mapping[str, str]) -> TracingConfig | None:
-    """Whether and where to: the flag first, then the environment that all of OpenTelemetry reads. None: nowhere.
+    """Return the configuration from the flag, or else from OpenTelemetry's environment variables. None: no traces.
 
-    Raises TracingError for a flag that cannot be meant.
+    Raises TracingError for an unusable flag.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
@@ -51,7 +51,7 @@ def tracing_config(flag: str | None, environ: Mapping[str, str]) -> TracingConfi
     if environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
         return None
     if protocol != PROTOCOL:
-        # Set for everything that runs here, perhaps; no reason not to serve.
+        # Perhaps set for everything on this machine; no reason not to serve.
         log.warning("tracing.off", why=f"the environment asks for {protocol}; traces are sent as {PROTOCOL} only")
         return None
     return TracingConfig(None)
@@ -61,7 +61,7 @@ def _whole_url(flag: str) -> str:
     url = urlsplit(flag)
     try:
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # of a port that is none
+    except ValueError:  # for an invalid port
         usable = False
     if not usable:
         raise TracingError(f"--otlp-traces-endpoint: not an http or https URL: {flag}")
@@ -70,9 +70,9 @@ def _whole_url(flag: str) -> str:
 
 @asynccontextmanager
 async def open_tracer(config: TracingConfig | None) -> AsyncIterator[Tracer]:
-    """Send traces until the block is left, and then for a bounded time what still waits.
+    """Open a tracer for the block, and then send what is still queued, for a bounded time.
 
-    Raises TracingError where the packages are missing and the flag was given.
+    Raises TracingError if the flag is given and the packages are missing.
     """
     if config is None:
         yield NoTracer()

@@ -1,4 +1,4 @@
-"""Accounts for tests: made, fed and ended in one line each."""
+"""Helpers that make, feed and end accounts in one line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_account() -> Account:
 
 
 def account_of(*prompts: int, num_choices: int = 1) -> Account:
-    """One request of `num_choices` sequences a prompt; sequences are numbered from 1, prompt by prompt."""
+    """Make one request with `num_choices` sequences per prompt, numbered from 1, prompt by prompt."""
     account = new_account()
     sequence_id = 1
     for prompt_index, num_tokens in enumerate(prompts):

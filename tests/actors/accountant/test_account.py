@@ -1,4 +1,4 @@
-"""The books of one request: what balances, what is disputed, and what its client is told."""
+"""The account of one request: when it balances, when it is disputed, and what its client is told."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record_of(account: Account) -> UsageRecord:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12))
 def test_coverage_counts_each_position_once(spans: list[tuple[int, int]]) -> None:
-    """Whatever spans are added in whatever order, it is a set of positions in disjoint ascending intervals."""
+    """Whatever spans are added in whatever order, the result is a set of positions in disjoint ascending intervals."""
     coverage, positions = Coverage(), set[int]()
     for start, end in spans:
         new = set(range(start, end)) - positions
@@ -47,8 +47,8 @@ def test_coverage_counts_each_position_once(spans: list[tuple[int, int]]) -> Non
 # ---------------------------------------------------------------- what balances
 
 
-def test_a_hit_and_its_rest_balance() -> None:
-    """16 of 40 tokens are read, 24 computed in two chunks, outputs are not the prompt's."""
+def test_hit_and_computed_rest_balance() -> None:
+    """16 of 40 tokens are read and 24 computed in two chunks; outputs are not counted to the prompt."""
     account = account_of(40)
     admit(account, 1, 1, 16, 16)
     compute(account, 1, (16, 32), (32, 40), (40, 41), (41, 42))
@@ -65,7 +65,7 @@ def test_a_hit_and_its_rest_balance() -> None:
 
 
 def test_times_are_unix_seconds() -> None:
-    """Entries are dated on the process's clock, records in Unix time."""
+    """Entries have times of the process's clock, records have Unix times."""
     account = account_of(40)
     admit(account, 1, 1, 0, 0)
     first_token(account, 1, at=12.5)
@@ -89,8 +89,8 @@ def test_zero_is_known_and_no_admission_is_unknown() -> None:
     assert not record.disputed
 
 
-def test_preemption_changes_nothing_that_the_client_sees() -> None:
-    """Readmitted, it reads what somebody else published meanwhile: restored, not cached; the rest is recomputed."""
+def test_preemption_does_not_change_reported_numbers() -> None:
+    """What a readmission reads from the cache is restored, not cached; the rest is recomputed."""
     account = account_of(40)
     admit(account, 1, 1, 16, 16)
     compute(account, 1, (16, 24))
@@ -103,7 +103,7 @@ def test_preemption_changes_nothing_that_the_client_sees() -> None:
     assert (sequence.read, sequence.computed_first, sequence.restored_first, sequence.recomputed) == (16, 16, 8, 24)
 
 
-def test_readmission_that_finds_nothing_recomputes() -> None:
+def test_readmission_without_hit_recomputes() -> None:
     """Positions covered again are recomputed, outputs included, and the frozen count stays."""
     account = account_of(20)
     admit(account, 1, 1, 16, 16)
@@ -117,8 +117,8 @@ def test_readmission_that_finds_nothing_recomputes() -> None:
     assert (sequence.read, sequence.computed_first, sequence.restored_first, sequence.recomputed) == (16, 4, 0, 21)
 
 
-def test_an_admission_that_is_heard_twice_counts_once() -> None:
-    """The second one adds nothing; a span that is heard again is recomputed work."""
+def test_repeated_admission_counts_once() -> None:
+    """A repeated admission adds nothing; a repeated span is recomputed work."""
     account = account_of(20)
     for _ in range(2):
         admit(account, 1, 1, 16, 16)
@@ -129,8 +129,8 @@ def test_an_admission_that_is_heard_twice_counts_once() -> None:
     assert (len(sequence.admissions), sequence.read, sequence.computed_first, sequence.recomputed) == (1, 16, 4, 4)
 
 
-def test_a_request_that_was_cut_short_balances_with_less() -> None:
-    """Half a prompt is no dispute where the client left."""
+def test_cut_short_request_balances_with_part_of_its_prompt() -> None:
+    """A half-computed prompt is not disputed if the client left."""
     account = account_of(40)
     admit(account, 1, 1, 16, 16)
     compute(account, 1, (16, 24))
@@ -141,8 +141,8 @@ def test_a_request_that_was_cut_short_balances_with_less() -> None:
 # ---------------------------------------------------------------- what is disputed
 
 
-def test_the_executor_confirms_less_than_was_granted() -> None:
-    """A stale grant: nobody covers the difference, and the client is told what it was told."""
+def test_executor_confirms_less_than_granted() -> None:
+    """A stale grant is disputed, and the client keeps the numbers it was told."""
     account = account_of(40)
     admit(account, 1, 1, 32, 16)
     compute(account, 1, (32, 40))
@@ -155,8 +155,8 @@ def test_the_executor_confirms_less_than_was_granted() -> None:
     assert record_of(account).cached == Known(32)
 
 
-def test_the_executor_claims_more_than_was_granted() -> None:
-    """Also where the sum comes out even."""
+def test_executor_claims_more_than_granted() -> None:
+    """It is disputed even if the sum is right."""
     account = account_of(40)
     admit(account, 1, 1, 16, 32)
     compute(account, 1, (16, 40))
@@ -164,8 +164,8 @@ def test_the_executor_claims_more_than_was_granted() -> None:
     assert account.problems() == ["sequence 1: admission 1: reused 16, read 32"]
 
 
-def test_a_span_that_is_lost_is_missed() -> None:
-    """A prompt position that nobody covered disputes a finished request."""
+def test_uncovered_prompt_position_is_disputed() -> None:
+    """A prompt position that was never covered disputes a finished request."""
     account = account_of(40)
     admit(account, 1, 1, 0, 0)
     compute(account, 1, (0, 16), (24, 40))
@@ -173,7 +173,7 @@ def test_a_span_that_is_lost_is_missed() -> None:
     assert account.problems() == ["sequence 1: prompt 40, read 0, computed 32, restored 0"]
 
 
-def test_covering_more_than_the_prompt_is_never_clamped() -> None:
+def test_reading_past_the_prompt_is_not_clamped() -> None:
     """A read past the prompt's end disputes even a request that was cut short."""
     account = account_of(8)
     admit(account, 1, 1, 16, 16)
@@ -181,8 +181,8 @@ def test_covering_more_than_the_prompt_is_never_clamped() -> None:
     assert account.cached == Known(16)
 
 
-def test_an_admission_that_was_never_heard_is_missed() -> None:
-    """The second without the first: the numbers do not follow."""
+def test_missing_first_admission_is_disputed() -> None:
+    """The second admission without the first does not continue the numbering."""
     account = account_of(8)
     admit(account, 1, 2, 0, 0)
     compute(account, 1, (0, 8))
@@ -190,8 +190,8 @@ def test_an_admission_that_was_never_heard_is_missed() -> None:
     assert account.problems() == ["sequence 1: admission 2 follows 0"]
 
 
-def test_spans_without_any_admission() -> None:
-    """An engine that keeps books has to say what it reused: its first token without that is a mismatch."""
+def test_spans_without_admission_are_disputed() -> None:
+    """An engine that reports work must report what it reused before the first token."""
     account = account_of(8)
     compute(account, 1, (0, 8))
     first_token(account, 1)
@@ -200,8 +200,8 @@ def test_spans_without_any_admission() -> None:
     assert (record_of(account).prompt, record_of(account).cached) == (Known(8), UNKNOWN)
 
 
-def test_a_mismatch_at_a_readmission_is_disputed_too() -> None:
-    """Restored tokens have two entries like all others."""
+def test_mismatch_at_readmission_is_disputed() -> None:
+    """Restored tokens need two matching entries like all others."""
     account = account_of(40)
     admit(account, 1, 1, 0, 0)
     compute(account, 1, (0, 40))
@@ -210,8 +210,8 @@ def test_a_mismatch_at_a_readmission_is_disputed_too() -> None:
     assert account.problems() == ["sequence 1: admission 2: reused 32, read 16"]
 
 
-def test_a_report_that_was_lost_disputes() -> None:
-    """Even where everything else adds up: nobody knows what was in it."""
+def test_lost_report_is_disputed() -> None:
+    """The account is disputed even if everything else balances, since the report's contents are unknown."""
     account = account_of(8)
     admit(account, 1, 1, 0, 0)
     compute(account, 1, (0, 8))
@@ -220,8 +220,8 @@ def test_a_report_that_was_lost_disputes() -> None:
     assert account.problems() == ["sequence 1: a report was lost"]
 
 
-def test_an_entry_after_the_end_disputes() -> None:
-    """A Terminal is the engine's last word on a sequence, and comes once."""
+def test_entry_after_the_end_is_disputed() -> None:
+    """A Terminal is the engine's last entry for a sequence, and comes once."""
     for late in (Span(8, 9), Ended(), admission(2, 0, 0)):
         account = account_of(8)
         admit(account, 1, 1, 0, 0)
@@ -235,7 +235,7 @@ def test_an_entry_after_the_end_disputes() -> None:
 
 
 def test_choices_count_their_prompt_once() -> None:
-    """Cached is what the first choice was granted, whoever ends last; the others' hits are their own."""
+    """Cached is what the first choice was granted, whichever choice ends last; hits of other choices do not count."""
     account = account_of(40, num_choices=3)
     admit(account, 1, 1, 0, 0)
     compute(account, 1, (0, 40))
@@ -250,8 +250,8 @@ def test_choices_count_their_prompt_once() -> None:
     assert (record.completion_tokens, record.num_choices) == (15, 3)
 
 
-def test_a_later_choice_decides_nothing() -> None:
-    """Until the first choice is admitted the prompt's numbers are unknown, and a readmission does not decide them."""
+def test_later_choice_does_not_set_the_numbers() -> None:
+    """Until the first choice is admitted the prompt's numbers are unknown, and its readmission does not set them."""
     account = account_of(40, num_choices=2)
     admit(account, 2, 1, 32, 32)
     assert record_of(account).cached == UNKNOWN
@@ -260,8 +260,8 @@ def test_a_later_choice_decides_nothing() -> None:
     assert record_of(account).cached == Known(16)
 
 
-def test_a_list_of_prompts_is_summed() -> None:
-    """Prompt, cached, written and completion tokens over all prompts; running sums over those admitted so far."""
+def test_prompt_list_is_summed_as_admitted() -> None:
+    """Prompt, cached, written and completion tokens are summed over all prompts admitted so far."""
     account = account_of(40, 20, 8)
     admit(account, 1, 1, 16, 16)
     admit(account, 2, 1, 0, 0)
@@ -281,8 +281,8 @@ def test_a_list_of_prompts_is_summed() -> None:
 # ---------------------------------------------------------------- written tokens
 
 
-def test_a_write_counts_once_and_never_what_was_cached() -> None:
-    """After a preemption the same blocks may be committed again; a block granted as cached is no write."""
+def test_written_tokens_count_once() -> None:
+    """Blocks committed again after a preemption, or granted as cached, are not counted as written."""
     account = account_of(40)
     admit(account, 1, 1, 16, 16)
     write(account, 1, 0, 24)
@@ -290,8 +290,8 @@ def test_a_write_counts_once_and_never_what_was_cached() -> None:
     assert account.cache_write == Known(16)
 
 
-def test_what_was_written_is_frozen_with_the_first_choices_first_token() -> None:
-    """Later writes, by it or by its siblings, are not the client's."""
+def test_written_tokens_are_frozen_at_first_token() -> None:
+    """Later writes, by the first choice or its siblings, are not charged to the client."""
     account = account_of(40, num_choices=2)
     admit(account, 1, 1, 0, 0)
     write(account, 1, 0, 16)
@@ -305,8 +305,8 @@ def test_what_was_written_is_frozen_with_the_first_choices_first_token() -> None
 # ---------------------------------------------------------------- outcomes
 
 
-def test_an_error_decides_the_outcome() -> None:
-    """Ours is a failure; the client's, or too much load, a rejection, unless it had been admitted."""
+def test_error_sets_the_outcome() -> None:
+    """An internal error is a failure; an invalid request or overload is a rejection, unless it was admitted."""
     for kind, outcome in (
         (ErrorKind.INTERNAL, Outcome.FAILED),
         (ErrorKind.INVALID, Outcome.REJECTED),
@@ -319,8 +319,8 @@ def test_an_error_decides_the_outcome() -> None:
         assert account.outcome is Outcome.FAILED
 
 
-def test_a_withdrawn_request_was_never_admitted() -> None:
-    """Nobody could write it down: its numbers are unknown to everybody."""
+def test_withdrawn_request_counts_as_never_admitted() -> None:
+    """If the journal has no room for a request, its numbers are unknown."""
     account = account_of(8)
     admit(account, 1, 1, 0, 0)
     first_token(account, 1)
@@ -332,7 +332,7 @@ def test_a_withdrawn_request_was_never_admitted() -> None:
     assert record.admitted_at is record.first_token_at is record.incarnation is None
 
 
-def test_a_request_without_sequences() -> None:
-    """Not tokenised: nothing is known of it."""
+def test_request_without_sequences() -> None:
+    """Nothing is known about a request that was not tokenized."""
     record = record_of(new_account())
     assert (record.outcome, record.num_choices, record.prompt) == (Outcome.CANCELLED, 0, UNKNOWN)

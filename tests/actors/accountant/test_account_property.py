@@ -1,4 +1,4 @@
-"""Random entries against an oracle that keeps one word a position."""
+"""Random entries against an oracle that keeps one word per position."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def span(draw: st.DrawFn) -> Span:
 
 @st.composite
 def an_admission(draw: st.DrawFn) -> Admission:
-    """Numbers mostly follow one another, entries mostly agree."""
+    """Generate admissions whose numbers mostly follow one another and whose entries mostly agree."""
     number = draw(st.integers(1, 4))
     read = draw(st.integers(0, MOST))
     reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))
@@ -40,7 +40,7 @@ def an_admission(draw: st.DrawFn) -> Admission:
 
 @attrs.define
 class Oracle:
-    """What every position's first coverage was, and how often it was covered again."""
+    """Records how each position was first covered, and how often positions were covered again."""
 
     first: dict[int, str] = attrs.field(factory=dict)
     num_recomputed: int = 0
@@ -69,7 +69,7 @@ class Oracle:
                 self.first[position] = how
 
     def count(self, how: str) -> int:
-        """First coverages; those of outputs are nobody's, except where an admission found them."""
+        """Count first coverages; those of outputs do not count, except if an admission covered them."""
         end = PROMPT if how == "computed" else MOST
         return sum(word == how for position, word in self.first.items() if position < end)
 
@@ -80,7 +80,7 @@ def sequence_of(account: Account) -> SequenceAccount:
 
 @given(st.lists(st.one_of(span(), an_admission()), max_size=14), st.booleans())
 def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) -> None:
-    """Read, computed, restored and recomputed positions are those that a word a position would say; so is a dispute."""
+    """Read, computed, restored and recomputed positions, and disputes, are those of the oracle."""
     oracle = Oracle()
     account = new_request().account()
     for entry in entries:
@@ -98,7 +98,7 @@ def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) 
 
 
 def new_request() -> RequestEntries:
-    """Of a request with one sequence of PROMPT tokens, numbered 1."""
+    """Make the entries of a request with one sequence of PROMPT tokens, numbered 1."""
     store = EntryStore()
     store.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
     store.add_prompts(Prompted("r", (1,), (0,), (0,), (PROMPT,)))
@@ -106,7 +106,7 @@ def new_request() -> RequestEntries:
 
 
 def seen(account: Account) -> object:
-    """All that can be said of an account."""
+    """Return everything observable about an account."""
     sequence = sequence_of(account)
     return (
         account.record(20.0),
@@ -129,7 +129,7 @@ PIECES = st.one_of(
 
 @given(st.lists(PIECES, max_size=14), st.booleans())
 def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) -> None:
-    """A page merges spans that follow each other; its account is that of the whole spans, however they were cut."""
+    """Merging consecutive spans does not change the account, however the spans were cut."""
     request, account = new_request(), new_request().account()
     for piece in pieces:
         if isinstance(piece, tuple):
@@ -149,7 +149,7 @@ def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) ->
 
 
 def test_spans_are_merged() -> None:
-    """A thousand decode steps are one entry, or an account would cost more with every token."""
+    """A thousand decode steps are one entry, so that the cost of an account does not grow with every token."""
     request = new_request()
     request.add(1, admission(1, 0, 0))
     for position in range(1000):

@@ -1,4 +1,4 @@
-"""Grants from lower tiers, revisions, estimates, and pairs of engines: what the account makes of them."""
+"""The account with grants from lower tiers, revisions, estimates, and disaggregated engines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def granted(reused: int, read: int, **tiers: int) -> Account:
 # ---------------------------------------------------------------- tiers and revisions
 
 
-def test_the_device_settles_at_once_and_lower_tiers_with_the_first_token() -> None:
-    """A load from the host can fail until then, so nobody is told of it before."""
+def test_device_settles_at_once_and_lower_tiers_at_first_token() -> None:
+    """A load from the host can fail until the first token, so its tokens are not reported before."""
     assert granted(32, 32, device=32).cached == Known(32)
     account = granted(48, 48, device=32, host=16)
     assert account.admitted_prompts == []
@@ -30,8 +30,8 @@ def test_the_device_settles_at_once_and_lower_tiers_with_the_first_token() -> No
     assert account.cached_by_tier == {"device": 32, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
 
 
-def test_a_failed_load_is_computed_before_anybody_is_told() -> None:
-    """16 tokens of the host's could not be loaded: they are computed, and never were a hit."""
+def test_failed_load_is_not_reported_as_hit() -> None:
+    """16 tokens that could not be loaded from the host are computed, and never reported as a hit."""
     account = granted(48, 32, device=32, host=16)
     account.apply(1, Revision("host", 16))
     compute(account, 1, (32, 50))
@@ -42,7 +42,7 @@ def test_a_failed_load_is_computed_before_anybody_is_told() -> None:
     assert account.sequences[1].computed_first == 18
 
 
-def test_a_failed_load_that_nobody_revised_is_disputed() -> None:
+def test_unrevised_failed_load_is_disputed() -> None:
     """The executor did not read what the manager still counts as reused."""
     account = granted(48, 32, device=32, host=16)
     compute(account, 1, (32, 50))
@@ -51,14 +51,14 @@ def test_a_failed_load_that_nobody_revised_is_disputed() -> None:
     assert account.problems() == ["sequence 1: admission 1: reused 48, read 32"]
 
 
-def test_a_request_that_ends_before_its_first_token_is_settled_by_its_end() -> None:
+def test_end_before_first_token_settles() -> None:
     """What was loaded until then was reused."""
     account = granted(48, 48, host=48)
     account.apply(1, Ended())
     assert account.cached == Known(48)
 
 
-def test_a_revision_after_the_report_changes_nothing_and_disputes() -> None:
+def test_revision_after_report_is_disputed() -> None:
     """What a client has been told is frozen."""
     account = granted(48, 48, host=48)
     first_token(account, 1)
@@ -68,8 +68,8 @@ def test_a_revision_after_the_report_changes_nothing_and_disputes() -> None:
 
 
 @pytest.mark.parametrize(("tier", "num_tokens"), [("host", 17), ("disk", 1), ("host", -16)])
-def test_a_revision_of_what_was_not_granted(tier: str, num_tokens: int) -> None:
-    """It is a mismatch, and no count falls below 0 or rises for it."""
+def test_revision_of_tokens_not_granted(tier: str, num_tokens: int) -> None:
+    """It is a mismatch, and no count becomes negative or grows."""
     account = granted(48, 48, device=32, host=16)
     account.apply(1, Revision(tier, num_tokens))
     first_token(account, 1)
@@ -82,7 +82,7 @@ def test_a_revision_of_what_was_not_granted(tier: str, num_tokens: int) -> None:
     [({}, 48, False), ({"device": 32}, 16, False), ({"tape": 48}, 48, False), ({"device": 48, "host": 16}, -16, True)],
 )
 def test_tiers_sum_to_the_total(tiers: dict[str, int], unattributed: int, disputed: bool) -> None:
-    """What no tier claims is unattributed; tiers that claim more than there is are disputed, never clamped."""
+    """What no tier claims is unattributed; tiers that claim more than the total are disputed, never clamped."""
     account = granted(48, 48, **tiers)
     compute(account, 1, (48, 50))
     first_token(account, 1)
@@ -97,8 +97,8 @@ def test_tiers_sum_to_the_total(tiers: dict[str, int], unattributed: int, disput
 
 
 @pytest.mark.parametrize(("estimated", "cached"), [(None, UNKNOWN), (32, Estimate(32)), (0, Estimate(0))])
-def test_an_engine_that_does_not_count(estimated: int | None, cached: Count) -> None:
-    """Its cached tokens are a router's estimate, or unknown; its prompt is known all the same, and nothing disputed."""
+def test_engine_that_does_not_count(estimated: int | None, cached: Count) -> None:
+    """Cached tokens are a router's estimate or unknown; the prompt is known, and nothing is disputed."""
     account = account_of(50)
     if estimated is not None:
         account.apply(1, Estimation(estimated))
@@ -110,14 +110,14 @@ def test_an_engine_that_does_not_count(estimated: int | None, cached: Count) -> 
     assert (account.prompt_tokens, account.cached, account.cached_by_tier) == (Known(50), cached, None)
 
 
-def test_an_estimate_never_replaces_a_count() -> None:
-    """Where the engine has counted, nobody asks the router."""
+def test_estimate_does_not_replace_a_count() -> None:
+    """If the engine has counted, the router's estimate is ignored."""
     account = granted(16, 16, device=16)
     account.apply(1, Estimation(48))
     assert account.cached == Known(16)
 
 
-def test_a_late_estimate_changes_nothing() -> None:
+def test_late_estimate_is_ignored() -> None:
     """What a client has been told is frozen."""
     account = account_of(50)
     first_token(account, 1)
@@ -125,8 +125,8 @@ def test_a_late_estimate_changes_nothing() -> None:
     assert account.cached == UNKNOWN
 
 
-def test_an_engine_that_says_nothing_at_all() -> None:
-    """Tokens without any entry: unknown, not disputed."""
+def test_engine_that_reports_nothing() -> None:
+    """Tokens without any other entry: unknown, not disputed."""
     account = account_of(50)
     first_token(account, 1)
     finish(account, 1)
@@ -136,8 +136,8 @@ def test_an_engine_that_says_nothing_at_all() -> None:
 # ---------------------------------------------------------------- disaggregated pairs
 
 
-def test_a_transfer_is_not_a_hit() -> None:
-    """The client sees the prefill side's count, whichever side is heard first."""
+def test_transfer_is_not_a_hit() -> None:
+    """The client sees the prefill side's count, whichever side reports first."""
     for order in ((0, 1), (1, 0)):
         account = account_of(50)
         sides = (admission(1, 16, 16), admission(1, 50, 50, side=Side.DECODE))
@@ -151,8 +151,8 @@ def test_a_transfer_is_not_a_hit() -> None:
         assert account.problems() == []
 
 
-def test_the_decode_side_alone_says_nothing_of_hits() -> None:
-    """Without the prefill side's count it is unknown, and books that begin in the middle are disputed."""
+def test_decode_side_alone_reports_no_hits() -> None:
+    """Without the prefill side's count hits are unknown, and the account, which begins in the middle, is disputed."""
     account = account_of(50)
     account.apply(1, admission(1, 50, 50, side=Side.DECODE))
     compute(account, 1, (50, 51))
@@ -162,8 +162,8 @@ def test_the_decode_side_alone_says_nothing_of_hits() -> None:
     assert account.problems() == ["sequence 1: its first token came before any admission"]
 
 
-def test_a_failed_load_before_a_transfer() -> None:
-    """The revision is the prefill side's; the transfer's two entries stand for themselves."""
+def test_failed_load_before_a_transfer() -> None:
+    """The revision applies to the prefill side; the transfer has two matching entries of its own."""
     account = granted(48, 32, device=32, host=16)
     account.apply(1, Revision("host", 16))
     compute(account, 1, (32, 50))

@@ -1,4 +1,4 @@
-"""What a prompt's breakpoints are said to have created, against a count position by position."""
+"""The tokens that a prompt's breakpoints are reported to have created, against a count position by position."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def book(cached: int | None, *breakpoints: Breakpoint) -> PromptAccount:
 def test_each_position_is_created_once(
     cached: int, spans: list[tuple[int, int]], marks: list[tuple[int, CacheTtl]], pinned: list[int]
 ) -> None:
-    """By the first breakpoint after it, if it was written, is pinned and was not read; the parts never exceed what was
-    written."""
+    """A position is created by the first breakpoint after it, if it was written, is pinned and was not read.
+
+    The parts never exceed what was written.
+    """
     breakpoints = [Breakpoint(position, ttl) for position, ttl in sorted(marks)]
     prompt = book(cached, *breakpoints)
     for start, end in spans:
@@ -47,8 +49,8 @@ def test_each_position_is_created_once(
     assert sum(prompt.created.values()) <= prompt.cache_write_tokens <= LENGTH - cached
 
 
-def test_frozen_with_the_first_token() -> None:
-    """What is written, or pinned, later is not the client's."""
+def test_created_tokens_are_frozen_at_first_token() -> None:
+    """What is written or pinned later is not charged to the client."""
     prompt = book(0, Breakpoint(16, LONG), Breakpoint(32, SHORT))
     prompt.write(0, 24)
     prompt.pin(16)
@@ -58,8 +60,8 @@ def test_frozen_with_the_first_token() -> None:
     assert prompt.created == {LONG: 16, SHORT: 0}
 
 
-def test_nothing_is_created_where_nobody_knows_what_was_read() -> None:
-    """A router's estimate may be of the very tokens that were written: the parts of the prompt would overlap."""
+def test_nothing_is_created_if_reads_are_unknown() -> None:
+    """A router's estimate may cover the very tokens that were written, so the parts of the prompt could overlap."""
     prompt = book(None, Breakpoint(32, SHORT))
     prompt.estimated = 32
     prompt.write(0, 32)

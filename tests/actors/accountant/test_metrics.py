@@ -1,4 +1,4 @@
-"""What /metrics shows: the names, kinds and labels of the specification of usage, and what each of them means."""
+"""The metrics: names, kinds and labels as documented, and what each of them means."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def families(client: Client) -> dict[str, Metric]:
     return found
 
 
-async def test_every_name_of_the_list(autojump_clock: trio.abc.Clock) -> None:
-    """Each is there before the first request, with its kind, its help and its labels, and says nothing yet."""
+async def test_every_documented_metric_exists(autojump_clock: trio.abc.Clock) -> None:
+    """Each exists before the first request, with its kind, help and labels, and without a value."""
     async with small_runtime() as client:
         found = families(client)
     for name, (kind, labels) in LISTED.items():
@@ -71,8 +71,8 @@ async def test_every_name_of_the_list(autojump_clock: trio.abc.Clock) -> None:
                 assert {sample.labels[label] for sample in family.samples} == values
 
 
-async def test_gauges_while_it_runs(autojump_clock: trio.abc.Clock) -> None:
-    """How many run and wait, and what every block is: the states are all of the blocks, each in one of them."""
+async def test_gauges_of_a_running_engine(autojump_clock: trio.abc.Clock) -> None:
+    """Running and waiting sequences are shown, and every block is in exactly one state."""
     async with small_runtime(max_num_seqs=2) as client:
         seen: list[dict[str, float]] = []
 
@@ -103,15 +103,15 @@ async def test_gauges_while_it_runs(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def run_three(client: Client) -> list[Answer]:
-    """One that misses, one that hits two blocks, and one of two choices."""
+    """Run one request that misses, one that hits two blocks, and one with two choices."""
     prompt = prompt_of(40)
     first = await client.ask(prompt, max_tokens=5)
     second = await client.ask([*prompt[: 2 * BLOCK], *prompt_of(9, 1)], max_tokens=3)
     return [first, second, await client.ask(prompt_of(20, 2), n=2, max_tokens=4)]
 
 
-async def test_histograms_are_of_the_records(autojump_clock: trio.abc.Clock) -> None:
-    """Each request is in each of them once, with the times and counts of its record."""
+async def test_histograms_match_the_records(autojump_clock: trio.abc.Clock) -> None:
+    """Each request is in each histogram once, with the times and counts of its record."""
     async with small_runtime(Dials(step_seconds=0.01)) as client:
         records = [answer.record for answer in await run_three(client)]
         found = samples(client)
@@ -135,8 +135,8 @@ async def test_histograms_are_of_the_records(autojump_clock: trio.abc.Clock) -> 
     assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.01 * (4 + 2 + 2 * 3))
 
 
-async def test_counters_of_the_unlucky(autojump_clock: trio.abc.Clock) -> None:
-    """Refused, left and failed ones are counted by outcome; who was never admitted is in no sum and no ratio."""
+async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock) -> None:
+    """Rejected, left and failed requests are counted by outcome; never-admitted ones are in no sum and no ratio."""
     dials, journal = Dials(step_seconds=0.01), KeptJournal()
     async with small_runtime(dials, journal=journal, max_model_len=100) as client:
         await client.ask(prompt_of(100))  # does not fit

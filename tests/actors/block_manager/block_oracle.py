@@ -1,8 +1,8 @@
-"""The block manager, written the slow way: an oracle that is right because it can be checked by reading.
+"""A naive implementation of the block manager: an oracle simple enough to be verified by reading.
 
-No keys, no index, no reference counts: a block knows who holds it and which tokens it stands for, all of them from
-position 0 on, and is found by looking at every block in turn. Which block is reused next is the order of two lists.
-A pin is the tokens of a prefix, and the blocks that hold them.
+No keys, no index, no reference counts: a block knows its holders and all tokens that it stands for, from position 0 on,
+and is found by looking at every block in turn. Two lists give the order in which blocks are reused. A pin is the tokens
+of a prefix and the blocks that contain them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from quipu.actors.messages.prompts import Pin
 from tests.actors.block_manager.proposals import Candidate
 
 Content = tuple[str, tuple[int, ...]]
-"""Who may share it, and every token from position 0 to the block's end."""
+"""The cache domain, and every token from position 0 to the end of the block."""
 
 
 @attrs.define
 class Block:
     holders: list[int] = attrs.field(factory=list)
     content: Content | None = None
-    """What it can be found by, once announced."""
+    """What it can be found by, once published."""
     pending_step: int | None = None
-    """The step that writes it, until that is done."""
+    """The step that writes it, until the step is done."""
 
 
 @attrs.define(eq=False)
@@ -40,7 +40,7 @@ class NaivePin:
 
 @attrs.frozen
 class Mark:
-    """A prefix that a step completes, and that is to be pinned."""
+    """A prefix that a step completes and that is to be pinned."""
 
     step: int
     sequence_id: int
@@ -59,14 +59,14 @@ class Announcement:
 
 @attrs.define
 class Outcome:
-    """What one walk came to."""
+    """The result of one grant."""
 
     rows: list[tuple[int, int, int, list[int]]] = attrs.field(factory=list)
     """(sequence, start, count, new blocks)"""
     admitted: list[int] = attrs.field(factory=list)
     reused: dict[int, int] = attrs.field(factory=dict)
-    lent: dict[int, int] = attrs.field(factory=dict)
-    """The block that holds what the last block of an admitted prompt will hold, 0 for none."""
+    copy_sources: dict[int, int] = attrs.field(factory=dict)
+    """The block with the contents of an admitted prompt's last block; 0 if there is none."""
     preempted: list[int] = attrs.field(factory=list)
     written: list[tuple[int, int]] = attrs.field(factory=list)
     """(sequence, block index): prompt blocks that it was the first to commit."""
@@ -82,18 +82,18 @@ class NaiveManager:
         self.watermark = watermark
         self.blocks = [Block() for _ in range(num_blocks)]
         self.blank = list(range(1, num_blocks))
-        """Free, without contents; the next to be taken comes first."""
+        """Free blocks without contents; the next to be taken is first."""
         self.cached: list[int] = []
-        """Free, with contents; the next to be evicted comes first."""
+        """Free blocks with contents; the next to be evicted is first."""
         self.tables: dict[int, list[int]] = {}
         self.candidates: dict[int, Candidate] = {}
-        """As each holder was when it was admitted."""
+        """Each holder as it was when it was admitted."""
         self.announcements: list[Announcement] = []
         self.max_pinned = max_pinned if caching else 0
         self.pins: list[NaivePin] = []
         self.marks: list[Mark] = []
         self.outdated: set[int] = set()
-        """Those that have been admitted before a reset: nothing of theirs is found, or pinned."""
+        """Sequences admitted before a reset: nothing of theirs is found or pinned."""
 
     # ------------------------------------------------------------ single blocks
 
@@ -154,7 +154,7 @@ class NaiveManager:
                 self.drop(pin)
 
     def give_way(self, num_free: int, outcome: Outcome) -> None:
-        """Soonest expiry first, those that free something before those that do not."""
+        """Soonest expiry first, and pins that free something before those that do not."""
         while self.num_free < num_free and self.pinned_only:
             soonest = sorted(self.pins, key=lambda pin: pin.expires_at)
             useful = [p for p in soonest if any(self.pins_on(n) == [p] for n in p.blocks if not self.blocks[n].holders)]
@@ -178,16 +178,16 @@ class NaiveManager:
         return True
 
     def pin_marked(self, step: int, now: float, outcome: Outcome) -> None:
-        """The step is done, as are those before it."""
+        """The step is done, and so are those before it."""
         for mark in [m for m in self.marks if m.step == step]:
             self.marks.remove(mark)
             if self.pin(mark, now):
                 outcome.pinned.append((mark.sequence_id, mark.pin.num_blocks * self.size))
 
-    # ------------------------------------------------------------ one walk
+    # ------------------------------------------------------------ one grant
 
     def reset(self) -> None:
-        """Nothing that there is can be found any more."""
+        """Nothing in the cache can be found any more."""
         for pin in list(self.pins):
             self.drop(pin)
         for block in self.blocks:
@@ -198,7 +198,7 @@ class NaiveManager:
         self.outdated = set(self.tables)
 
     def take_back(self, step: int) -> None:
-        """The step failed: nothing that it announced may be found, or pinned."""
+        """The step failed: nothing that it published may be found or pinned."""
         self.marks = [mark for mark in self.marks if mark.step != step]
         for said in [a for a in reversed(self.announcements) if a.step == step]:
             self.announcements.remove(said)
@@ -219,7 +219,7 @@ class NaiveManager:
                     outcome.written.append((said.sequence_id, said.index))
 
     def fill(self, sequence_id: int, index: int, content: Content) -> None:
-        """Decoding has completed a block."""
+        """Decoding has filled a block."""
         number = self.tables[sequence_id][index]
         if self.caching and self.find(content) is None and sequence_id not in self.outdated:
             assert self.blocks[number].content is None
@@ -257,9 +257,9 @@ class NaiveManager:
                 if number is None:
                     break
                 shared.append(number)
-            lent = None
+            copy_source = None
             if self.caching and (len(shared) + 1) * self.size == num_tokens:
-                lent = self.find(self.content_of(candidate, len(shared)))
+                copy_source = self.find(self.content_of(candidate, len(shared)))
             needed = -(-num_tokens // self.size) - len(shared) + (self.watermark if self.tables else 0)
             to_have = {*self.blank, *self.cached, *self.pinned_only} - set(shared)
             if needed > len(to_have):
@@ -281,11 +281,11 @@ class NaiveManager:
             budget -= count
             outcome.rows.append((candidate.id, start, count, list(self.tables[candidate.id])))
             outcome.reused[candidate.id] = start
-            outcome.lent[candidate.id] = (lent or 0) if start + count == num_tokens else 0
+            outcome.copy_sources[candidate.id] = (copy_source or 0) if start + count == num_tokens else 0
             self.check_writes(candidate.id, start, count)
 
     def announce(self, step: int, outcome: Outcome) -> None:
-        """What the step's rows complete can be found from the next walk on, and pinned once the step is done."""
+        """What the step's rows complete can be found from the next grant on, and pinned once the step is done."""
         for sequence_id, start, count, _new_blocks in outcome.rows if self.caching else ():
             if sequence_id in self.outdated:
                 continue
@@ -308,8 +308,8 @@ class NaiveManager:
     # ------------------------------------------------------------ what must hold
 
     def check_writes(self, sequence_id: int, start: int, count: int) -> None:
-        """A row writes only to blocks that nobody else holds and nobody can find."""
+        """A row writes only to blocks that no other sequence holds and that cannot be found."""
         for position in range(start, start + count):
             block = self.blocks[self.tables[sequence_id][position // self.size]]
-            assert block.holders == [sequence_id], "a write is granted into a shared block"
-            assert block.content is None, "a write is granted into a block that can be found"
+            assert block.holders == [sequence_id], "a write to a shared block is granted"
+            assert block.content is None, "a write to a block that can be found is granted"

@@ -1,4 +1,4 @@
-"""Proposals to the block manager, written as a scheduler would, with everything unsaid left empty."""
+"""`Reserve` messages as a scheduler would send them, with everything not mentioned left empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quipu.actors.shared.block_keys import chain_keys, root_key
 
 @attrs.frozen
 class Candidate:
-    """A waiting sequence: its id, the tokens it has to compute, and who may share with it."""
+    """A waiting sequence: its id, the tokens that it has to compute, and its cache domain."""
 
     id: int
     tokens: Sequence[int]
@@ -28,7 +28,7 @@ def root_of(domain: str, block_size: int) -> bytes:
 
 
 def keys_of(domain: str, tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Keys of the full blocks of `tokens`."""
+    """Return the keys of the full blocks of `tokens`."""
     return chain_keys(root_of(domain, block_size), tokens, block_size)
 
 
@@ -47,7 +47,7 @@ def reserve(
     budget: int = 1_000,
     chunk: int = 1 << 30,
 ) -> Reserve:
-    """A proposal; `rows` are (sequence, start, count), `filled` (sequence, block index, key)."""
+    """Make a Reserve. `rows` are (sequence, start, count), `filled` are (sequence, block index, key)."""
     return Reserve(
         step=step,
         failed_steps=list(failed),
@@ -80,15 +80,15 @@ def written_of(granted: Granted) -> list[tuple[int, int, int]]:
 
 
 def pinned_of(granted: Granted) -> list[tuple[int, int]]:
-    """Whose prefixes were pinned, and how many tokens each of them has."""
+    """Return (sequence, tokens in its pinned prefix) for each pin."""
     return list(zip(granted.pinned_ids, granted.pinned_ends, strict=True))
 
 
 def reused_of(granted: Granted) -> Mapping[int, int]:
-    """Tokens granted as cached, by admitted sequence."""
+    """Return the tokens granted as cached, by admitted sequence."""
     return dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
 
 
-def lent_of(granted: Granted) -> Mapping[int, int]:
-    """Blocks pointed out to be copied, by admitted sequence; 0 for none."""
+def copy_sources_of(granted: Granted) -> Mapping[int, int]:
+    """Return the blocks offered for copying, by admitted sequence; 0 for none."""
     return dict(zip(granted.admitted_ids, granted.admitted_copy_sources, strict=True))

@@ -1,8 +1,8 @@
-"""What can happen to a block manager, as rules of a Hypothesis state machine: it plays the scheduler, freely.
+"""What can happen to a block manager, as rules of a Hypothesis state machine that plays the scheduler freely.
 
 Any rows, chunks, victims, candidates and marks that a scheduler could propose; results, failures, resets and ends in
-any order, at any time. A machine of `test_reservation_property.py` adds what must hold, after a walk (`check_walk`) or
-at any moment.
+any order, at any time. The machines of `test_reservation_property.py` add what must hold after a grant (`check_grant`)
+or at any moment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TRUNK = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1]
 PROMPTS = st.builds(
     lambda shared, own: TRUNK[:shared] + own, st.integers(0, len(TRUNK)), st.lists(st.integers(0, 1), max_size=3)
 ).filter(bool)
-"""Prompts that often begin alike."""
+"""Prompts that often share a prefix."""
 SHORT_S, LONG_S = 5, 60
 MARKS = st.lists(st.tuples(st.integers(0, 15), st.sampled_from([SHORT_S, LONG_S])), max_size=3)
-"""Positions, not in order, and for how long what comes before is to be kept."""
+"""Positions, unordered, with a time to live for the prefix before each."""
 
 
 @attrs.define(eq=False)
@@ -49,7 +49,7 @@ class Sequence:
     num_keyed: int = 0
     """Blocks whose keys the manager was given."""
     life: int = 0
-    """Raised whenever it loses its blocks; rows of an earlier life are void."""
+    """Incremented whenever it loses its blocks; rows of an earlier epoch are void."""
 
     @property
     def remaining(self) -> int:
@@ -75,7 +75,7 @@ class ReservationRules(RuleBasedStateMachine):
     """One block manager, and the sequences that it serves."""
 
     is_copied = False
-    """Whether the machine copies its manager, which it cannot where that has a pool in C."""
+    """Whether the machine copies its manager, which is impossible with a pool in C."""
 
     @initialize(
         make_pool=st.sampled_from(POOLS),
@@ -113,18 +113,18 @@ class ReservationRules(RuleBasedStateMachine):
         self.step = 1
         self.next_id = 1
         self.seen: dict[Content, bytes] = {}
-        self.forget_news()
+        self.forget_updates()
         self.begin()
         for tokens in prompts:
             self.submit("a", tokens, [])
 
     def begin(self) -> None:
-        """The manager is there; nothing has happened."""
+        """Called once the manager exists, before anything has happened."""
 
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
-        """A walk has been done."""
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+        """Called after each grant."""
 
-    def forget_news(self) -> None:
+    def forget_updates(self) -> None:
         self.failed: list[int] = []
         self.committed: list[int] = []
         self.filled: list[tuple[int, int, Content]] = []
@@ -154,7 +154,7 @@ class ReservationRules(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), marks=MARKS)
     def submit_what_was_seen(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
-        """A prompt that repeats another sequence's tokens, outputs included, and goes on."""
+        """Submit a prompt that repeats another sequence's tokens, including outputs, and continues."""
         other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
         self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"), marks)
 
@@ -164,7 +164,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     @rule()
     def reset_prefix_cache(self) -> None:
-        """Before anything else of the next walk."""
+        """Reset the cache with the next grant, before anything else."""
         self.reset = True
 
     @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
@@ -184,7 +184,7 @@ class ReservationRules(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
     @rule()
     def propose_everything(self) -> None:
-        """As the real scheduler does: every running sequence advances, the waiting ones follow."""
+        """As the real scheduler does: every running sequence advances, and the waiting ones follow."""
         capacity = self.usable * self.size
         able = [s for s in self.running if s.remaining and s.computed < capacity]
         rows = [(s.id, s.computed, s.remaining) for s in able if s.computed + s.remaining <= capacity]
@@ -192,7 +192,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     @rule(bits=st.integers(0, 2**16 - 1), num_steps=st.integers(1, 8), overlap=st.integers(0, 2))
     def generate(self, bits: int, num_steps: int, overlap: int) -> None:
-        """Some steps in a row, `overlap` of them in flight at a walk; tokens are drawn from `bits`."""
+        """Run several steps, `overlap` of them in flight at each grant; tokens are drawn from `bits`."""
         for _ in range(num_steps):
             while len(self.in_flight) > overlap:
                 bits = self.finish(bits)
@@ -201,7 +201,7 @@ class ReservationRules(RuleBasedStateMachine):
     @precondition(lambda self: self.failed or self.committed or self.filled or self.frees or self.reset)
     @rule()
     def tell(self) -> None:
-        """A proposal without rows or candidates: only news."""
+        """Send a Reserve without rows or candidates, which only reports on earlier steps."""
         self.grant([], [], [], 0)
 
     @precondition(lambda self: self.in_flight)
@@ -210,7 +210,7 @@ class ReservationRules(RuleBasedStateMachine):
         self.finish(bits)
 
     def finish(self, bits: int) -> int:
-        """The oldest step is done and has drawn the lowest of `bits`; what is left of them."""
+        """Finish the oldest step, sampling the lowest of `bits`. Returns the bits that are left."""
         step, rows = self.in_flight.pop(0)
         self.committed.append(step)
         for row in rows:
@@ -233,7 +233,7 @@ class ReservationRules(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule()
     def fail_step(self) -> None:
-        """The oldest step raises; those after it are dropped with it."""
+        """Make the oldest step raise; those after it are dropped."""
         broken, self.in_flight = self.in_flight, []
         for step, rows in reversed(broken):
             self.failed.append(step)
@@ -260,7 +260,7 @@ class ReservationRules(RuleBasedStateMachine):
         sequence.lose_blocks()
         del self.sequences[sequence.id]
 
-    # ------------------------------------------------------------ one walk
+    # ------------------------------------------------------------ one grant
 
     def grant(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int
@@ -280,12 +280,12 @@ class ReservationRules(RuleBasedStateMachine):
             budget=budget,
         )
         granted = self.manager.grant(proposal, self.now)
-        self.check_walk(proposal, granted, offered)
-        self.forget_news()
+        self.check_grant(proposal, granted, offered)
+        self.forget_updates()
         self.follow(granted)
 
     def follow(self, granted: Granted) -> None:
-        """Move the sequences on as the walk said."""
+        """Advance the sequences according to a grant."""
         for sequence_id in granted.preempted_ids:
             self.sequences[sequence_id].lose_blocks()
         sent = []

@@ -1,4 +1,4 @@
-"""Blocks alone: who holds them, which is reused next, and what a key leads to."""
+"""The block pool by itself: who holds blocks, which is reused next, and what a key leads to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def k(name: str) -> bytes:
 
 
 def pool_with_cached(make: Make, num_blocks: int, *keys: bytes) -> Pool:
-    """A pool in which one sequence has written `keys`, in order, and let go."""
+    """Make a pool in which one sequence has written `keys`, in order, and released its blocks."""
     pool = make(num_blocks)
     table = pool.take(len(keys))
     for block, key in zip(table, keys, strict=True):
@@ -37,8 +37,8 @@ def pool_with_cached(make: Make, num_blocks: int, *keys: bytes) -> Pool:
     return pool
 
 
-def test_the_null_block_is_never_granted(make: Make) -> None:
-    """A pool of n blocks grants n-1, and none of them is block 0."""
+def test_null_block_is_never_granted(make: Make) -> None:
+    """A pool of n blocks grants n-1 of them, and never block 0."""
     pool = make(5)
     assert pool.num_free == 4
     assert sorted(pool.take(4)) == [1, 2, 3, 4]
@@ -46,30 +46,30 @@ def test_the_null_block_is_never_granted(make: Make) -> None:
     assert not pool.is_free(0)
 
 
-def test_a_pool_needs_two_blocks(make: Make) -> None:
-    """With the null block alone nothing can be held."""
+def test_pool_needs_two_blocks(make: Make) -> None:
+    """With only the null block, nothing can be held."""
     with pytest.raises(ValueError, match="num_blocks=1"):
         make(1)
 
 
-def test_taking_more_than_is_free_takes_nothing(make: Make) -> None:
-    """A refused `take` leaves the pool as it was."""
+def test_refused_take_changes_nothing(make: Make) -> None:
+    """A `take` of more than is free raises and leaves the pool as it was."""
     pool = pool_with_cached(make, 4, k("k"))
     with pytest.raises(ValueError, match="4 blocks asked for, 3 are free"):
         pool.take(4)
     assert (pool.num_free, pool.num_cached) == (3, 1)
 
 
-def test_blank_blocks_go_before_cached_ones(make: Make) -> None:
-    """Nothing that could be hit is evicted while a block without contents is free."""
+def test_blank_blocks_are_taken_first(make: Make) -> None:
+    """No cached block is evicted while a blank block is free."""
     pool = pool_with_cached(make, 5, k("a"), k("b"))
     assert not {1, 2} & set(pool.take(2))
     assert pool.num_evicted == 0
     assert pool.match([k("a"), k("b")], 2) == [1, 2]
 
 
-def test_the_blank_block_freed_last_is_taken_first(make: Make) -> None:
-    """Of blocks without contents the warmest is reused."""
+def test_last_freed_blank_block_is_taken_first(make: Make) -> None:
+    """Of the blank blocks, the warmest is reused."""
     pool = make(5)
     table = pool.take(3)
     pool.release([table[0]])
@@ -77,8 +77,8 @@ def test_the_blank_block_freed_last_is_taken_first(make: Make) -> None:
     assert pool.take(2) == [table[2], table[0]]
 
 
-def test_a_chain_is_evicted_from_its_tail(make: Make) -> None:
-    """A root without its tail is still of use, a tail without its root is not."""
+def test_chain_is_evicted_tail_first(make: Make) -> None:
+    """A root is useful without its tail, but a tail is not without its root."""
     pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.take(1)
     assert pool.match([k("1"), k("12"), k("123")], 3) == [1, 2]
@@ -87,8 +87,8 @@ def test_a_chain_is_evicted_from_its_tail(make: Make) -> None:
     assert pool.num_evicted == 2
 
 
-def test_the_least_recently_released_is_evicted_first(make: Make) -> None:
-    """Holding a cached block again makes it the youngest."""
+def test_least_recently_released_is_evicted_first(make: Make) -> None:
+    """Holding a cached block again makes it the most recent."""
     pool = pool_with_cached(make, 4, k("old"))
     others = pool.take(2)
     for block, key in zip(others, [k("mid"), k("new")], strict=True):
@@ -102,8 +102,8 @@ def test_the_least_recently_released_is_evicted_first(make: Make) -> None:
     assert pool.match([k("old")], 1) == again
 
 
-def test_a_shared_block_is_free_when_its_last_holder_lets_go(make: Make) -> None:
-    """Each holder counts."""
+def test_shared_block_is_freed_by_last_holder(make: Make) -> None:
+    """Every holder counts."""
     pool = pool_with_cached(make, 3, k("k"))
     (block,) = pool.match([k("k")], 1)
     assert pool.num_free == 2
@@ -117,8 +117,8 @@ def test_a_shared_block_is_free_when_its_last_holder_lets_go(make: Make) -> None
     assert pool.is_free(block)
 
 
-def test_sharing_can_be_taken_back(make: Make) -> None:
-    """As if the blocks had never been held: they are evicted in the same order."""
+def test_unshare_restores_eviction_order(make: Make) -> None:
+    """The blocks are evicted in the same order as if they had never been held."""
     pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.share([1, 2])
     pool.unshare([1, 2])
@@ -128,8 +128,8 @@ def test_sharing_can_be_taken_back(make: Make) -> None:
     assert pool.take(2) == [3, 2]
 
 
-def test_a_held_block_is_passed_over_by_eviction(make: Make) -> None:
-    """Where it lay among the cached ones it stays until it is freed again: then it is the youngest."""
+def test_eviction_skips_held_blocks(make: Make) -> None:
+    """A cached block that is held is not evicted; once freed again, it is the most recent."""
     pool = pool_with_cached(make, 4, k("1"), k("12"), k("123"))
     pool.share([3])
     assert pool.cached_blocks() == [2, 1]
@@ -139,8 +139,8 @@ def test_a_held_block_is_passed_over_by_eviction(make: Make) -> None:
     pool.check([[2]])
 
 
-def test_the_queue_of_cached_blocks_stays_short(make: Make) -> None:
-    """However often blocks are hit and freed: order and count are as if they stood in it once."""
+def test_eviction_queue_is_bounded(make: Make) -> None:
+    """However often blocks are hit and freed, order and count are as if each had one entry."""
     pool = pool_with_cached(make, 5, k("1"), k("12"), k("123"))
     for _ in range(100):
         pool.share([1, 2])
@@ -151,8 +151,8 @@ def test_the_queue_of_cached_blocks_stays_short(make: Make) -> None:
     assert pool.take(3) == [4, 3, 2]
 
 
-def test_a_run_is_published_as_far_as_it_is_new(make: Make) -> None:
-    """Keys that lead elsewhere are left out, and so are their blocks when the run is committed."""
+def test_run_is_published_as_far_as_it_is_new(make: Make) -> None:
+    """Keys that lead to other blocks are left out, and so are their blocks when the run is committed."""
     pool = pool_with_cached(make, 6, k("12"))
     table = pool.take(4)
     assert not pool.publish(table, [k("1"), k("12"), k("123"), k("1234")], 7)
@@ -163,8 +163,8 @@ def test_a_run_is_published_as_far_as_it_is_new(make: Make) -> None:
     pool.check([table])
 
 
-def test_a_match_is_a_prefix_within_the_limit(make: Make) -> None:
-    """It ends at the first key that is not known, and at the limit."""
+def test_match_is_a_prefix_within_the_limit(make: Make) -> None:
+    """It ends at the first unknown key, and at the limit."""
     pool = pool_with_cached(make, 5, k("1"), k("12"), k("123"))
     assert pool.match([k("1"), k("12"), k("123"), k("1234")], 4) == [1, 2, 3]
     assert pool.match([k("1"), k("12"), k("123")], 2) == [1, 2]
@@ -172,8 +172,8 @@ def test_a_match_is_a_prefix_within_the_limit(make: Make) -> None:
     assert pool.match([k("12")], 0) == []
 
 
-def test_the_first_to_publish_a_key_keeps_it(make: Make) -> None:
-    """A second block with the same contents stays its holder's own, and goes blank."""
+def test_first_publisher_keeps_the_key(make: Make) -> None:
+    """A second block with the same contents stays private, and becomes blank when released."""
     pool = make(4)
     first, second = pool.take(2)
     assert pool.publish([first], [k("k")], 1)
@@ -185,8 +185,8 @@ def test_the_first_to_publish_a_key_keeps_it(make: Make) -> None:
     assert pool.match([k("k")], 1) == [first]
 
 
-def test_a_key_is_committed_once(make: Make) -> None:
-    """And only by the step that wrote it."""
+def test_key_is_committed_once(make: Make) -> None:
+    """Only the step that wrote it can commit it."""
     pool = make(3)
     (block,) = pool.take(1)
     pool.publish([block], [k("k")], 7)
@@ -195,8 +195,8 @@ def test_a_key_is_committed_once(make: Make) -> None:
     assert pool.commit([block], 7) == []
 
 
-def test_an_unpublished_key_leads_nowhere(make: Make) -> None:
-    """Whether its block is held or free; free, it counts as blank."""
+def test_unpublished_key_is_not_found(make: Make) -> None:
+    """This holds whether its block is held or free; a free one becomes blank."""
     pool = make(4)
     held, released = pool.take(2)
     pool.publish([held], [k("h")], 3)
@@ -210,8 +210,8 @@ def test_an_unpublished_key_leads_nowhere(make: Make) -> None:
     pool.check([[held]])
 
 
-def test_unpublishing_spares_what_is_not_the_steps_own(make: Make) -> None:
-    """Neither a committed key, nor one that another step has published since on the same block."""
+def test_unpublish_spares_other_steps(make: Make) -> None:
+    """Neither a committed key nor one that another step has since published on the same block is removed."""
     pool = make(2)
     (block,) = pool.take(1)
     pool.publish([block], [k("k")], 3)
@@ -226,8 +226,8 @@ def test_unpublishing_spares_what_is_not_the_steps_own(make: Make) -> None:
     assert pool.commit([block], 3) == []
 
 
-def test_check_finds_a_block_in_two_places(make: Make) -> None:
-    """The idle check is not vacuous: it fails for a table that nobody counted, and for one with a block twice."""
+def test_check_detects_double_use(make: Make) -> None:
+    """`check` fails for an unknown table, and for one that contains a block twice."""
     pool = make(4)
     table = pool.take(2)
     pool.check([table])

@@ -1,4 +1,4 @@
-"""The pool in C does what the pool in Python does: same answers, same state, same words to observers."""
+"""The pool in C behaves like the pool in Python: same results, same state, same calls of observers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Listener:
     """Writes down what a pool says."""
 
     def __init__(self) -> None:
-        self.heard: list[object] = []
+        self.notified: list[object] = []
 
     def on_stored(
         self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
@@ -34,10 +34,10 @@ class Listener:
         raise AssertionError("a pool tells of losses only")
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
-        self.heard.append(list(keys))
+        self.notified.append(list(keys))
 
     def on_cleared(self) -> None:
-        self.heard.append("cleared")
+        self.notified.append("cleared")
 
 
 class Twins(RuleBasedStateMachine):
@@ -151,7 +151,7 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda pool: (pool.num_free, pool.num_cached, pool.num_pinned, pool.num_pinned_only))
         self.both(lambda pool: (pool.num_evicted, pool.num_blocks))
         self.both(lambda pool: [pool.holds(key) for key in KEYS])
-        assert self.listeners[0].heard == self.listeners[1].heard
+        assert self.listeners[0].notified == self.listeners[1].notified
         for twin in self.twins:
             twin.check(self.tables, self.pins)
 
@@ -159,7 +159,7 @@ class Twins(RuleBasedStateMachine):
 TestTwins = Twins.TestCase
 
 
-def test_many_blocks_are_found_whatever_is_evicted_between() -> None:
+def test_index_survives_many_evictions() -> None:
     """The index keeps its keys apart over thousands of removals."""
     twins = [BlockPool(400), make_pool(400)]
     for number in range(3000):
@@ -194,10 +194,8 @@ def test_many_blocks_are_found_whatever_is_evicted_between() -> None:
         (lambda pool: setattr(pool, "observers", 1), TypeError, "list"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
-    ask: Callable[[Pool], object], error: type[Exception], words: str
-) -> None:
-    """A fault of ours must show as an exception, never as memory overwritten."""
+def test_invalid_arguments_change_nothing(ask: Callable[[Pool], object], error: type[Exception], words: str) -> None:
+    """A bug in a caller must raise an exception, and never overwrite memory."""
     pool = make_pool(4)
     before = pool.state()
     with pytest.raises(error, match=words):
@@ -205,8 +203,8 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert pool.state() == before
 
 
-def test_an_observer_that_raises_is_heard() -> None:
-    """Its exception reaches the caller, and the blocks that were evicted are in order."""
+def test_exception_of_observer_is_raised() -> None:
+    """It reaches the caller, and the evicted blocks are in a consistent state."""
 
     class Broken(Listener):
         def on_removed(self, keys: Sequence[bytes]) -> None:
@@ -222,8 +220,8 @@ def test_an_observer_that_raises_is_heard() -> None:
     assert pool.match(KEYS[:2], 2) == table[:1]
 
 
-def test_a_pool_and_its_observers_let_go_of_each_other() -> None:
-    """They refer to one another; the collector sees through that."""
+def test_reference_cycle_with_observers_is_collected() -> None:
+    """A pool and its observers refer to each other, and the garbage collector frees both."""
 
     class Knows(Listener):
         pool: Pool | None = None

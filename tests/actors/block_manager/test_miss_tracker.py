@@ -1,4 +1,4 @@
-"""The miss tracker answers as one that keeps everything would, and keeps the tokens of each stored block once."""
+"""The miss tracker explains misses as if it kept everything, but keeps the tokens of each stored block once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cache:
         self.tracker = MissTracker(1000, SIZE, self.stored.__contains__)
 
     def store(self, root: bytes, token_ids: list[int]) -> None:
-        """A request has computed all of its full blocks; those that are new come in runs."""
+        """Store all full blocks of a request; those that are new are stored in runs."""
         keys = chain_keys(root, token_ids, SIZE)
         first = next((index for index, key in enumerate(keys) if key not in self.stored), len(keys))
         if first == len(keys):
@@ -40,7 +40,7 @@ class Cache:
         self.tracker.on_stored(keys[first:], parent, token_ids, first * SIZE, first)
 
     def evict(self, root: bytes, token_ids: list[int], num_left: int) -> None:
-        """The far end of a chain goes first, with all that goes on from it."""
+        """Evict the end of a chain first, with everything that continues it."""
         going = [key for key in chain_keys(root, token_ids, SIZE)[num_left:] if key in self.stored]
         parents = set(going)
         while more := {key for key, (parent, _) in self.stored.items() if parent in parents} - parents:
@@ -89,10 +89,10 @@ ACTS = st.lists(st.tuples(st.sampled_from(["store", "store", "evict"]), st.sampl
 
 
 @given(ACTS, st.lists(st.tuples(st.sampled_from(ROOTS), TOKENS), min_size=1, max_size=6), st.sampled_from([1, 2, 64]))
-def test_answers_are_those_of_one_that_keeps_all(
+def test_explanations_match_oracle(
     acts: list[tuple[str, bytes, list[int]]], asked: list[tuple[bytes, list[int]]], max_run_blocks: int
 ) -> None:
-    """Whatever was stored and evicted, in runs of any length, and in parts of any length."""
+    """Whatever was stored and evicted, in runs and parts of any length, explanations match those of the oracle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(misses, "MAX_RUN_BLOCKS", max_run_blocks)
         cache = Cache()
@@ -105,8 +105,8 @@ def test_answers_are_those_of_one_that_keeps_all(
             cache.explain(root, token_ids)
 
 
-def test_a_growing_chat_is_kept_once() -> None:
-    """A chat of 32,768 tokens that grew by a block a turn: its tokens take what its blocks hold, and not turns times
+def test_growing_chat_is_kept_once() -> None:
+    """The memory for a chat of 32,768 tokens that grew by one block per turn is that of its blocks, not turns times
     that."""
     size, num_turns = 16, 2048
     keys: list[bytes] = []
@@ -123,12 +123,12 @@ def test_a_growing_chat_is_kept_once() -> None:
         num_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # whole lists would be 2048 * 2049 / 2 * 16 * 8 bytes, 268 MB, without the numbers in them
+    # complete lists would take 2048 * 2049 / 2 * 16 * 8 bytes, 268 MB, without the numbers in them
     assert num_bytes < 1000 * num_turns
 
 
-def test_a_chain_of_which_the_beginning_is_left() -> None:
-    """What its evicted blocks held is not kept because its first block is there."""
+def test_tokens_of_evicted_blocks_are_dropped() -> None:
+    """A chain's evicted blocks are not kept because its first block is still cached."""
     tracker = MissTracker(1, SIZE, lambda key: True)
     num_blocks = 10 * MAX_RUN_BLOCKS
     keys = [index.to_bytes(32, "big") for index in range(num_blocks)]

@@ -1,4 +1,4 @@
-"""Pins, one rule at a time, through the block manager's walk. Blocks are of 4 tokens; half of them may be pinned."""
+"""Pins, one rule at a time, through the block manager's grants. Blocks are of 4 tokens; half of them may be pinned."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 
 from quipu.actors.block_manager.reservation import BlockManager
-from quipu.actors.messages.prompts import Breakpoint, CacheTtl, Pin
+from quipu.actors.messages.prompts import Pin
 from quipu.actors.messages.scheduler import Granted
-from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from tests.actors.block_manager.proposals import Candidate, keys_of, pinned_of, reserve, reused_of
 
 SIZE = 4
-SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR
 PROMPT = list(range(1, 19))
 """Four full blocks, and two tokens."""
 
 
 def other(number: int, num_tokens: int = 18) -> list[int]:
-    """A prompt that begins like no other."""
+    """Return a prompt that shares no prefix with any other."""
     return [100 * number + i for i in range(num_tokens)]
 
 
@@ -43,18 +41,18 @@ class Manager:
         return Candidate(self.next_id, tokens, len(tokens), "a", pins)
 
     def serve(self, tokens: list[int], *pins: Pin) -> Granted:
-        """One prompt, to its end; what its commit and end came to."""
+        """Run one prompt to its end. Returns the grant that commits and frees it."""
         candidate = self.candidate(tokens, *pins)
         self.grant(candidates=[candidate])
         return self.grant(committed=[self.step], free=[candidate.id])
 
     def found(self, tokens: list[int]) -> int:
-        """How many blocks of a prompt can be found."""
+        """Return how many blocks of a prompt can be found."""
         keys = keys_of("a", tokens, SIZE)
         return len(self.core.pool.match(keys, len(keys)))
 
     def fill(self, first: int = 1) -> None:
-        """Other prompts use every block that is to be had without letting a pin go."""
+        """Let other prompts use every block that is available without releasing a pin."""
         for number in range(first, first + 20):
             num_blocks = min(4, self.core.pool.num_free)
             self.serve(other(number, SIZE * num_blocks))
@@ -65,8 +63,8 @@ def manager() -> Manager:
     return Manager()
 
 
-def test_a_pinned_prefix_is_not_reused_for_others(manager: Manager) -> None:
-    """Prompts that fill the cache leave it; what comes after the mark goes, as does a prompt that nobody marked."""
+def test_pinned_prefix_is_not_evicted(manager: Manager) -> None:
+    """Prompts that fill the cache leave it alone; what follows the mark is evicted, and so are unmarked prompts."""
     manager.serve(other(50))
     granted = manager.serve(PROMPT, Pin(3, 300))
     assert pinned_of(granted) == [(manager.next_id, 12)]
@@ -78,8 +76,8 @@ def test_a_pinned_prefix_is_not_reused_for_others(manager: Manager) -> None:
 
 
 @pytest.mark.parametrize("used_at", [None, 299.0])
-def test_it_expires_after_its_last_use(manager: Manager, used_at: float | None) -> None:
-    """A hit begins the time anew, also one of a prompt that is marked nowhere and goes on differently."""
+def test_pin_expires_after_last_use(manager: Manager, used_at: float | None) -> None:
+    """A hit restarts the time to live, even by an unmarked prompt that continues differently."""
     manager.serve(PROMPT, Pin(3, 300))
     if used_at is not None:
         manager.now = used_at
@@ -92,13 +90,13 @@ def test_it_expires_after_its_last_use(manager: Manager, used_at: float | None) 
     manager.now = until
     granted = manager.grant()
     assert granted.num_pinned_blocks == 0 and granted.num_free_blocks == 16
-    assert granted.num_pins_yielded == 0, "its time was over: it has not yielded"
+    assert granted.num_pins_yielded == 0, "it has expired, not yielded"
     manager.fill()
     assert manager.found(PROMPT) == 0
 
 
-def test_a_hit_that_ends_before_it_is_no_use_of_it(manager: Manager) -> None:
-    """Two of its three blocks are read: the third is not worth more for that."""
+def test_partial_hit_does_not_refresh(manager: Manager) -> None:
+    """A hit on two of the three pinned blocks does not refresh the pin."""
     manager.serve(PROMPT, Pin(3, 300))
     manager.now = 200.0
     manager.serve(PROMPT[:8] + other(1))
@@ -106,8 +104,8 @@ def test_a_hit_that_ends_before_it_is_no_use_of_it(manager: Manager) -> None:
     assert manager.grant().num_pinned_blocks == 0
 
 
-def test_marked_again_it_is_one_owner_with_the_longer_time(manager: Manager) -> None:
-    """For an hour, then for five minutes: an hour it is, also from a later hit on."""
+def test_marking_again_keeps_the_longer_time(manager: Manager) -> None:
+    """A pin for an hour that is marked again for five minutes still lasts an hour, also after later hits."""
     manager.serve(PROMPT, Pin(3, 3600))
     manager.now = 100.0
     granted = manager.serve(PROMPT, Pin(3, 300))
@@ -120,7 +118,7 @@ def test_marked_again_it_is_one_owner_with_the_longer_time(manager: Manager) -> 
 
 
 def test_nested_marks_share_their_blocks(manager: Manager) -> None:
-    """An hour for two blocks, five minutes for four: after five minutes two are left, each time counted once."""
+    """With an hour for two blocks and five minutes for four, two are left after five minutes; each counts once."""
     granted = manager.serve(PROMPT, Pin(2, 3600), Pin(4, 300))
     assert pinned_of(granted) == [(manager.next_id, 8), (manager.next_id, 16)]
     assert granted.num_pinned_blocks == 4
@@ -130,8 +128,9 @@ def test_nested_marks_share_their_blocks(manager: Manager) -> None:
     assert manager.found(PROMPT) == 2
 
 
-def test_no_more_than_the_share(manager: Manager) -> None:
-    """Eight blocks of sixteen: a prefix that would make it more is not pinned, a shorter one that fits is."""
+def test_pinned_share_is_limited(manager: Manager) -> None:
+    """Of sixteen blocks eight may be pinned: a prefix that would exceed this is not pinned, a shorter one that fits
+    is."""
     manager.serve(PROMPT, Pin(4, 300))
     assert pinned_of(manager.serve(other(1), Pin(3, 300), Pin(4, 300))) == [
         (manager.next_id, 12),
@@ -144,15 +143,15 @@ def test_no_more_than_the_share(manager: Manager) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"max_pinned_share": 0.0}, {"enable_prefix_caching": False}])
-def test_off(settings: dict[str, Any]) -> None:
-    """No share, or no cache: nothing is pinned."""
+def test_pins_disabled(settings: dict[str, Any]) -> None:
+    """Without a share, or without caching, nothing is pinned."""
     manager = Manager(**settings)
     granted = manager.serve(PROMPT, Pin(4, 300))
     assert pinned_of(granted) == [] and granted.num_free_blocks == 16
 
 
-def test_pins_yield_to_a_candidate_soonest_expiry_first(manager: Manager) -> None:
-    """As many as it needs: who expires later stays, though it was pinned before."""
+def test_pins_yield_to_candidate_by_expiry(manager: Manager) -> None:
+    """Only as many as needed yield; the pin that expires later stays, though it was made first."""
     manager.serve(PROMPT, Pin(4, 3600))
     manager.serve(other(1), Pin(4, 300))
     candidate = manager.candidate(other(2, 40))
@@ -163,7 +162,7 @@ def test_pins_yield_to_a_candidate_soonest_expiry_first(manager: Manager) -> Non
 
 
 def test_pins_do_not_yield_in_vain(manager: Manager) -> None:
-    """A candidate that would not fit without them either waits, and they stay."""
+    """If a candidate would not fit even without them, it waits and the pins stay."""
     manager.serve(PROMPT, Pin(4, 300))
     running = manager.candidate(other(1, 40))
     manager.grant(candidates=[running])
@@ -171,8 +170,8 @@ def test_pins_do_not_yield_in_vain(manager: Manager) -> None:
     assert granted.admitted_ids == [] and granted.num_pins_yielded == 0 and granted.num_pinned_blocks == 4
 
 
-def test_what_a_candidate_finds_does_not_count_as_free(manager: Manager) -> None:
-    """It reads the pinned prefix and needs all the rest of the pool: the pin has nothing to give, and stays."""
+def test_pin_that_candidate_hits_does_not_yield(manager: Manager) -> None:
+    """A candidate that hits the pinned prefix and needs the rest of the pool gains nothing from the pin."""
     manager.serve(PROMPT, Pin(4, 300))
     candidate = manager.candidate(PROMPT[:16] + other(1, 48))
     granted = manager.grant(candidates=[candidate])
@@ -180,8 +179,8 @@ def test_what_a_candidate_finds_does_not_count_as_free(manager: Manager) -> None
     assert granted.num_free_blocks == granted.num_pinned_blocks == 0
 
 
-def test_pins_yield_before_anybody_is_preempted(manager: Manager) -> None:
-    """A row that needs a block gets it from a pin; only when there is none does somebody lose his."""
+def test_pins_yield_before_preemption(manager: Manager) -> None:
+    """A row that needs a block gets it from a pin; sequences are preempted only when there is none."""
     manager.serve(PROMPT, Pin(4, 300))
     first, second = manager.candidate(other(1, 24)), manager.candidate(other(2, 24))
     manager.grant(candidates=[first, second])
@@ -192,8 +191,8 @@ def test_pins_yield_before_anybody_is_preempted(manager: Manager) -> None:
     assert granted.preempted_ids == [second.id]
 
 
-def test_one_that_frees_nothing_stays(manager: Manager) -> None:
-    """The pin that expires first is held by a running sequence: another one yields."""
+def test_pin_that_frees_nothing_stays(manager: Manager) -> None:
+    """The pin that expires first is held by a running sequence, so another one yields."""
     manager.serve(other(1), Pin(4, 3600))
     manager.serve(PROMPT, Pin(4, 300))
     holder = manager.candidate(PROMPT[:16] + other(2, 24))
@@ -203,8 +202,8 @@ def test_one_that_frees_nothing_stays(manager: Manager) -> None:
     assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.allocations[holder.id].table[:4]]
 
 
-def test_what_two_pins_keep_only_together(manager: Manager) -> None:
-    """The shorter one expires first and frees nothing while the longer one is there: both yield where both must."""
+def test_overlapping_pins_yield_together(manager: Manager) -> None:
+    """The shorter one expires first but frees nothing while the longer one exists: both yield if both must."""
     manager.serve(PROMPT, Pin(4, 300))
     manager.now = -100.0
     manager.serve(PROMPT[:8] + other(1, 2), Pin(2, 300))
@@ -213,8 +212,8 @@ def test_what_two_pins_keep_only_together(manager: Manager) -> None:
     assert granted.admitted_ids == [candidate.id] and granted.num_pins_yielded == 2
 
 
-def test_a_failed_step_pins_nothing(manager: Manager) -> None:
-    """Nor does one that was dropped: its row runs again, and then it does."""
+def test_failed_step_pins_nothing(manager: Manager) -> None:
+    """The same holds for a dropped step, whose row pins when it runs again."""
     candidate = manager.candidate(PROMPT, Pin(2, 300), Pin(4, 300))
     manager.grant(candidates=[candidate], chunk=8)
     manager.grant(rows=[(candidate.id, 8, 10)])
@@ -226,11 +225,11 @@ def test_a_failed_step_pins_nothing(manager: Manager) -> None:
     failing = manager.candidate(other(1), Pin(4, 300))
     manager.grant(candidates=[failing])
     granted = manager.grant(failed=[manager.step], free=[failing.id])
-    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first one is held"
+    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first one is held by a sequence"
 
 
-def test_blocks_that_are_being_written_again_are_not_pinned(manager: Manager) -> None:
-    """They were lost before their step was heard of, and somebody else's step may yet fail."""
+def test_blocks_being_rewritten_are_not_pinned(manager: Manager) -> None:
+    """They were lost before their step was committed, and the step that writes them again may still fail."""
     first = manager.candidate(PROMPT, Pin(4, 300))
     manager.grant(candidates=[first])
     taker = manager.candidate(other(1, 64))
@@ -242,8 +241,8 @@ def test_blocks_that_are_being_written_again_are_not_pinned(manager: Manager) ->
     assert manager.grant(failed=[3], free=[again.id]).num_free_blocks == 16
 
 
-def test_a_prefix_with_a_hole_is_not_pinned(manager: Manager) -> None:
-    """Its sequence left and a block of it was taken before its step was heard of."""
+def test_prefix_with_evicted_block_is_not_pinned(manager: Manager) -> None:
+    """Its sequence ended, and one of its blocks was evicted before its step was committed."""
     first = manager.candidate(PROMPT, Pin(4, 300))
     manager.grant(candidates=[first])
     taker = manager.candidate(other(1, 56))
@@ -252,8 +251,8 @@ def test_a_prefix_with_a_hole_is_not_pinned(manager: Manager) -> None:
     assert pinned_of(manager.grant(committed=[1])) == []
 
 
-def test_who_leaves_leaves_its_pin(manager: Manager) -> None:
-    """A client that goes while its step runs: what was computed is kept, as it asked."""
+def test_pin_outlives_aborted_sequence(manager: Manager) -> None:
+    """If a client leaves while its step runs, what was computed is kept, as it asked."""
     candidate = manager.candidate(PROMPT, Pin(4, 300))
     manager.grant(candidates=[candidate])
     manager.grant(free=[candidate.id])
@@ -261,8 +260,8 @@ def test_who_leaves_leaves_its_pin(manager: Manager) -> None:
     assert pinned_of(granted) == [(candidate.id, 16)] and granted.num_pinned_blocks == 4
 
 
-def test_a_reset_lets_all_go(manager: Manager) -> None:
-    """Also of what is on its way: a sequence from before the reset pins nothing."""
+def test_reset_removes_all_pins(manager: Manager) -> None:
+    """Sequences from before the reset pin nothing either."""
     manager.serve(PROMPT, Pin(4, 300))
     candidate = manager.candidate(other(1), Pin(4, 300))
     manager.grant(candidates=[candidate])
@@ -270,11 +269,3 @@ def test_a_reset_lets_all_go(manager: Manager) -> None:
     assert pinned_of(granted) == []
     assert granted.num_pinned_blocks == granted.num_cached_blocks == 0 and granted.num_free_blocks == 16
     assert manager.found(PROMPT) == 0
-
-
-def test_marks_in_whole_blocks() -> None:
-    """What a breakpoint keeps ends with its last full block; two that end there are one, for the longer time."""
-    breakpoints = (Breakpoint(3, LONG), Breakpoint(9, SHORT), Breakpoint(11, LONG), Breakpoint(16, SHORT))
-    assert pins_of(breakpoints, SIZE) == (Pin(2, 3600), Pin(4, 300))
-    whole = in_whole_blocks(breakpoints, SIZE)
-    assert [(b.position, b.ttl) for b in whole] == [(0, LONG), (8, SHORT), (8, LONG), (16, SHORT)]

@@ -1,4 +1,4 @@
-"""The block manager's walk, one rule at a time. Blocks are of 4 tokens."""
+"""The block manager's grants, one rule at a time. Blocks are of 4 tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def candidate(sequence_id: int, tokens: list[int] = PROMPT, domain: str = "a") -
 
 
 def warm(manager: BlockManager, tokens: list[int] = PROMPT) -> None:
-    """Sequence 100 computes `tokens` in step 1, which is committed; then it ends."""
+    """Compute `tokens` as sequence 100 in step 1, commit the step and end the sequence."""
     manager.grant(reserve(1, SIZE, candidates=[candidate(100, tokens)]))
     manager.grant(reserve(2, SIZE, committed=[1], free=[100]))
 
 
-def test_a_grant_is_the_longest_prefix_of_full_blocks() -> None:
+def test_longest_prefix_of_full_blocks_is_granted() -> None:
     """Ten tokens leave two full blocks; a prompt that differs in the second gets one."""
     manager = manager_of(20)
     warm(manager)
@@ -35,8 +35,8 @@ def test_a_grant_is_the_longest_prefix_of_full_blocks() -> None:
     assert granted.counts == [2, 6, 9]
 
 
-def test_one_token_is_always_computed() -> None:
-    """A prompt of exactly two cached blocks is granted one of them, one token more is granted both."""
+def test_last_token_is_always_computed() -> None:
+    """A prompt of exactly two cached blocks is granted one of them; with one token more it is granted both."""
     manager = manager_of(20)
     warm(manager, PROMPT[:8])
     granted = manager.grant(reserve(3, SIZE, candidates=[candidate(1, PROMPT[:8]), candidate(2, PROMPT[:9])]))
@@ -50,8 +50,8 @@ def test_domains_share_nothing() -> None:
     assert reused_of(manager.grant(reserve(3, SIZE, candidates=[candidate(1, domain="b")]))) == {1: 0}
 
 
-def test_without_caching_nothing_is_granted_or_written() -> None:
-    """Grants are 0, a number, and no write is credited."""
+def test_caching_disabled() -> None:
+    """Grants are 0, which is a number, and no write is credited."""
     manager = manager_of(20, enable_prefix_caching=False)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     done = manager.grant(reserve(2, SIZE, committed=[1], filled=[(1, 2, b"k")], free=[1], candidates=[candidate(2)]))
@@ -60,8 +60,8 @@ def test_without_caching_nothing_is_granted_or_written() -> None:
     assert done.num_cached_blocks == 0
 
 
-def test_equal_prompts_of_one_step_share_nothing() -> None:
-    """What a step writes is found from the next walk on; the first of the two owns the write."""
+def test_equal_prompts_in_one_step_share_nothing() -> None:
+    """What a step writes is found from the next grant on; the first of the two sequences owns the write."""
     manager = manager_of(20)
     both = manager.grant(reserve(1, SIZE, candidates=[candidate(1), candidate(2)]))
     assert reused_of(both) == {1: 0, 2: 0}
@@ -71,8 +71,8 @@ def test_equal_prompts_of_one_step_share_nothing() -> None:
     assert reused_of(after) == {3: 8}
 
 
-def test_a_pending_block_is_granted_to_the_next_step() -> None:
-    """It is written by the time that step runs."""
+def test_pending_block_is_granted_to_next_step() -> None:
+    """It will be written by the time that step runs."""
     manager = manager_of(20)
     first = manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     second = manager.grant(reserve(2, SIZE, candidates=[candidate(2)]))
@@ -80,8 +80,8 @@ def test_a_pending_block_is_granted_to_the_next_step() -> None:
     assert second.new_blocks[0][:2] == first.new_blocks[0][:2]
 
 
-def test_a_sequences_own_chunks_are_not_hits() -> None:
-    """Chunked prefill publishes as it goes, and is credited once, without a second admission."""
+def test_own_chunks_are_not_hits() -> None:
+    """Chunked prefill publishes as it proceeds, and is credited once, without a second admission."""
     manager = manager_of(20)
     first = manager.grant(reserve(1, SIZE, candidates=[candidate(1)], budget=5))
     assert (first.starts, first.counts) == ([0], [5])
@@ -91,8 +91,8 @@ def test_a_sequences_own_chunks_are_not_hits() -> None:
     assert written_of(manager.grant(reserve(3, SIZE, committed=[2]))) == [(1, 4, 8)]
 
 
-def test_what_decoding_fills_is_cached_but_not_credited() -> None:
-    """The prompt's third block is completed by outputs: the next turn hits it, nobody has written it."""
+def test_decoded_block_is_cached_but_not_credited() -> None:
+    """Outputs complete the prompt's third block: the next turn hits it, but no write is credited."""
     manager = manager_of(20)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     answered = [*PROMPT, 11, 12, 13]
@@ -104,8 +104,8 @@ def test_what_decoding_fills_is_cached_but_not_credited() -> None:
     assert written_of(after) == []
 
 
-def test_after_a_failed_step_nothing_of_it_is_found() -> None:
-    """Nor anything of the dropped step that built on it."""
+def test_failed_step_is_rolled_back() -> None:
+    """Nothing is found of it, nor of the dropped step that depended on it."""
     manager = manager_of(20)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     longer = [*PROMPT, 11, 12]
@@ -117,8 +117,8 @@ def test_after_a_failed_step_nothing_of_it_is_found() -> None:
     manager.check()
 
 
-def test_a_dropped_chunk_is_published_again_when_it_is_run_again() -> None:
-    """Its sequence loses the positions, not the ability to share them."""
+def test_dropped_chunk_is_published_again() -> None:
+    """When it runs again, its blocks are published again."""
     manager = manager_of(20)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)], budget=4))
     manager.grant(reserve(2, SIZE, candidates=[candidate(2, [0] * 5)]))
@@ -129,8 +129,8 @@ def test_a_dropped_chunk_is_published_again_when_it_is_run_again() -> None:
     assert reused_of(after) == {3: 8}
 
 
-def test_a_chunk_whose_keys_were_taken_publishes_them_when_their_owner_has_failed() -> None:
-    """Its block stood aside for one that another step should have written; run again, it is the one to be found."""
+def test_chunk_publishes_keys_of_failed_owner() -> None:
+    """Another step owned the chunk's keys and failed; run again, the chunk's own block is found."""
     manager = manager_of(20)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)], budget=3))
     manager.grant(reserve(2, SIZE, committed=[1], candidates=[candidate(2)]))
@@ -141,8 +141,8 @@ def test_a_chunk_whose_keys_were_taken_publishes_them_when_their_owner_has_faile
     assert reused_of(after) == {3: 8}
 
 
-def test_the_manager_keeps_its_own_keys() -> None:
-    """A proposal's list that grows afterwards announces nothing: filled blocks are told one by one."""
+def test_manager_copies_keys() -> None:
+    """A key list that grows after the Reserve publishes nothing: filled blocks are reported one by one."""
     manager = manager_of(20)
     proposal = reserve(1, SIZE, candidates=[candidate(1)])
     manager.grant(proposal)
@@ -152,24 +152,24 @@ def test_the_manager_keeps_its_own_keys() -> None:
     assert reused_of(manager.grant(reserve(3, SIZE, committed=[2], candidates=[candidate(2, answered)]))) == {2: 8}
 
 
-def test_a_write_is_credited_once_however_often_it_is_done() -> None:
-    """Two sequences compute the same block in different steps: the first to commit owns it."""
+def test_write_is_credited_once() -> None:
+    """If two sequences compute the same block in different steps, the first to commit owns it."""
     manager = manager_of(20)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1), candidate(2)], budget=12))
     assert written_of(manager.grant(reserve(2, SIZE, rows=[(2, 2, 8)]))) == []
     assert written_of(manager.grant(reserve(3, SIZE, committed=[1, 2]))) == [(1, 0, 8)]
 
 
-def test_a_key_that_was_evicted_before_its_commit_is_nobodys_write() -> None:
-    """Its block has another use by then."""
+def test_evicted_key_is_not_credited() -> None:
+    """A block that was evicted before its step is committed has another use by then."""
     manager = manager_of(3)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     manager.grant(reserve(2, SIZE, free=[1], candidates=[candidate(2, [0] * 12)]))
     assert written_of(manager.grant(reserve(3, SIZE, committed=[1, 2]))) == [(2, 0, 12)]
 
 
-def test_victims_fall_in_order_until_it_suffices() -> None:
-    """Nobody who was served in this step is preempted, and nobody is admitted in a step that preempts."""
+def test_victims_are_preempted_in_order() -> None:
+    """No sequence served in this step is preempted, and none is admitted in a step that preempts."""
     manager = manager_of(5)
     others = [candidate(1, [1] * 4), candidate(2, [2] * 4), candidate(3, [3] * 8), candidate(4, [4] * 4)]
     manager.grant(reserve(1, SIZE, candidates=others))
@@ -183,8 +183,8 @@ def test_victims_fall_in_order_until_it_suffices() -> None:
     assert granted.admitted_ids == []
 
 
-def test_a_row_that_cannot_be_served_preempts_itself_last() -> None:
-    """Where everybody else has been served, the row that lacks blocks is the one to go."""
+def test_row_preempts_itself_last() -> None:
+    """If all others have been served, the row that lacks blocks is preempted."""
     manager = manager_of(3)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1, [1] * 4), candidate(2, [2] * 4)]))
     granted = manager.grant(reserve(2, SIZE, rows=[(2, 4, 1), (1, 4, 1)], victims=[2, 1]))
@@ -193,8 +193,8 @@ def test_a_row_that_cannot_be_served_preempts_itself_last() -> None:
     manager.check()
 
 
-def test_an_admission_leaves_the_watermark_while_others_run() -> None:
-    """Alone, a sequence may have every block."""
+def test_admission_respects_watermark() -> None:
+    """A sequence that is alone may have every block."""
     manager = manager_of(4, watermark_blocks=2)
     first = manager.grant(reserve(1, SIZE, candidates=[candidate(1, [1] * 8), candidate(2, [2] * 4)]))
     assert first.admitted_ids == [1]
@@ -203,15 +203,15 @@ def test_an_admission_leaves_the_watermark_while_others_run() -> None:
 
 
 def test_admission_needs_room_for_the_whole_prompt() -> None:
-    """Even where the budget lets it begin with less; and nobody overtakes."""
+    """This holds even if the budget covers only a part of it; no candidate overtakes."""
     manager = manager_of(4)
     manager.grant(reserve(1, SIZE, candidates=[candidate(1, [1] * 8)]))
     granted = manager.grant(reserve(2, SIZE, candidates=[candidate(2, [2] * 12), candidate(3, [3])], budget=4))
     assert granted.admitted_ids == []
 
 
-def test_a_cached_block_that_is_granted_is_not_counted_as_room() -> None:
-    """Free blocks that the prefix itself takes cannot hold the rest of the prompt as well."""
+def test_granted_blocks_do_not_count_as_room() -> None:
+    """Free blocks that belong to the cached prefix cannot hold the rest of the prompt as well."""
     manager = manager_of(3)
     warm(manager)  # two cached, one blank
     granted = manager.grant(reserve(3, SIZE, candidates=[candidate(1, [*PROMPT, 11, 12, 13])]))
@@ -219,8 +219,8 @@ def test_a_cached_block_that_is_granted_is_not_counted_as_room() -> None:
     assert granted.num_cached_blocks == 2
 
 
-def test_a_candidate_without_all_its_keys_is_admitted() -> None:
-    """Fewer keys than full blocks only mean fewer hits, also while somebody else's blocks are waited for."""
+def test_candidate_with_missing_keys_is_admitted() -> None:
+    """Fewer keys than full blocks only mean fewer hits, also while another sequence's blocks are pending."""
     manager = BlockManager(20, 4, share_pending_prefixes=True)
     first, second = (Candidate(i, list(range(12)), 12) for i in (1, 2))
     proposal = reserve(1, 4, candidates=[first, second])

@@ -1,13 +1,13 @@
-"""What must hold of the block manager, each by its name: any proposals, marks, results, failures, resets and ends.
+"""Properties of the block manager under any messages, marks, results, failures, resets and ends.
 
-One state machine a property, all with the rules of `reservation_rules.py`:
+One state machine per property, all with the rules of `reservation_rules.py`:
 
     free + held + pinned only + null = total                 TestConservation
     reference 0 <=> in the free list                         TestFreeList
-    a pinned prefix is whole, and can be found               TestPins
-    pins stand in nobody's way, and are no more than allowed TestPins
+    a pinned prefix is complete and can be found             TestPins
+    pins deny no sequence blocks, and stay within the limit  TestPins
     never write a shared or committed block                  TestWrites
-    cached equals the list-scan oracle, and all else, too    TestOracle
+    cached, and everything else, equals the oracle's         TestOracle
     cached is whole blocks, and less than the prompt         TestCachedLength
     cached grows when a prompt is extended                   TestExtension
     distinct domains never share                             TestDomains
@@ -25,7 +25,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
 from tests.actors.block_manager.block_oracle import NaiveManager, Outcome
-from tests.actors.block_manager.proposals import Candidate, lent_of, pinned_of, reserve, reused_of, written_of
+from tests.actors.block_manager.proposals import Candidate, copy_sources_of, pinned_of, reserve, reused_of, written_of
 from tests.actors.block_manager.reservation_rules import LONG_S, PROMPTS, ReservationRules
 from tests.actors.properties import never_write_a_shared_or_committed_block
 
@@ -34,7 +34,7 @@ class Conservation(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def free_and_held_and_pinned_only_and_null_make_the_total(self) -> None:
-        """However many hold it, and however many pins own it, a block is in one place."""
+        """However many sequences hold it and pins cover it, each block is counted once."""
         pool = self.manager.pool
         held = {block for allocation in self.manager.allocations.values() for block in allocation.table}
         pinned = {block for blocks in self.manager.pins.blocks() for block in blocks}
@@ -47,7 +47,7 @@ class FreeList(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def reference_0_means_in_the_free_list(self) -> None:
-        """And in it once; references are the tables in which a block stands, and one more where it is pinned."""
+        """Each free block is listed once; references are the tables that contain a block, plus one if it is pinned."""
         pool = self.manager.pool
         state, free = pool.state(), [*pool.blank_blocks(), *pool.cached_blocks()]
         tables = [allocation.table for allocation in self.manager.allocations.values()]
@@ -67,7 +67,7 @@ class Pins(ReservationRules):
     def begin(self) -> None:
         self.chains: dict[bytes, list[bytes]] = {}
 
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         """Nobody is left waiting for blocks that only pins keep; what is refused for now would not fit without them."""
         self.chains |= {key: keys[: i + 1] for keys in proposal.candidate_keys for i, key in enumerate(keys)}
         pool = self.manager.pool
@@ -77,15 +77,15 @@ class Pins(ReservationRules):
         )
         if refused and left > 0 and not granted.preempted_ids:
             num_needed = -(-len(refused[0].tokens) // self.size) + self.watermark
-            assert self.manager.allocations, "it would fit alone"
+            assert self.manager.allocations, "it would fit if it were alone"
             assert pool.num_free + granted.num_pinned_blocks < num_needed
         if granted.num_pins_yielded:
-            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded to nobody"
+            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded for nothing"
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def a_pinned_prefix_is_whole_and_can_be_found(self) -> None:
-        """From its first block on, by whoever asks; nothing of it is free, or still to be written."""
+        """From its first block on, it can be found, and none of its blocks is free or still to be written."""
         pool, pins = self.manager.pool, self.manager.pins
         for pin in pins.prefixes():
             chain = self.chains[pin.key]
@@ -98,18 +98,18 @@ class Pins(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def no_pin_outlives_its_time(self) -> None:
-        """Whatever is pinned has been used within the longest time that anybody asked for, as of the last walk."""
+        """As of the last grant, everything pinned was used within the longest time to live asked for."""
         for pin in self.manager.pins.prefixes():
             assert pin.expires_at <= self.now + pin.ttl_s <= self.now + LONG_S
 
 
 class Writes(ReservationRules):
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         never_write_a_shared_or_committed_block(self.manager, granted)
 
 
 class CachedLength(ReservationRules):
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         """`cached` is whole blocks; one token at least is computed; without caching it is 0."""
         for sequence_id, cached in reused_of(granted).items():
             assert cached % self.size == 0
@@ -122,7 +122,7 @@ class Extension(ReservationRules):
 
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def cached_grows_when_a_prompt_is_extended(self, data: st.DataObject, more: list[int]) -> None:
-        """In the same state of the cache, a prompt finds no less than what it begins with does."""
+        """With the same cache, an extended prompt finds no less than the original."""
         known = st.sampled_from([s.tokens for s in self.sequences.values()]) if self.sequences else PROMPTS
         prompt = data.draw(known | PROMPTS, "prompt")
         prompt = prompt[: self.usable * self.size - 1]
@@ -131,10 +131,10 @@ class Extension(ReservationRules):
 
 
 def cached_of(machine: ReservationRules, tokens: list[int], domain: str) -> int:
-    """What a prompt would be granted now, were nobody else there. Changes nothing."""
+    """Return what a prompt would be granted now if it were alone, without changing anything."""
     manager = deepcopy(machine.manager)
-    news = reserve(machine.step, machine.size, free=list(manager.allocations))
-    manager.grant(news)
+    updates = reserve(machine.step, machine.size, free=list(manager.allocations))
+    manager.grant(updates)
     candidate = Candidate(machine.next_id, tokens, len(tokens), domain)
     granted = manager.grant(reserve(machine.step, machine.size, candidates=[candidate]))
     return reused_of(granted)[candidate.id]
@@ -149,13 +149,13 @@ class Domains(ReservationRules):
         self.writers: dict[int, str] = {}
         self.domains: dict[int, str] = {}
 
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         self.domains |= {candidate.id: candidate.domain for candidate in offered}
         for sequence_id, start in zip(granted.sequence_ids, granted.starts, strict=True):
             table = self.manager.allocations[sequence_id].table
             if sequence_id in granted.admitted_ids:
                 read = {self.writers[block] for block in table[: start // self.size]}
-                read |= {self.writers[block] for block in [lent_of(granted)[sequence_id]] if block}
+                read |= {self.writers[block] for block in [copy_sources_of(granted)[sequence_id]] if block}
                 assert read <= {self.domains[sequence_id]}, "a block of another domain is granted"
         for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
             table = self.manager.allocations[sequence_id].table
@@ -178,7 +178,7 @@ class FailedSteps(ReservationRules):
         self.last_step: dict[int, int] = {}
         self.failed_steps: set[int] = set()
 
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         self.failed_steps.update(proposal.failed_steps)
         for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):
             table = self.manager.allocations[sequence_id].table
@@ -187,7 +187,7 @@ class FailedSteps(ReservationRules):
         self.a_failed_step_leaves_no_pending_key_reachable()
 
     def a_failed_step_leaves_no_pending_key_reachable(self) -> None:
-        """What can be found was written by a step that has not failed; no more was granted as cached, either."""
+        """Everything that can be found, or was granted as cached, was written by a step that did not fail."""
         state = self.manager.pool.state()
         for block in (block for block, key in enumerate(state.keys) if key is not None):
             assert self.last_step[block] not in self.failed_steps, "a block can be found that a failed step wrote"
@@ -206,11 +206,11 @@ class Oracle(ReservationRules):
             max_pinned=self.max_pinned,
         )
 
-    def check_walk(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
+    def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
         rows = list(zip(proposal.row_ids, proposal.row_starts, proposal.row_counts, strict=True))
-        expected = self.walk_oracle(rows, proposal.victim_ids, offered, proposal.token_budget)
-        assert reused_of(granted) == expected.reused, "cached is not what the list scan finds"
-        assert lent_of(granted) == expected.lent
+        expected = self.grant_by_oracle(rows, proposal.victim_ids, offered, proposal.token_budget)
+        assert reused_of(granted) == expected.reused, "cached differs from what the oracle finds"
+        assert copy_sources_of(granted) == expected.copy_sources
         assert (
             list(zip(granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True))
             == expected.rows
@@ -228,7 +228,7 @@ class Oracle(ReservationRules):
         assert granted.num_pinned_blocks == len(self.oracle.pinned_only)
         assert granted.num_pins_yielded == expected.num_yielded
 
-    def walk_oracle(
+    def grant_by_oracle(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Candidate], budget: int
     ) -> Outcome:
         oracle, outcome = self.oracle, Outcome()
@@ -259,14 +259,14 @@ class Oracle(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def pins_are_the_oracles(self) -> None:
-        """The same blocks, until the same time."""
+        """The same blocks are pinned until the same time."""
         pins = [(pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
         assert pins == [(pin.blocks, pin.expires_at) for pin in self.oracle.pins]
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def what_can_be_found_is_what_the_oracle_finds(self) -> None:
-        """Everything ever announced leads to the oracle's block, or nowhere where the oracle has lost it."""
+        """Everything ever published leads to the oracle's block, or to none if the oracle has lost it."""
         for block in self.oracle.blocks:
             if block.content is not None:
                 self.key(block.content)

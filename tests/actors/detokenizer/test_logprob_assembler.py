@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from quipu.actors.detokenizer.logprob_assembler import PromptReading, Scribe, Spelling
-from quipu.actors.detokenizer.text_stream import ByteDecoder
+from quipu.actors.detokenizer.decoder import ByteDecoder
+from quipu.actors.detokenizer.logprob_assembler import LogprobAssembler, PromptAssembler
 from quipu.actors.messages.prompts import PromptText
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, Scores
 from quipu.actors.shared.scored_tokens import pack
+from quipu.actors.shared.token_decoding import TokenText
 
 TABLE = [b"a", b"bc", "é".encode()[:1], "é".encode()[1:], b"", b" d"]
 
 
-def spell(token_id: int) -> Spelling:
-    return Spelling(TABLE[token_id].decode("utf-8", "replace"), TABLE[token_id])
+def token_text(token_id: int) -> TokenText:
+    return TokenText(TABLE[token_id].decode("utf-8", "replace"), TABLE[token_id])
 
 
 def scores(token_ids: list[int], top: int = 0) -> Scores:
@@ -20,18 +21,18 @@ def scores(token_ids: list[int], top: int = 0) -> Scores:
     return Scores(token_ids, [-1.0] * count, [3] * count, [list(range(top))] * count, [[-0.5] * top] * count)
 
 
-def drawn(scribe: Scribe, token_ids: list[int]) -> list[ScoredToken]:
+def outputs(assembler: LogprobAssembler, token_ids: list[int]) -> list[ScoredToken]:
     told = scores(token_ids)
-    return [scribe.drawn(told, at) for at in range(len(token_ids))]
+    return [assembler.next_token(told, at) for at in range(len(token_ids))]
 
 
-def tokens_of(reading: PromptReading, num_top: int = 20) -> list[ScoredToken]:
-    return list(reading.scores.tokens(0, len(reading.scores), num_top))
+def tokens_of(prompt: PromptAssembler, num_top: int = 20) -> list[ScoredToken]:
+    return list(prompt.scores.tokens(0, len(prompt.scores), num_top))
 
 
 def test_offsets_of_outputs() -> None:
     """Each token's offset is the length of the text before it; both halves of a character begin where it begins."""
-    tokens = drawn(Scribe(spell, ByteDecoder(TABLE)), [1, 2, 3, 4, 5, 0])
+    tokens = outputs(LogprobAssembler(token_text, ByteDecoder(TABLE)), [1, 2, 3, 4, 5, 0])
     assert [token.offset for token in tokens] == [0, 2, 2, 3, 3, 5]
     assert [token.text for token in tokens] == ["bc", "�", "�", "", " d", "a"]
     assert [token.utf8 for token in tokens] == [TABLE[i] for i in (1, 2, 3, 4, 5, 0)]
@@ -39,14 +40,14 @@ def test_offsets_of_outputs() -> None:
 
 def test_after_an_echo() -> None:
     """Outputs begin where the prompt's text ends; the prompt's first token leads, unscored, and comes once."""
-    reading = PromptReading(spell, PromptText("abc d", 0, (0, 1, 3)), 2)
-    assert reading.text == "abc d"
-    reading.hear(1, pack(scores([1])))
-    assert not reading.is_complete
-    reading.hear(2, pack(scores([5])))
-    assert reading.is_complete
-    assert drawn(Scribe(spell, ByteDecoder(TABLE), len(reading.text)), [0])[0].offset == 5
-    assert [(token.text, token.offset, token.logprob, token.rank) for token in tokens_of(reading)] == [
+    prompt = PromptAssembler(token_text, PromptText("abc d", 0, (0, 1, 3)), 2)
+    assert prompt.text == "abc d"
+    prompt.add(1, pack(scores([1])))
+    assert not prompt.is_complete
+    prompt.add(2, pack(scores([5])))
+    assert prompt.is_complete
+    assert outputs(LogprobAssembler(token_text, ByteDecoder(TABLE), len(prompt.text)), [0])[0].offset == 5
+    assert [(token.text, token.offset, token.logprob, token.rank) for token in tokens_of(prompt)] == [
         ("a", 0, None, None),
         ("bc", 1, -1.0, 3),
         (" d", 3, -1.0, 3),
@@ -55,13 +56,13 @@ def test_after_an_echo() -> None:
 
 def test_without_an_echo() -> None:
     """What was said of the prompt, and nothing of its first token."""
-    reading = PromptReading(spell, None, 1)
-    assert reading.text == "" and tokens_of(reading) == []
-    reading.hear(1, pack(scores([5], top=2)))
-    (token,) = tokens_of(reading)
+    prompt = PromptAssembler(token_text, None, 1)
+    assert prompt.text == "" and tokens_of(prompt) == []
+    prompt.add(1, pack(scores([5], top=2)))
+    (token,) = tokens_of(prompt)
     assert token.top == (LikelyToken(0, "a", b"a", -0.5, 1), LikelyToken(1, "bc", b"bc", -0.5, 2))
 
 
 def test_nothing_is_missing_of_a_prompt_that_is_only_echoed() -> None:
     """Its choices begin at once."""
-    assert PromptReading(spell, PromptText("a", 0, (0,)), 0).is_complete
+    assert PromptAssembler(token_text, PromptText("a", 0, (0,)), 0).is_complete

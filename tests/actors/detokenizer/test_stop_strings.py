@@ -16,17 +16,17 @@ STOPS = st.lists(SMALL, min_size=1, max_size=6)
 class Searching:
     """The oracle: looks for every stop string in everything that is held, each time."""
 
-    def __init__(self, stops: list[str], *, include: bool, num_deaf_pieces: int) -> None:
+    def __init__(self, stops: list[str], *, include: bool, num_ignored: int) -> None:
         self._stops = stops
         self._include = include
         self.held = ""
-        self._num_deaf_pieces = num_deaf_pieces
+        self._num_ignored = num_ignored
         self._num_deaf_chars = 0
 
     def push(self, text: str) -> Piece:
         buffer = self.held + text
-        if self._num_deaf_pieces:
-            self._num_deaf_pieces -= 1
+        if self._num_ignored:
+            self._num_ignored -= 1
             self._num_deaf_chars = len(buffer)
         deaf = self._num_deaf_chars
         found = [(at, stop) for stop in self._stops if (at := buffer.find(stop, max(0, deaf + 1 - len(stop)))) >= 0]
@@ -47,11 +47,11 @@ class Searching:
 
 @given(STOPS, st.lists(st.text(alphabet="abc", max_size=6), max_size=12), st.booleans(), st.integers(0, 6))
 @example(["ab", "abab", "b"], ["aba", "b", "ab"], False, 1)
-def test_pieces_are_those_of_a_search(stops: list[str], texts: list[str], include: bool, num_deaf_pieces: int) -> None:
+def test_pieces_are_those_of_a_search(stops: list[str], texts: list[str], include: bool, num_ignored: int) -> None:
     """Piece by piece the same text, the same stop, the same rest: overlapping stops, deaf pieces, with or without."""
     automaton = StopStrings(stops)
-    expected = Searching(stops, include=include, num_deaf_pieces=num_deaf_pieces)
-    matcher = StopMatcher(automaton, include=include, num_deaf_pieces=num_deaf_pieces)
+    expected = Searching(stops, include=include, num_ignored=num_ignored)
+    matcher = StopMatcher(automaton, include=include, num_ignored=num_ignored)
     for text in texts:
         piece = expected.push(text)
         assert matcher.push(text) == piece

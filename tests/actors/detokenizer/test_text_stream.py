@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quipu.actors.detokenizer.decoder import ByteDecoder
 from quipu.actors.detokenizer.stop_strings import StopStrings
-from quipu.actors.detokenizer.text_stream import ByteDecoder, Piece, StopMatcher, TextStream
+from quipu.actors.detokenizer.text_stream import Piece, StopMatcher, TextStream
 
 LETTERS = st.text(alphabet="abé🌍", max_size=24)
 STOPS = st.lists(st.text(alphabet="abé🌍", min_size=1, max_size=4), max_size=4)
@@ -25,8 +26,8 @@ def cut_at_stop(text: str, stops: list[str], *, include: bool, num_deaf: int = 0
     return text, False
 
 
-def stop_matcher(stops: list[str], *, include: bool = False, num_deaf_pieces: int = 0) -> StopMatcher:
-    return StopMatcher(StopStrings(stops) if stops else None, include=include, num_deaf_pieces=num_deaf_pieces)
+def stop_matcher(stops: list[str], *, include: bool = False, num_ignored: int = 0) -> StopMatcher:
+    return StopMatcher(StopStrings(stops) if stops else None, include=include, num_ignored=num_ignored)
 
 
 def cut_into(data: bytes, lengths: list[int]) -> list[bytes]:
@@ -39,10 +40,10 @@ def cut_into(data: bytes, lengths: list[int]) -> list[bytes]:
 
 
 def run(
-    pieces: list[bytes], stops: list[str], *, include: bool = False, num_deaf_pieces: int = 0
+    pieces: list[bytes], stops: list[str], *, include: bool = False, num_ignored: int = 0
 ) -> tuple[list[str], bool]:
     """What a client is handed: one text a token, and whether a stop string ended it."""
-    matcher = stop_matcher(stops, include=include, num_deaf_pieces=num_deaf_pieces)
+    matcher = stop_matcher(stops, include=include, num_ignored=num_ignored)
     stream = TextStream(ByteDecoder(pieces), matcher)
     texts = []
     for token_id in range(len(pieces)):
@@ -70,7 +71,7 @@ def test_no_stop_ends_before_the_minimum_of_tokens(
     """One that begins there and ends later counts; what was handed out stays."""
     pieces = cut_into(text.encode(), lengths)
     num_deaf = len(b"".join(pieces[:minimum]).decode(errors="ignore"))
-    texts, stopped = run(pieces, stops, include=include, num_deaf_pieces=minimum)
+    texts, stopped = run(pieces, stops, include=include, num_ignored=minimum)
     assert ("".join(texts), stopped) == cut_at_stop(text, stops, include=include, num_deaf=num_deaf)
 
 
@@ -118,8 +119,8 @@ def test_a_character_that_never_ends_is_replaced_at_the_end() -> None:
 
 def test_a_stop_within_another_s_beginning_may_be_too_early() -> None:
     """What is held back of the first tokens is still theirs when the next one comes."""
-    assert run([b"abc", b"x"], ["abcd", "bc"], num_deaf_pieces=1) == (["", "abcx", ""], False)
-    assert run([b"abc", b"xbc"], ["abcd", "bc"], num_deaf_pieces=1) == (["", "abcx"], True)
+    assert run([b"abc", b"x"], ["abcd", "bc"], num_ignored=1) == (["", "abcx", ""], False)
+    assert run([b"abc", b"xbc"], ["abcd", "bc"], num_ignored=1) == (["", "abcx"], True)
 
 
 def test_the_stop_that_is_complete_first_decides() -> None:

@@ -1,4 +1,4 @@
-"""The second entry of the books: what the executor confirms rests on its own record, not on what it is told."""
+"""The executor's record: what it confirms rests on its own tags, not on what a plan claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = list(range(100, 110))
 
 
 def warm_bench(**changes: Any) -> EngineBench:
-    """Two full blocks of 4 tokens of PROMPT are cached."""
+    """Make a bench in which two full blocks of 4 tokens of PROMPT are cached."""
     limits = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
     bench = EngineBench(attrs.evolve(limits, **changes))
     bench.submit(PROMPT, 1)
@@ -28,7 +28,7 @@ def warm_bench(**changes: Any) -> EngineBench:
 
 
 def hit(bench: EngineBench) -> StepPlan:
-    """The plan of a prompt that is granted both blocks."""
+    """Return the plan of a prompt that is granted both blocks."""
     bench.submit([*PROMPT, 1], 1)
     (plan,) = bench.plans
     assert len(plan.admitted_keys[0]) == 2
@@ -41,22 +41,22 @@ def read_of(bench: EngineBench, plan: StepPlan) -> int:
     return result.read_tokens[0]
 
 
-def test_a_right_grant_is_confirmed() -> None:
-    """Both blocks hold what the grant says."""
+def test_correct_grant_is_confirmed() -> None:
+    """Both blocks contain what the grant says."""
     bench = warm_bench()
     assert read_of(bench, hit(bench)) == 8
 
 
 def test_swapped_blocks_are_not_confirmed() -> None:
-    """Right blocks in the wrong order hold nothing of what is claimed."""
+    """The right blocks in the wrong order contain nothing of what is claimed."""
     bench = warm_bench()
     plan = hit(bench)
     first, second, *rest = plan.row_new_blocks[0]
     assert read_of(bench, replace(plan, row_new_blocks=[[second, first, *rest]])) == 0
 
 
-def test_a_block_that_was_never_written_is_not_confirmed() -> None:
-    """What stands before it still counts."""
+def test_unwritten_block_is_not_confirmed() -> None:
+    """The blocks before it still count."""
     bench = warm_bench()
     plan = hit(bench)
     first, _second, *rest = plan.row_new_blocks[0]
@@ -69,8 +69,8 @@ def test_a_block_that_was_never_written_is_not_confirmed() -> None:
     )
 
 
-def test_a_partial_block_is_not_confirmed() -> None:
-    """Of ten tokens the last two stand in a block that is not full, whatever key somebody gives it."""
+def test_partial_block_is_not_confirmed() -> None:
+    """The last two of ten tokens are in a block that is not full, whatever key is claimed for it."""
     bench = warm_bench()
     plan = hit(bench)
     partial = 3  # the third block of the first table
@@ -78,8 +78,8 @@ def test_a_partial_block_is_not_confirmed() -> None:
     assert read_of(bench, replace(plan, row_new_blocks=[blocks], row_samples=[False])) == 4
 
 
-def test_a_block_that_was_overwritten_is_not_confirmed() -> None:
-    """A stale grant: the key was right once."""
+def test_overwritten_block_is_not_confirmed() -> None:
+    """The grant is stale: its key was right once."""
     bench = warm_bench(num_blocks=6)
     stale = hit(bench)
     bench.plans.clear()
@@ -98,8 +98,8 @@ def test_a_block_that_was_overwritten_is_not_confirmed() -> None:
 
 
 @pytest.mark.parametrize("partly", [True, False])
-def test_a_failed_pass_leaves_no_record_of_what_it_was_to_write(partly: bool) -> None:
-    """Whether it had written some of it or none."""
+def test_failed_pass_leaves_no_tags(partly: bool) -> None:
+    """Whether it had written some blocks or none, they have no tags."""
     bench = warm_bench()
     plan = hit(bench)
     bench.dials.fail_steps = int(partly)
@@ -118,8 +118,8 @@ def test_a_failed_pass_leaves_no_record_of_what_it_was_to_write(partly: bool) ->
     assert read_of(bench, replace(plan, generation=1)) == 0
 
 
-def test_plans_of_a_failed_generation_are_dropped_until_it_is_raised() -> None:
-    """Dropped without a pass; the next generation runs."""
+def test_plans_of_failed_generation_are_dropped() -> None:
+    """They are dropped without a pass; the next generation runs."""
     bench = warm_bench()
     plan = hit(bench)
     bench.dials.fail_steps = 1
@@ -130,8 +130,8 @@ def test_plans_of_a_failed_generation_are_dropped_until_it_is_raised() -> None:
     assert isinstance(bench.executor.run(replace(plan, generation=1)), StepDone)
 
 
-def test_a_dropped_plan_still_releases() -> None:
-    """Slots of sequences that ended are free again, though the plan that said so was not run."""
+def test_dropped_plan_still_releases_slots() -> None:
+    """Slots of ended sequences are free again although the plan that released them was not run."""
     bench = warm_bench(max_num_seqs=1)
     plan = hit(bench)
     assert plan.released_ids
@@ -146,8 +146,9 @@ def test_a_dropped_plan_still_releases() -> None:
     assert isinstance(executor.run(replace(plan, generation=1, released_ids=[])), StepDone)
 
 
-def lent(bench: EngineBench) -> StepPlan:
-    """The plan of a prompt that ends with the second of the blocks: it is granted one, and the other is lent."""
+def copyable(bench: EngineBench) -> StepPlan:
+    """Return the plan of a prompt that ends with the second block: it is granted one and offered the other for
+    copying."""
     bench.submit(PROMPT[:8], 1)
     (plan,) = bench.plans
     assert len(plan.admitted_keys[0]) == 1
@@ -161,37 +162,38 @@ def done(bench: EngineBench, plan: StepPlan) -> StepDone:
     return result
 
 
-def test_a_lent_block_is_copied() -> None:
-    """Of its four tokens one is computed: the draw comes from it, and is what a cold run draws."""
+def test_last_block_is_copied() -> None:
+    """Only one of its four tokens is computed, and the sampled token is that of a cold run."""
     bench = warm_bench()
-    result = done(bench, lent(bench))
+    result = done(bench, copyable(bench))
     assert (result.read_tokens, result.copied_tokens) == ([4], [3])
     assert (result.row_starts, result.row_ends) == ([7], [8])
     assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
 
 
 @pytest.mark.parametrize("block", [1, 3, 25], ids=["another key", "not full", "never written"])
-def test_a_wrong_loan_is_computed(block: int) -> None:
-    """A block that does not hold what the prompt goes on with is not copied, and nothing is claimed."""
+def test_wrong_copy_source_is_ignored(block: int) -> None:
+    """A block that does not contain the rest of the prompt is not copied, and nothing is claimed."""
     bench = warm_bench()
-    result = done(bench, replace(lent(bench), admitted_copy_sources=[block]))
+    result = done(bench, replace(copyable(bench), admitted_copy_sources=[block]))
     assert (result.read_tokens, result.copied_tokens) == ([4], [])
     assert (result.row_starts, result.row_ends) == ([4], [8])
     assert result.sampled_token_ids == continuation(PROMPT[:8], 1)
 
 
-def test_nothing_is_copied_behind_a_grant_that_is_not_confirmed() -> None:
-    """What the loan would follow is not there: everything after the grant is computed."""
+def test_no_copy_after_unconfirmed_grant() -> None:
+    """The blocks that the copy would follow are missing, so everything after the confirmed grant is computed."""
     bench = warm_bench()
-    plan = lent(bench)
+    plan = copyable(bench)
     _granted, *rest = plan.row_new_blocks[0]
     result = done(bench, replace(plan, row_new_blocks=[[25, *rest]], row_samples=[False]))
     assert (result.read_tokens, result.copied_tokens) == ([0], [])
     assert (result.row_starts, result.row_ends) == ([4], [8])
 
 
-def test_the_lent_block_may_be_the_one_that_is_written() -> None:
-    """Nobody holds it: where the pool is short it becomes the newcomer's own, and has what it needs in it already."""
+def test_copy_source_may_be_the_destination() -> None:
+    """The source is held by no sequence: in a small pool it becomes the new sequence's own, which then contains what it
+    needs."""
     bench = warm_bench(num_blocks=4)
     bench.submit([1, 2], 2)
     (life,) = bench.submit(PROMPT[:8], 1)

@@ -1,6 +1,6 @@
-"""What an executor's logit processors know of their sequences: every token before the one that is drawn, none after.
+"""What an executor's logit processors know of their sequences: every token before the next sampled one, and none after.
 
-The fake's tokens are a function of prompt and position, so what a history must be is known beforehand.
+The fake backend's tokens are a function of prompt and position, so the expected history is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_ba
 
 @attrs.define
 class Spy:
-    """Stands before the backend of a bench and looks at every row with rules."""
+    """Wraps a bench's backend and inspects every row with rules."""
 
     bench: EngineBench
     backend: FakeBackend
@@ -60,8 +60,8 @@ class Spy:
         self.num_checked += 1
 
 
-def test_a_history_is_whole_in_chunks_and_from_the_cache() -> None:
-    """Prompts computed in pieces, then half from the cache; steps overlap all the time."""
+def test_history_with_chunks_and_cache_hits() -> None:
+    """Prompts are computed in chunks, then half from the cache, while steps overlap."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     prompt = [*range(100, 140), 100]
@@ -72,8 +72,8 @@ def test_a_history_is_whole_in_chunks_and_from_the_cache() -> None:
     assert spy.num_checked >= 4 * 9
 
 
-def test_a_history_survives_preemption() -> None:
-    """More than the blocks hold: outputs that are known come back as part of the history, void ones do not."""
+def test_history_survives_preemption() -> None:
+    """With too few blocks, known outputs return as part of the history; void ones do not."""
     bench = EngineBench(attrs.evolve(LIMITS, num_blocks=16))
     spy = Spy.on(bench)
     for index in range(4):
@@ -83,8 +83,8 @@ def test_a_history_survives_preemption() -> None:
     assert spy.num_checked >= 4 * 24
 
 
-def test_a_history_survives_a_step_that_is_dropped() -> None:
-    """One step fails and takes its own sequence along; that of the next one, which is dropped, begins again."""
+def test_history_survives_dropped_step() -> None:
+    """One step fails together with its sequence; the sequence of the next step, which is dropped, starts again."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     (first,) = bench.submit([1, 2, 3], 12, rules=RULES)
@@ -92,13 +92,13 @@ def test_a_history_survives_a_step_that_is_dropped() -> None:
     (second,) = bench.submit([4, 5, 6, 7, 8], 12, rules=RULES)
     bench.dials.fail_steps = 1
     bench.finish()
-    assert [type(result) for result in bench.heard[1:3]] == [StepFailed, StepDropped]
+    assert [type(result) for result in bench.handled[1:3]] == [StepFailed, StepDropped]
     assert first.error is not None and second.error is None
     assert spy.num_checked == 1 + 1 + 12
 
 
-def test_rows_without_rules_cost_nothing() -> None:
-    """No step of a request that asks for nothing carries a processing, also after one that did."""
+def test_no_processing_without_rules() -> None:
+    """No step of a request without rules has a `processing`, even after one that did."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     bench.submit([1, 2, 3], 3, rules=RULES)
@@ -110,8 +110,8 @@ def test_rows_without_rules_cost_nothing() -> None:
     assert spy.seen and not any(spy.seen)
 
 
-def test_masks_of_a_plan_reach_the_batch() -> None:
-    """A producer puts a row's bits into the plan; the backend finds them by row, beside the rules of others."""
+def test_masks_reach_the_batch() -> None:
+    """The backend gets a plan's masks by row, next to the rules of other rows."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     bench.submit([1, 2, 3], 2)
@@ -122,8 +122,8 @@ def test_masks_of_a_plan_reach_the_batch() -> None:
 
 
 @pytest.mark.parametrize("rules", [None, RULES])
-def test_a_sequence_that_ends_is_forgotten(rules: LogitRules | None) -> None:
-    """Whatever it asked for."""
+def test_ended_sequence_is_forgotten(rules: LogitRules | None) -> None:
+    """This holds with and without rules."""
     bench = EngineBench(LIMITS)
     bench.submit([1, 2, 3], 3, rules=rules)
     bench.finish()

@@ -1,4 +1,4 @@
-"""KV events without sockets: whoever applies them has the committed contents of the cache, whatever happens."""
+"""KV events without sockets: applying them yields the committed contents of the cache, whatever happens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on_the_wire(events: list[Event]) -> list[dict[str, Any]]:
 
 
 class MirroredManager(BlockManager):
-    """A block manager whose events are applied, and compared with what it holds, after every walk."""
+    """A block manager whose events are applied to a mirror and compared with its pool after every grant."""
 
     def __init__(self, *args: Any, roots: tuple[bytes, ...], **kwargs: Any) -> None:
         self.events = EventLog(args[1])
@@ -73,7 +73,7 @@ class MirroredBench(EngineBench):
 
 
 class MirroredMachine(EngineMachine):
-    """Everything that can happen to an engine, resets and failures included, with somebody listening."""
+    """Everything that can happen to an engine, including resets and failures, with a subscriber."""
 
     bench_type = MirroredBench
 
@@ -82,7 +82,7 @@ TestMirror = MirroredMachine.TestCase
 TestMirror.settings = settings(max_examples=max(80, settings.default.max_examples))
 
 
-# ---------------------------------------------------------------- one walk after another
+# ---------------------------------------------------------------- one grant after another
 
 
 @attrs.define
@@ -93,13 +93,13 @@ class Cache:
     step: int = 0
 
     def grant(self, **proposal: Any) -> list[dict[str, Any]]:
-        """The events of one walk."""
+        """Return the events of one grant."""
         self.step += 1
         self.manager.grant(reserve(self.step, SIZE, **proposal))
         return self.manager.last
 
     def compute(self, sequence_id: int, tokens: list[int]) -> list[dict[str, Any]]:
-        """A prompt comes, is computed in one step, and goes; the events of its end."""
+        """Compute a prompt in one step and end it. Returns the events of its end."""
         self.grant(candidates=[Candidate(sequence_id, tokens, len(tokens))])
         return self.grant(committed=[self.step], free=[sequence_id])
 
@@ -108,19 +108,22 @@ def cache_of(num_blocks: int = 12) -> Cache:
     return Cache(MirroredManager(num_blocks, SIZE, roots=(root_of("a", SIZE), root_of("b", SIZE))))
 
 
-def test_first_of_all() -> None:
-    """The first batch says that the cache is empty; a walk that changes nothing says nothing."""
+def test_first_batch_clears() -> None:
+    """The first batch says that the cache is empty; a grant that changes nothing adds no event."""
     cache = cache_of()
     assert cache.grant() == [{"type": "AllBlocksCleared"}]
     assert cache.grant() == []
 
 
 def test_one_event_for_a_chain() -> None:
-    """Blocks of one chain are one event, with no parent where it begins; only what is committed is told."""
+    """Blocks of one chain are one event, without a parent if the chain begins there; only committed blocks are
+    reported."""
     cache = cache_of()
     tokens = [1, 2, 3, 4, 5]
     keys = keys_of("a", tokens, SIZE)
-    assert cache.grant(candidates=[Candidate(1, tokens, 5)]) == [{"type": "AllBlocksCleared"}], "pending is not told"
+    assert cache.grant(candidates=[Candidate(1, tokens, 5)]) == [{"type": "AllBlocksCleared"}], (
+        "pending blocks are not reported"
+    )
     assert cache.grant(committed=[1]) == [
         {
             "type": "BlockStored",
@@ -140,14 +143,14 @@ def test_one_event_for_a_chain() -> None:
 
 
 def test_chains_stay_apart() -> None:
-    """Prompts of one step are an event each, even where one's root hash could be taken for a parent."""
+    """Each prompt of a step has its own event, even where the root of one could be taken for a parent."""
     cache = cache_of()
     cache.grant(candidates=[Candidate(1, [1, 2, 3], 3, "a"), Candidate(2, [1, 2, 3], 3, "b")])
     assert [event["parent_block_hash"] for event in cache.grant(committed=[1])] == [None, None]
 
 
 def test_removed() -> None:
-    """What one walk evicts is one event, tail first, as it was reused."""
+    """All evictions of one grant are one event, tail first, in the order of reuse."""
     cache = cache_of(num_blocks=6)
     keys = keys_of("a", [1, 2, 3, 4, 5, 6], SIZE)
     cache.compute(1, [1, 2, 3, 4, 5, 6])
@@ -156,7 +159,7 @@ def test_removed() -> None:
 
 
 def test_failed_step() -> None:
-    """A block whose step failed was never there: neither stored nor removed."""
+    """A block whose step failed was never stored, so it is neither reported as stored nor as removed."""
     cache = cache_of()
     cache.grant(candidates=[Candidate(1, [1, 2, 3], 3)])
     assert cache.grant(failed=[1], free=[1]) == []
@@ -164,7 +167,7 @@ def test_failed_step() -> None:
 
 
 def test_reset() -> None:
-    """A reset is one event; steps under way tell nothing of what they wrote for the old cache."""
+    """A reset is one event; steps in flight report nothing that they wrote for the old cache."""
     cache = cache_of()
     cache.compute(1, [1, 2, 3])
     cache.grant(candidates=[Candidate(2, [4, 5, 6], 3)])
@@ -173,7 +176,7 @@ def test_reset() -> None:
 
 
 def test_orphan_keeps_its_parent() -> None:
-    """A block whose parent was never told names it all the same: null is for a chain's first only."""
+    """A block names its parent even if that was never reported; null is for the first block of a chain only."""
     log = EventLog(SIZE)
     log.take()
     log.on_stored(b"child", b"never told", [3, 4], 0, 1)
@@ -181,8 +184,8 @@ def test_orphan_keeps_its_parent() -> None:
     assert stored["parent_block_hash"] == b"never told"
 
 
-def test_merging_leaves_the_callers_lists_alone() -> None:
-    """Token ids are copied: others keep the lists that they told."""
+def test_merging_copies_token_ids() -> None:
+    """Token ids are copied, because callers keep the lists that they pass."""
     log = EventLog(SIZE)
     first, second = [1, 2], [3, 4]
     log.on_stored(b"k1", b"root", first, 0, 0)
@@ -194,7 +197,7 @@ def test_merging_leaves_the_callers_lists_alone() -> None:
 
 
 def test_queue_drops_the_oldest() -> None:
-    """Beyond its size the oldest are not sent; they are kept, and numbers stay with their batches."""
+    """Beyond the queue's size the oldest batches are not sent; they are kept with their numbers."""
     queue = BatchQueue(buffer_steps=4, max_queue_size=2)
     for number in range(5):
         queue.append(bytes([number]))

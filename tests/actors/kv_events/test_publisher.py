@@ -1,4 +1,4 @@
-"""KV events over real sockets on this machine: gaps, floods, restarts, and what is no request."""
+"""KV events over real sockets on this machine: gaps, floods, restarts, and invalid requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = b"r" * 32
 
 
 class Cache:
-    """What a block manager would tell: one chain that grows by a block a walk."""
+    """Events of a block manager with one chain that grows by one block per grant."""
 
     def __init__(self, publisher_type: type[EventPublisher] = EventPublisher, **changes: object) -> None:
         self.log = EventLog(SIZE)
@@ -73,7 +73,7 @@ def assert_same(cache: Cache, subscriber: Subscriber) -> None:
 
 
 def test_late_subscriber(cache: Cache) -> None:
-    """One that comes late misses the beginning, sees by the number that it has, and is sent it again."""
+    """A late subscriber misses the beginning, notices it by the number, and gets it by a replay."""
     cache.publisher.flush()
     cache.grow(5)
     cache.lose_last()
@@ -98,7 +98,8 @@ class Stalled(EventPublisher):
 
 
 def test_overflow() -> None:
-    """A thread that does not keep up loses live batches, never a replayed one; it is said once, and nobody waits."""
+    """If its thread does not keep up, live batches are lost but replays are not; this is logged once, and nothing
+    waits."""
     Stalled.may_send.set()
     with capture_logs() as lines:
         cache = Cache(Stalled, max_queue_size=3)
@@ -116,8 +117,8 @@ def test_overflow() -> None:
     assert [line["event"] for line in lines].count("kv_events.overflow") == 1
 
 
-def test_what_is_kept_is_bounded() -> None:
-    """A replay begins with the oldest batch that is kept: a higher number than asked for says that some are lost."""
+def test_kept_batches_are_bounded() -> None:
+    """A replay starts with the oldest kept batch; a higher number than requested shows that some are lost."""
     cache = Cache(buffer_steps=3)
     cache.grow(10)
     with watching(cache) as subscriber:
@@ -128,7 +129,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_long_replay(cache: Cache) -> None:
-    """A replay arrives whole however slowly it is read: ZeroMQ's default is to drop what exceeds 1000 messages."""
+    """A replay arrives completely however slowly it is read: ZeroMQ drops what exceeds 1000 messages by default."""
     for _ in range(3000):
         for _ in range(120):  # 12 MB in all, more than the kernel takes for a reader that does not read
             cache.log.on_removed([ROOT])
@@ -142,14 +143,14 @@ def test_long_replay(cache: Cache) -> None:
     slow.send_multipart([b"", b"\0" * 8])
     slow.poll()
     with watching(cache) as subscriber:
-        assert subscriber.replay(3000) == [], "answered after the one before it has been sent"
+        assert subscriber.replay(3000) == [], "it is answered after the previous one was sent"
     numbers = [slow.recv_multipart()[2] for _ in range(3001)]
     assert numbers == [*(number.to_bytes(8, "big") for number in range(3000)), END]
     context.destroy(linger=0)
 
 
 def test_topic() -> None:
-    """Batches carry the topic, live and replayed; other topics are not sent."""
+    """Live and replayed batches carry the topic; batches of other topics are not sent."""
     cache = Cache(topic="kv@here@demo")
     with watching(cache, topic="kv@") as subscriber, watching(cache, topic="other") as stranger:
         subscriber.receive_while(lambda: subscriber.next_number == 0, cache.grow)
@@ -158,8 +159,8 @@ def test_topic() -> None:
     cache.publisher.close()
 
 
-def test_no_requests(cache: Cache) -> None:
-    """What is no request is not answered, and harms nobody who asks properly."""
+def test_malformed_requests(cache: Cache) -> None:
+    """They are not answered, and do not affect valid requests."""
     cache.publisher.flush()
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -176,7 +177,7 @@ def test_no_requests(cache: Cache) -> None:
 
 
 def test_next_engine(cache: Cache) -> None:
-    """The next engine can have the same address, begins at 0 with an empty cache, and a subscriber follows it."""
+    """The next engine can use the same address, starts at 0 with an empty cache, and a subscriber follows it."""
     with watching(cache) as subscriber:
         subscriber.receive_while(lambda: subscriber.next_number == 0, cache.grow)
         cache.grow(10)
@@ -194,14 +195,14 @@ def test_next_engine(cache: Cache) -> None:
 
 @pytest.mark.parametrize(("field", "verb"), [("endpoint", "bind"), ("replay_endpoint", "bind")])
 def test_taken_address(cache: Cache, field: str, verb: str) -> None:
-    """An address that somebody else has is an error that names it, and leaves nothing open."""
+    """An address in use raises an error that names it, and leaves nothing open."""
     taken = getattr(cache.publisher, field)
     with pytest.raises(KvEventsError, match=f"cannot {verb} {taken}: Address already in use"):
         Cache(**{field: taken})
 
 
 def test_connecting(cache: Cache) -> None:
-    """Where the address is a subscriber's, the publisher goes to it."""
+    """If the address is a subscriber's, the publisher connects to it."""
     context = zmq.Context()
     sub = context.socket(zmq.SUB)
     sub.subscribe("")

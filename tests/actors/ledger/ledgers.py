@@ -1,4 +1,4 @@
-"""Records, write-ahead files and databases for the ledger's tests, and a disk with dials for its faults."""
+"""Records, write-ahead files and databases for the ledger's tests, and a disk with dials for faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEGMENT = 256 * 1024
 
 
 def record_of(name: str, **changes: Any) -> UsageRecord:
-    """A finished request of 100 prompt tokens, 48 of them cached, and 10 completion tokens."""
+    """Make the record of a finished request with 100 prompt tokens, 48 of them cached, and 10 completion tokens."""
     fields: dict[str, Any] = {
         "request_id": name,
         "tenant": "acme",
@@ -47,7 +47,7 @@ def record_of(name: str, **changes: Any) -> UsageRecord:
 
 
 def so_far_of(name: str, **changes: Any) -> UsageRecord:
-    """The same request at its admission."""
+    """Make the record of the same request at its admission."""
     return record_of(
         name,
         **{
@@ -61,7 +61,7 @@ def so_far_of(name: str, **changes: Any) -> UsageRecord:
 
 
 def entries_in(folder: Path) -> list[Entry]:
-    """Everything readable in a write-ahead file, oldest first."""
+    """Yield every readable entry of a write-ahead file, oldest first."""
     storage = DiskStorage(folder)
     return [
         placed.entry
@@ -76,7 +76,7 @@ def closed_ids(entries: Iterable[Entry]) -> list[str]:
 
 @attrs.define
 class DiskDials:
-    """What goes wrong."""
+    """Which faults the disk has."""
 
     max_segments: int | None = None
     """Segments that the disk has room for; ENOSPC beyond."""
@@ -113,7 +113,7 @@ class FaultyFile:
 
 
 class FaultyStorage(DiskStorage):
-    """A real folder on a disk that fails as it is told."""
+    """A real folder, on a disk with the faults that its dials say."""
 
     def __init__(self, folder: Path, dials: DiskDials) -> None:
         super().__init__(folder)

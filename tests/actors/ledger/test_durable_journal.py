@@ -1,4 +1,4 @@
-"""The journal: what is written when, who hears when, and what a disk that fails may and may not do."""
+"""The durable journal: what is written when, when clients are released, and what a failing disk may not do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.actors.ledger.ledgers import (
 
 @attrs.define
 class Desk:
-    """A journal and what its clients have heard."""
+    """A journal, and which clients were released."""
 
     folder: Path
     dials: DiskDials
@@ -71,7 +71,7 @@ async def running(desk: Desk) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Worker threads finish in their own time, so this waits in real time."""
+    """Wait in real time, since worker threads finish in their own."""
     with trio.fail_after(10):
         while not condition():
             await trio.sleep(0.001)
@@ -81,7 +81,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_many_records_one_write(tmp_path: Path) -> None:
-    """What was said since the last flush is one write, and each client hears once, after it."""
+    """Everything since the last flush is one write, and each client is released once, after it."""
     desk = open_desk(tmp_path)
     for name in "abcdef":
         assert desk.admit(name)
@@ -98,7 +98,7 @@ def test_many_records_one_write(tmp_path: Path) -> None:
 
 
 def test_last_admission_counts(tmp_path: Path) -> None:
-    """A request whose prompts are admitted one by one is opened again with more; recovery takes the last one."""
+    """A request whose prompts are admitted one by one has several open entries; recovery takes the last one."""
     desk = open_desk(tmp_path)
     for num_choices in (1, 2):
         assert desk.admit("list", num_choices=num_choices)
@@ -113,7 +113,7 @@ def test_last_admission_counts(tmp_path: Path) -> None:
 
 
 def test_segments_follow_one_another(tmp_path: Path) -> None:
-    """A full segment is followed by the next one; no entry spans two, and the chain goes on."""
+    """A full segment is followed by the next one; no entry spans two, and the chain continues."""
     desk = open_desk(tmp_path)
     names = [f"request-{i}" for i in range(600)]
     for at in range(0, len(names), 20):
@@ -130,7 +130,7 @@ def test_segments_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
-    """The segment of an open entry is needed until its closing is written; admission again moves the need."""
+    """The segment of an open entry is needed until its closing is written; another admission moves it."""
     desk = open_desk(tmp_path)
     assert desk.admit("long")
     desk.journal.flush()
@@ -150,7 +150,7 @@ def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
 
 
 async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
-    """When no segment can be had, newcomers are refused; everybody admitted before is closed, in reserved room."""
+    """If no segment can be allocated, new requests are refused; admitted ones are closed in their reserved room."""
     desk = open_desk(tmp_path, max_segments=2)
     admitted: list[Any] = []
     while desk.admit(f"request-{len(admitted)}"):
@@ -171,8 +171,8 @@ async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
         assert desk.admit("after")
 
 
-def test_full_disk_closes_the_longest(tmp_path: Path) -> None:
-    """Room is reserved for the longest closing that the request can have, not for a likely one."""
+def test_reserved_room_fits_the_longest_closing(tmp_path: Path) -> None:
+    """Room is reserved for the longest possible closing of a request, not for a typical one."""
     desk = open_desk(tmp_path, max_segments=1, segment_bytes=4 * MAX_LINE_BYTES)
     fields: dict[str, Any] = {"client_request_id": "\x01" * 256, "idempotency_key": "\x02" * 256, "model": "\x03" * 256}
     names: list[str] = []
@@ -186,8 +186,8 @@ def test_full_disk_closes_the_longest(tmp_path: Path) -> None:
     assert names and desk.written == names
 
 
-def test_refused_hear_at_once_and_are_written_later(tmp_path: Path) -> None:
-    """A request that was refused for want of room gets its answer now, and its record when there is room."""
+def test_refused_requests_are_released_at_once_and_written_later(tmp_path: Path) -> None:
+    """A request refused for lack of room gets its response now, and its record when there is room."""
     desk = open_desk(tmp_path, max_segments=1)
     names: list[str] = []
     while desk.admit(f"r{len(names)}"):
@@ -206,8 +206,8 @@ def test_refused_hear_at_once_and_are_written_later(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a disk that fails
 
 
-async def test_failed_write_is_tried_again(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """While writing fails nobody hears and nobody is admitted; once it works everything is there, in order, once."""
+async def test_failed_write_is_retried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """While writes fail no client is released and no request admitted; afterwards all is there once, in order."""
     desk = open_desk(tmp_path)
     async with running(desk):
         assert desk.admit("a")
@@ -228,7 +228,7 @@ async def test_failed_write_is_tried_again(tmp_path: Path, autojump_clock: trio.
 
 
 async def test_short_write_is_completed(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """A write that took half and then failed leaves no half behind, and moves nobody past it."""
+    """A write that failed half-way leaves no partial entry, and no later entry overtakes it."""
     desk = open_desk(tmp_path)
     async with running(desk):
         before = desk.journal.durable
@@ -245,8 +245,8 @@ async def test_short_write_is_completed(tmp_path: Path, autojump_clock: trio.tes
 # ---------------------------------------------------------------- power loss
 
 
-async def test_fsync_before_anybody_hears(tmp_path: Path) -> None:
-    """With fsync a client hears after a sync that began after its record was written; many share one sync."""
+async def test_release_comes_after_fsync(tmp_path: Path) -> None:
+    """With fsync a client is released after a sync that began after its record was written; many share one sync."""
     desk = open_desk(tmp_path, fsync=True)
     for name in "abc":
         desk.close(name)
@@ -257,8 +257,8 @@ async def test_fsync_before_anybody_hears(tmp_path: Path) -> None:
         assert desk.dials.num_syncs == 1
 
 
-async def test_failed_sync_writes_again(tmp_path: Path) -> None:
-    """A failed sync may have dropped what was written: nobody hears until it is written again and synced."""
+async def test_failed_sync_rewrites(tmp_path: Path) -> None:
+    """A failed sync may have dropped data, so no client is released until it is written again and synced."""
     desk = open_desk(tmp_path, fsync=True)
     desk.dials.fails_syncs = True
     desk.close("a")
@@ -273,8 +273,8 @@ async def test_failed_sync_writes_again(tmp_path: Path) -> None:
     assert desk.written == ["a"]
 
 
-async def test_room_is_taken_in_advance(tmp_path: Path) -> None:
-    """The next segment is there before the current one is full, without an admission having waited for it."""
+async def test_segments_are_preallocated(tmp_path: Path) -> None:
+    """The next segment exists before the current one is full, and no admission waited for it."""
     desk = open_desk(tmp_path)
     async with running(desk):
         i = 0
@@ -290,7 +290,7 @@ async def test_room_is_taken_in_advance(tmp_path: Path) -> None:
 
 
 def test_first_admitted_request_wins(tmp_path: Path) -> None:
-    """A later request of the same digest is a retry of the first admitted one, within the window and not beyond it."""
+    """A later request with the same digest is a retry of the first admitted one, but only within the window."""
     desk = open_desk(tmp_path)
     same: dict[str, Any] = {"idempotency_digest": "d" * 64}
     assert desk.journal.retry_of(so_far_of("refused", **same)) is None

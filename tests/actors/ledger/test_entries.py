@@ -1,4 +1,4 @@
-"""What a line of the write-ahead file holds, and that nothing changes it unseen."""
+"""The lines of the write-ahead file: what they contain, and that no change goes unnoticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quipu.actors.ledger.entries import (
     parse_line,
 )
 from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES, MAX_MISSES, TIERS, flatten, restore
-from quipu.actors.ledger.schema import CHAIN_COLUMNS, records
+from quipu.actors.ledger.schema import records
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, FinishReason, Outcome
@@ -69,8 +69,8 @@ anything = st.builds(
 
 
 @given(anything)
-def test_every_record_goes_through_a_line(record: UsageRecord) -> None:
-    """Whatever a record holds comes back from its line, text bounded and storable; no line is longer than the limit."""
+def test_records_survive_a_line(record: UsageRecord) -> None:
+    """Any record can be restored from its line, with bounded and storable text; no line exceeds the limit."""
     line = Chain("srv").close(T0, record).data
     assert len(line) <= MAX_LINE_BYTES
     entry = parse_line(line.removesuffix(b"\n"))
@@ -84,8 +84,8 @@ def test_every_record_goes_through_a_line(record: UsageRecord) -> None:
 
 
 @given(anything, anything)
-def test_closing_fits_what_was_reserved(first: UsageRecord, last: UsageRecord) -> None:
-    """The closing of a request is never longer than its open entry and GROWTH_BYTES, whatever happens to it between."""
+def test_closing_fits_the_reserved_room(first: UsageRecord, last: UsageRecord) -> None:
+    """A closing is at most GROWTH_BYTES longer than its open entry, whatever happens in between."""
     same: tuple[str, ...] = ("request_id", "client_request_id", "idempotency_key", "idempotency_digest", "retry_of")
     same += ("tenant", "key_id", "model", "endpoint")
     last = attrs.evolve(last, **{name: getattr(first, name) for name in same})
@@ -96,7 +96,7 @@ def test_closing_fits_what_was_reserved(first: UsageRecord, last: UsageRecord) -
 
 
 def test_every_field_of_a_record_is_kept() -> None:
-    """A field that is added to the record must be added to entries and schema too, or it would be lost."""
+    """A field added to the record must be added to entries and schema too, or it would be lost."""
     different = record_of("r")
     defaults = UsageRecord(request_id="", outcome=Outcome.FAILED)
     for field in attrs.fields(UsageRecord):
@@ -114,7 +114,8 @@ def test_every_field_of_a_record_is_kept() -> None:
         changed = attrs.evolve(different, **{field.name: other})
         assert getattr(restore(flatten(changed)), field.name) == other, field.name
     assert set(flatten(defaults)) == set(FIELD_NAMES)
-    assert set(records.c.keys()) == {*FIELD_NAMES, *CHAIN_COLUMNS, "recovered"}
+    chain = ("server", "number", "hash", "previous", "entry", "ledger", "position")
+    assert set(records.c.keys()) == {*FIELD_NAMES, *chain, "recovered"}
 
 
 def test_chain() -> None:
@@ -128,8 +129,8 @@ def test_chain() -> None:
         previous = entry.hash
 
 
-def test_any_changed_byte_is_seen() -> None:
-    """No byte of a line can change without the line becoming unreadable."""
+def test_any_changed_byte_is_detected() -> None:
+    """Changing any byte of a line makes it unreadable."""
     line = Chain("srv").close(T0, record_of("r")).data.removesuffix(b"\n")
     assert parse_line(line) is not None
     for at in range(len(line)):
@@ -138,16 +139,16 @@ def test_any_changed_byte_is_seen() -> None:
     assert parse_line(line[:-1]) is None and parse_line(b"") is None
 
 
-def test_open_entry_is_in_no_chain() -> None:
-    """An open entry goes when its closing has come, so the chain must not need it."""
+def test_open_entry_is_not_chained() -> None:
+    """An open entry is deleted after its closing, so the chain must not depend on it."""
     entry = parse_line(admitted_line("srv", T0, so_far_of("r")).data.removesuffix(b"\n"))
     assert entry is not None and entry.kind is EntryKind.ADMITTED
     assert entry.number is None and entry.previous is None
     assert set(entry.request_id) <= set(string.ascii_letters)
 
 
-def test_the_longest_closing_fits_what_was_reserved() -> None:
-    """An open entry that says nothing but who asked, and a closing that says everything there is to say."""
+def test_longest_closing_fits_the_shortest_open_entry() -> None:
+    """The shortest open entry, followed by a closing with every field at its longest."""
     who: dict[str, Any] = {
         "tenant": "\x01" * 256,
         "key_id": "\x02" * 256,
@@ -183,7 +184,7 @@ def test_the_longest_closing_fits_what_was_reserved() -> None:
 
 
 def test_defaults_never_change() -> None:
-    """Lines leave out what has its default: another default would change what old records say."""
+    """Lines leave out defaults, so another default would change the meaning of old records."""
     zero: tuple[str, ...] = (
         "created_5m_tokens",
         "created_1h_tokens",
@@ -199,8 +200,8 @@ def test_defaults_never_change() -> None:
     assert expected == DEFAULTS
 
 
-def test_a_refusal_is_short() -> None:
-    """Its line has who asked, when, and how it ended."""
+def test_rejected_record_is_short() -> None:
+    """Its line contains who sent the request, when, and how it ended."""
     record = record_of("r" * 28, outcome=Outcome.REJECTED, admitted_at=None, first_token_at=None, num_choices=0)
     nothing: dict[str, Any] = {"prompt": UNKNOWN, "cached": UNKNOWN, "cached_by_tier": None, "cache_write": UNKNOWN}
     record = attrs.evolve(record, **nothing, completion_tokens=0, computed_tokens=0, cache_misses=(), incarnation=None)

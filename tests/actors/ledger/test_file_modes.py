@@ -1,4 +1,4 @@
-"""What tenants used is nobody else's business: no file of a ledger can be read by others, whoever made it and when."""
+"""File modes: others cannot read any file of a ledger, whoever made it and when."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def modes_in(folder: Path) -> dict[str, int]:
-    """Of every file, by its path."""
+    """Return the mode of every file, by path."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in paths}
 
 
 async def test_files_of_a_new_ledger(tmp_path: Path, umask: int) -> None:
-    """Database, its write-ahead and shared files, segments, lock, and what says whose ledger it is."""
+    """Database, its write-ahead and shared files, segments, lock and description are private."""
     data_dir = tmp_path / "data"
     async with opened(data_dir) as ledger:
         await write(ledger, "a", "b")
@@ -41,7 +41,7 @@ async def test_files_of_a_new_ledger(tmp_path: Path, umask: int) -> None:
 
 
 async def test_files_of_an_older_ledger(tmp_path: Path) -> None:
-    """They are tightened when the ledger is opened, segments that are only read among them."""
+    """They are made private when the ledger is opened, including segments that are only read."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "a", closes=False)
     files = [tmp_path / name for name in modes_in(tmp_path)]
@@ -56,8 +56,8 @@ async def test_files_of_an_older_ledger(tmp_path: Path) -> None:
     assert {name: oct(mode) for name, mode in modes.items() if mode != PRIVATE} == {}
 
 
-def test_a_database_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner decides who may read it: it is left as it is, and used."""
+def test_database_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner decides who may read it: the mode is left as it is."""
     path = tmp_path / SQLITE_NAME
     path.touch(0o666)
     path.chmod(0o666)
@@ -69,7 +69,7 @@ def test_a_database_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_readers_change_no_mode(tmp_path: Path) -> None:
-    """Whoever reports has no say in who may read; and makes no database."""
+    """Opening a reader changes no file mode and creates no database."""
     engine = make_engine(sqlite_url(tmp_path))
     migrate(engine)
     engine.dispose()

@@ -1,4 +1,4 @@
-"""A ledger that an older quipu wrote: read, checked and continued as if nothing had changed."""
+"""A ledger written by an older version is read, verified and continued."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.postgres import Postgres
 
 @attrs.frozen
 class Older:
-    """A version of the schema, and what came after it."""
+    """A version of the schema, and what was added after it."""
 
     version: str
     later_fields: tuple[str, ...]
 
     def flatten(self, record: UsageRecord) -> dict[str, Any]:
-        """A record as that version wrote it."""
+        """Flatten a record as that version did."""
         return {name: value for name, value in flatten(record).items() if name not in self.later_fields}
 
     def restore(self, url: str) -> None:
-        """Bring a database back to what that version made."""
+        """Downgrade a database to that version."""
         engine = make_engine(url)
         with engine.begin() as connection:
             for name in self.later_fields:
@@ -50,7 +50,7 @@ of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for
 
 
 async def serve(folder: Path, name: str, **fields: Any) -> None:
-    """One server's life, with one request."""
+    """Run one server with one request."""
     with trio.fail_after(30):
         async with open_ledger(LedgerConfig(data_dir=folder, segment_bytes=SEGMENT, version="test")) as ledger:
             assert ledger.journal.admit(so_far_of(name))
@@ -60,7 +60,7 @@ async def serve(folder: Path, name: str, **fields: Any) -> None:
 
 @of_each_version
 async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: Older) -> None:
-    """Old lines and rows keep their hashes; what they do not say is not known. New ones follow in the same chain."""
+    """Old lines and rows keep their hashes; fields they lack are unknown. New ones continue the same chain."""
     with monkeypatch.context() as then:
         then.setattr(entries, "flatten", older.flatten)
         await serve(tmp_path, "old", seed=3, outcome=Outcome.FAILED)
@@ -77,10 +77,10 @@ async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["file", "database"])
-async def test_what_an_older_version_recovered(
+async def test_recovered_record_of_an_older_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """Its entry says so beside the record: the server failed it, then as now, and it counts no tokens."""
+    """Its entry says that it was recovered, so the server failed it, and it counts no tokens."""
     older = OLDER[1]
     with monkeypatch.context() as then:
         then.setattr(entries, "flatten", older.flatten)
@@ -108,8 +108,8 @@ def recover(journal: DurableJournal, record: UsageRecord) -> None:
         ("fault = 'engine_died'", "fault is 'engine_died' in the database, and was written as None"),
     ],
 )
-async def test_a_field_that_was_changed_shows(tmp_path: Path, change: str, says: str) -> None:
-    """What came later is verified like the rest: nobody makes a bill smaller unseen."""
+async def test_changed_new_field_is_detected(tmp_path: Path, change: str, says: str) -> None:
+    """Fields added later are verified like the rest."""
     await serve(tmp_path, "one", seed=7)
     engine = make_engine(sqlite_url(tmp_path))
     with engine.begin() as connection:
@@ -121,7 +121,7 @@ async def test_a_field_that_was_changed_shows(tmp_path: Path, change: str, says:
 
 @of_each_version
 def test_upgrade_in_postgres(postgres: Postgres, older: Older) -> None:
-    """The columns come to a table that has rows, in PostgreSQL as in SQLite."""
+    """Columns are added to a table with rows, in PostgreSQL as in SQLite."""
     url = postgres.new_database()
     engine = make_engine(url)
     migrate(engine)

@@ -1,4 +1,4 @@
-"""The ledger in a real PostgreSQL: the same numbers as in SQLite, and nothing lost while it is away."""
+"""The ledger in a real PostgreSQL: the same numbers as in SQLite, and nothing lost while it is down."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def everything(reader: LedgerReader) -> tuple[list[LedgerRecord], list[object]]:
 
 
 async def test_same_numbers_as_sqlite(postgres: Postgres, tmp_path: Path) -> None:
-    """Records, their order, filters, groups and buckets are the same from the file, from SQLite and from PostgreSQL."""
+    """Records, order, filters, groups and buckets are the same from the file, SQLite and PostgreSQL."""
     chooser = random.Random(7)
     records = [random_record(chooser, f"request-{i:04}") for i in range(1500)]
     answers = []
@@ -108,7 +108,7 @@ async def test_same_numbers_as_sqlite(postgres: Postgres, tmp_path: Path) -> Non
 
 
 async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path) -> None:
-    """The database goes away in the middle and comes back: no client waits for it, and in the end all is there once."""
+    """The database goes down and comes back: no client waits for it, and in the end each record is there once."""
     url = postgres.new_database()
     heard: list[str] = []
     names = [f"request-{i}" for i in range(900)]
@@ -135,8 +135,8 @@ async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path
     assert len(DiskStorage(tmp_path / FOLDER).numbers()) <= 2, "what is loaded is deleted"
 
 
-async def test_starts_and_ends_while_away(postgres: Postgres, tmp_path: Path) -> None:
-    """A server starts, serves and ends without its database; the next one loads what it wrote."""
+async def test_server_runs_without_its_database(postgres: Postgres, tmp_path: Path) -> None:
+    """A server starts, serves and stops without its database; the next one loads what it wrote."""
     url = postgres.new_database()
     postgres.stop()
     async with open_ledger(config_of(tmp_path, url)) as ledger:
@@ -150,7 +150,7 @@ async def test_starts_and_ends_while_away(postgres: Postgres, tmp_path: Path) ->
 
 
 async def test_two_servers_one_database(postgres: Postgres, tmp_path: Path) -> None:
-    """Servers with folders of their own share a database, and start together: both chains are whole."""
+    """Servers with separate folders share a database and start together: both chains are complete."""
     url = postgres.new_database()
     engine = make_engine(url)
     threads = [threading.Thread(target=migrate, args=(engine,)) for _ in range(2)]
@@ -172,7 +172,7 @@ async def test_two_servers_one_database(postgres: Postgres, tmp_path: Path) -> N
 
 
 async def test_changed_row_is_named(postgres: Postgres, tmp_path: Path) -> None:
-    """Verify sees a changed number in PostgreSQL as it does in SQLite."""
+    """Verify detects a changed number in PostgreSQL as in SQLite."""
     url = postgres.new_database()
     async with open_ledger(config_of(tmp_path, url)) as ledger:
         write(ledger, "a", "b", "c")
@@ -190,7 +190,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 async def test_data_directory_knows_its_database(postgres: Postgres, tmp_path: Path) -> None:
-    """A reader of the folder alone is told which database to name; the password is in no message and no file."""
+    """A reader of the folder alone is told which database to name, without its password."""
     url = postgres.new_database()
     async with open_ledger(config_of(tmp_path, url)) as ledger:
         write(ledger, "a")

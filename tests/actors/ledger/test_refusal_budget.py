@@ -1,4 +1,4 @@
-"""Refused requests: so many records a tenant and hour, the others counted; everybody else's record is written."""
+"""The budget of records for rejected requests, per tenant and hour; other requests always get a record."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def num_taken(budget: RefusalBudget, num: int, now: float, tenant: str = "acme")
     return sum(budget.take(tenant, now) for _ in range(num))
 
 
-def test_so_many_at_once_and_an_hour() -> None:
-    """A burst, then one by one as time passes, and never more than a burst, however long nothing came."""
+def test_burst_then_hourly_rate() -> None:
+    """A burst, then one by one as time passes, and never more than a burst, however long none came."""
     budget = RefusalBudget(100)
     assert num_taken(budget, 1000, T0) == 100 and budget.num_suppressed == 900
     assert num_taken(budget, 1000, T0 + PERIOD_S / 4) == 25
@@ -29,35 +29,35 @@ def test_so_many_at_once_and_an_hour() -> None:
     assert budget.num_suppressed == 900 + 975 + 900
 
 
-def test_for_hours_without_end() -> None:
-    """784 a second for three hours: a burst, and an hour's worth for each hour."""
+def test_sustained_rejections() -> None:
+    """784 a second for three hours: a burst, and an hour's budget for each hour."""
     budget = RefusalBudget(50)
     taken = sum(budget.take("acme", T0 + number / 784) for number in range(0, 784 * 3600 * 3, 97))
     assert 50 + 3 * 50 - 1 <= taken <= 50 + 3 * 50
 
 
-def test_each_tenant_for_itself() -> None:
-    """Nobody uses up another one's budget."""
+def test_budgets_are_per_tenant() -> None:
+    """A tenant cannot use another's budget."""
     budget = RefusalBudget(10)
     assert num_taken(budget, 1000, T0) == 10
     assert num_taken(budget, 5, T0, "bolt") == 5
 
 
-def test_a_clock_that_was_set_back() -> None:
-    """It gives nothing, takes nothing, and goes on from there."""
+def test_clock_set_back() -> None:
+    """It neither adds to nor takes from the budget, which continues from there."""
     budget = RefusalBudget(10)
     assert num_taken(budget, 4, T0) == 4
     assert num_taken(budget, 20, T0 - 10 * PERIOD_S) == 6
     assert num_taken(budget, 20, T0 - 9 * PERIOD_S) == 10
 
 
-def test_none_at_all() -> None:
-    """An operator who wants no record of a refusal has none."""
+def test_budget_of_zero() -> None:
+    """With a budget of 0 no rejected request gets a record."""
     assert num_taken(RefusalBudget(0), 10, T0 + PERIOD_S) == 0
 
 
 def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more tenants than are remembered, whoever was refused longest ago begins anew."""
+    """Beyond the bound, the tenant that was rejected longest ago starts with a full budget."""
     monkeypatch.setattr(refusals, "MAX_TENANTS", 3)
     budget = RefusalBudget(1)
     for tenant in ("a", "b", "c", "a", "d"):
@@ -66,8 +66,8 @@ def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [budget.take(tenant, T0) for tenant in ("a", "c", "d", "b")] == [False, False, False, True]
 
 
-def test_said_now_and_then() -> None:
-    """The log names the tenant and how many there were since the last line, once every ten minutes."""
+def test_suppression_is_logged_periodically() -> None:
+    """The log names the tenant and the number since the last line, once every ten minutes."""
     budget = RefusalBudget(0)
     with capture_logs() as lines:
         for second in range(int(LOG_EVERY_S * 2) + 1):
@@ -77,8 +77,8 @@ def test_said_now_and_then() -> None:
     assert said == [("acme", 1), ("acme", LOG_EVERY_S), ("acme", LOG_EVERY_S), ("bolt", 1)]
 
 
-def test_what_is_not_written_is_answered(tmp_path: Path) -> None:
-    """A refused client hears at once; the chain goes on as if nothing had been; whoever else ends has a record."""
+def test_requests_without_record_are_answered(tmp_path: Path) -> None:
+    """The client is released at once; the chain continues without a gap; other requests get their records."""
     desk = open_desk(tmp_path)
     for number in range(150):
         desk.close(f"r{number}", **REFUSED)
@@ -95,8 +95,8 @@ def test_what_is_not_written_is_answered(tmp_path: Path) -> None:
     assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of somebody else"]
 
 
-def test_held_back_by_a_full_disk(tmp_path: Path) -> None:
-    """Records that wait for room are within the budget too: no tenant fills that list for the others."""
+def test_held_back_records_are_within_the_budget(tmp_path: Path) -> None:
+    """No tenant can fill the list of records that wait for room."""
     desk = open_desk(tmp_path, max_segments=1)
     names: list[str] = []
     while desk.admit(f"r{len(names)}"):

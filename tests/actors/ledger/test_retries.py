@@ -1,4 +1,4 @@
-"""Which request was the first under a key: within the window, for a bounded number of keys, each tenant for itself."""
+"""The retry index: the first request with a key, within the window, for a bounded number of keys per tenant."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WINDOW_S = 3600.0
 
 
 def request(name: str, digest: str, at: float = 0.0, tenant: str = "acme", **fields: Any) -> UsageRecord:
-    """One under a key, so long after T0."""
+    """Make a request with a key, that long after T0."""
     times = {"received_at": T0 + at, "admitted_at": T0 + at, "closed_at": T0 + at}
     return so_far_of(name, idempotency_digest=digest, tenant=tenant, **{**times, **fields})
 
 
-def test_a_tenant_keeps_so_many() -> None:
-    """Its oldest keys are forgotten first, and a key that was forgotten links nothing."""
+def test_keys_are_bounded() -> None:
+    """A tenant's oldest keys are forgotten first, and retries of a forgotten key are not recognized."""
     index = RetryIndex(WINDOW_S, 100)
     for number in range(5000):
         index.admit(request(f"r{number}", f"d{number}", number / 10))
@@ -38,8 +38,8 @@ def test_a_tenant_keeps_so_many() -> None:
     assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key begins anew"
 
 
-def test_a_tenant_pushes_out_nobody_elses() -> None:
-    """Another one's keys are there as before, however many a tenant sends."""
+def test_tenants_do_not_evict_each_other() -> None:
+    """However many keys one tenant sends, another's stay."""
     index = RetryIndex(WINDOW_S, 10)
     for tenant in ("acme", "bolt"):
         index.admit(request(f"first of {tenant}", "same", tenant=tenant))
@@ -50,8 +50,8 @@ def test_a_tenant_pushes_out_nobody_elses() -> None:
     assert len(index) == 11
 
 
-def test_the_window_forgets() -> None:
-    """The index holds a window, not a lifetime: of tenants that go on, and of those that have left."""
+def test_old_keys_are_forgotten() -> None:
+    """The index holds one window, both for tenants that continue and for those that stopped."""
     index = RetryIndex(10.0, 1000)
     for tenant in range(50):
         index.admit(request("r", "d", tenant=f"gone-{tenant}"))
@@ -60,8 +60,8 @@ def test_the_window_forgets() -> None:
     assert len(index) <= 12
 
 
-def test_no_keys_at_all() -> None:
-    """An operator who wants none links nothing."""
+def test_zero_keys() -> None:
+    """With a bound of 0 no retry is recognized."""
     index = RetryIndex(WINDOW_S, 0)
     index.admit(request("first", "d"))
     assert len(index) == 0 and index.first_of(request("again", "d", 1.0)) is None
@@ -74,8 +74,8 @@ def keys_of(*firsts: FirstRequest) -> TenantKeys:
     return keys
 
 
-def test_what_the_database_knows() -> None:
-    """The earlier of two first requests wins, wherever it is known from; both together are no more than the bound."""
+def test_keys_from_the_database() -> None:
+    """The earlier of two first requests is found, from either source; both together respect the bound."""
     index = RetryIndex(WINDOW_S, 10)
     index.admit(request("new", "d-old", 100.0))
     for number in range(7):
@@ -95,7 +95,7 @@ def test_what_the_database_knows() -> None:
 
 @attrs.frozen
 class Lives:
-    """Of servers on one folder."""
+    """Several servers on one folder, one after the other."""
 
     folder: Path
     url: str | None = None
@@ -120,7 +120,7 @@ class Lives:
 
 
 async def three_lives(lives: Lives) -> None:
-    """The newest keys of each tenant are known to the next server, no more than the bound, wherever they stand."""
+    """The newest keys of each tenant are known to the next server, within the bound, wherever they are stored."""
     async with lives.open() as ledger:
         await lives.write(ledger, "acme", 20)
         await lives.write(ledger, "bolt", 3)
@@ -147,8 +147,8 @@ async def test_bounded_after_a_start_with_postgres(tmp_path: Path, postgres: Pos
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["in order", "backwards"])
-def test_any_order(order: int) -> None:
-    """Recovery tells of requests by their ends too: the earliest admission wins all the same."""
+def test_admissions_in_any_order(order: int) -> None:
+    """Recovery also adds requests by their closings; the earliest admission is found anyway."""
     index = RetryIndex(WINDOW_S, 100)
     for number in range(10)[::order]:
         index.admit(request(f"r{number}", "d", number))

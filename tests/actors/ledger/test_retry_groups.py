@@ -1,4 +1,4 @@
-"""Reports that collapse retries count one of a request and its retries; all others count each. Wherever they are."""
+"""Reports that collapse retries count one record of a request and its retries; other reports count each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def put(ledger: Ledger, request_id: str, num_tokens: int, ended: Ended, retry_of
 
 @pytest.mark.parametrize("name", GROUPS)
 async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
-    """After each end, and for every part of the group that is in the database already, the rest being in the file."""
+    """After each closing, with any part of the group in the database and the rest in the file."""
     group, expected = cast(tuple[list[Any], Any], GROUPS[name])
     for num_loaded in range(len(group) + 1):
         folder = tmp_path / str(num_loaded)
@@ -78,8 +78,8 @@ async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
         assert every.completion_tokens == sum(tokens for _, tokens, ended, _ in group if ended.fault is None)
 
 
-async def test_groups_are_counted_apart(tmp_path: Path) -> None:
-    """A key used for other work is another group; a retry counts in the bucket in which it ended."""
+async def test_groups_are_separate(tmp_path: Path) -> None:
+    """A key used for other work is another group; a retry counts in the bucket in which it closed."""
     other = {"idempotency_digest": "e" * 64}
     async with opened(tmp_path) as ledger:
         put(ledger, "a", 5, LEFT, None, 0)
@@ -91,8 +91,8 @@ async def test_groups_are_counted_apart(tmp_path: Path) -> None:
     assert [s.completion_tokens for s in sums] == [7, 100]
 
 
-async def test_nothing_is_left_of_a_whole_group_of_faults(tmp_path: Path) -> None:
-    """One request that counts no tokens, from the file and from the database."""
+async def test_group_of_only_faults(tmp_path: Path) -> None:
+    """It counts as one request without tokens, from the file and from the database."""
     async with opened(tmp_path) as ledger:
         put(ledger, "a", 5, DIED, None, 0)
         put(ledger, "b", 7, Ended(Outcome.FAILED, Fault.STEP_FAILED), "a", 1)

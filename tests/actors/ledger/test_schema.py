@@ -1,4 +1,4 @@
-"""The schema as the code knows it, and as the migrations make it."""
+"""The schema as the code declares it, and as the migrations make it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def differences(url: str) -> list[object]:
 
 
 def test_migrations_make_the_schema_in_sqlite(tmp_path: Path) -> None:
-    """The tables that migrations make are those that the code reads and writes."""
+    """Migrations make the tables that the code reads and writes."""
     assert differences(sqlite_url(tmp_path)) == []
 
 
@@ -38,14 +38,14 @@ def test_migrations_make_the_schema_in_postgres(postgres: Postgres) -> None:
 
 
 def test_head_is_the_last_migration() -> None:
-    """A migration that is added and not made HEAD would never run."""
+    """A migration that is not HEAD would never run."""
     config = Config()
     config.set_main_option("script_location", "quipu.actors.ledger:migrations")
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
-def test_migration_that_dies_leaves_nothing(tmp_path: Path) -> None:
-    """A migration is one transaction: after one that fails half-way the next start begins anew."""
+def test_failed_migration_is_rolled_back(tmp_path: Path) -> None:
+    """A migration is one transaction: after a failure the next start begins again."""
     engine = make_engine(sqlite_url(tmp_path))
     with engine.begin() as connection:
         connection.execute(sa.text("create table ledger_sources (ledger text)"))  # in the way of the last step
@@ -61,12 +61,12 @@ def test_migration_that_dies_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://user:s3cret@host/db", "postgresql+asyncpg://u:s3cret@h/d"])
 def test_bad_url(url: str) -> None:
-    """What is no URL of a known database is refused, without a word of its password."""
+    """A URL of an unsupported database is refused, and its password is not quoted."""
     with pytest.raises(LedgerError, match="--ledger-url") as caught:
         make_engine(url)
     assert "s3cret" not in str(caught.value)
 
 
 def test_password_is_never_shown() -> None:
-    """What is logged or shown of a URL has no password."""
+    """A URL that is logged or shown has no password."""
     assert redacted("postgresql://user:s3cret@host/db") == "postgresql+psycopg://user:***@host/db"

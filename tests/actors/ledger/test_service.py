@@ -1,4 +1,4 @@
-"""A ledger's lives: opened, killed at any byte, opened again, read at any time, checked."""
+"""The ledger across servers: opened, killed at any byte, opened again, read at any time, verified."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def rows_in(folder: Path, table: str = "usage_records") -> int:
 
 
 async def test_closed_and_loaded(tmp_path: Path) -> None:
-    """After a clean end all records are in the database, the chain is whole, and nothing is open."""
+    """After a clean stop all records are in the database, the chain is complete, and nothing is open."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "a", "b", "c")
     assert rows_in(tmp_path) == 3 and sorted(ids_in(tmp_path)) == ["a", "b", "c"]
@@ -84,7 +84,7 @@ async def test_closed_and_loaded(tmp_path: Path) -> None:
 
 
 async def test_second_server_is_refused(tmp_path: Path) -> None:
-    """Two servers cannot keep one ledger; the second one says what to do. Afterwards the folder is free again."""
+    """Two servers cannot keep one ledger, and the error says what to do. Afterwards the folder is free again."""
     async with opened(tmp_path):
         with pytest.raises(LedgerError, match=r"another server keeps its ledger in .*--data-dir"):
             async with open_ledger(config_of(tmp_path)):
@@ -95,8 +95,8 @@ async def test_second_server_is_refused(tmp_path: Path) -> None:
     assert not verify(data_dir=tmp_path).is_in_use
 
 
-async def test_recovery_closes_what_was_open(tmp_path: Path) -> None:
-    """A request that was admitted and never closed gets one record: failed, with what was known at its admission."""
+async def test_recovery_closes_open_requests(tmp_path: Path) -> None:
+    """A request that was never closed gets one record: failed, with what was known at its admission."""
     first, second = tmp_path / "first", tmp_path / "second"
     async with opened(first) as ledger:
         await write(ledger, "done")
@@ -120,7 +120,7 @@ async def test_recovery_closes_what_was_open(tmp_path: Path) -> None:
 
 
 async def test_torn_at_every_byte(tmp_path: Path) -> None:
-    """However far the last write got: it is torn and not bad, recovery cuts it, and every earlier record is there."""
+    """Wherever the last write was cut off, it is torn and not bad, is truncated, and every earlier record remains."""
     whole = tmp_path / "whole"
     async with opened(whole) as ledger:
         await write(ledger, "a", "b")
@@ -143,8 +143,8 @@ async def test_torn_at_every_byte(tmp_path: Path) -> None:
         assert set(ids_in(folder)) - {"last"} == {"a", "b"}
 
 
-def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
-    """The torn end goes, every whole entry stays, and what lies unused behind them is given back."""
+def test_recovery_truncates_only_the_torn_end(tmp_path: Path) -> None:
+    """The torn end is cut, every complete entry stays, and unused space is given back."""
     storage = DiskStorage(tmp_path)
     chain = Chain("srv")
     whole = chain.start(T0, {}).data + chain.close(T0, record_of("a")).data
@@ -159,8 +159,7 @@ def test_recovery_cuts_only_what_is_torn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("newer", [False, True])
 async def test_entries_of_another_version(tmp_path: Path, newer: bool) -> None:
-    """A record that an older quipu wrote gets the defaults of what it lacks, and may hold them; what a newer one wrote
-    is refused."""
+    """A record of an older version gets defaults for missing fields; a newer version's record is refused."""
     async with opened(tmp_path):
         pass
     chain = Chain("srv-other")
@@ -185,8 +184,8 @@ async def test_entries_of_another_version(tmp_path: Path, newer: bool) -> None:
     assert rows_in(tmp_path) == 1 and not verify(url=sqlite_url(tmp_path)).bad
 
 
-async def test_loader_passes_what_it_cannot_read(tmp_path: Path) -> None:
-    """Damage longer than a whole batch does not stop what lies behind it from being loaded."""
+async def test_loader_skips_damage(tmp_path: Path) -> None:
+    """Damage longer than a whole batch does not keep later entries from being loaded."""
     async with opened(tmp_path):
         pass
     chain = Chain("srv-other")
@@ -203,7 +202,7 @@ async def test_loader_passes_what_it_cannot_read(tmp_path: Path) -> None:
 
 
 async def test_crash_during_recovery(tmp_path: Path) -> None:
-    """A recovery that dies half-way leaves less of the same work: in the end each request is closed once."""
+    """A crash during recovery leaves less of the same work; in the end each request is closed once."""
     dead = tmp_path / "dead"
     async with opened(dead / "0") as ledger:
         await write(ledger, *(f"open-{i}" for i in range(6)), closes=False)
@@ -223,8 +222,8 @@ async def test_crash_during_recovery(tmp_path: Path) -> None:
     assert not verdict.bad and verdict.num_records == 6 and verdict.num_servers == 3
 
 
-async def test_replay_never_doubles(tmp_path: Path) -> None:
-    """A database restored from before a load, or from after it, ends with each record once."""
+async def test_loading_again_duplicates_nothing(tmp_path: Path) -> None:
+    """A database restored from before or after a load ends with each record once."""
     first, copy = tmp_path / "first", tmp_path / "copy"
     async with opened(first) as ledger:
         await write(ledger, "a", "b")
@@ -242,7 +241,10 @@ async def test_replay_never_doubles(tmp_path: Path) -> None:
 
 
 async def test_same_request_closed_twice_is_one_record(tmp_path: Path) -> None:
-    """Power was lost: the database has a record whose closing the file lost. Recovery closes it again; one remains."""
+    """After a power loss the file may lack a closing that the database has.
+
+    Recovery closes the request again; one record remains.
+    """
     folder = tmp_path / "lost"
     async with opened(tmp_path / "first") as ledger:
         await write(ledger, "r", closes=False)
@@ -263,8 +265,8 @@ async def test_same_request_closed_twice_is_one_record(tmp_path: Path) -> None:
     assert verify(url=sqlite_url(folder)).num_records == 1
 
 
-async def test_segments_go_when_loaded(tmp_path: Path) -> None:
-    """Loaded segments are deleted, in order, but none that is behind one with an open entry."""
+async def test_loaded_segments_are_deleted(tmp_path: Path) -> None:
+    """Loaded segments are deleted in order, but none after a segment with an open entry."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "long", closes=False)
         await write(ledger, *(f"r{i}" for i in range(120)))
@@ -283,7 +285,7 @@ async def test_segments_go_when_loaded(tmp_path: Path) -> None:
 
 
 async def test_full_disk_at_the_start(tmp_path: Path) -> None:
-    """A server that cannot have its first segment says so, and does not start."""
+    """A server that cannot allocate its first segment says so and does not start."""
     storage = FaultyStorage(tmp_path / FOLDER, DiskDials(max_segments=0))
     with pytest.raises(LedgerError, match=r"cannot keep a ledger in .*No space left"):
         async with open_ledger(config_of(tmp_path), storage=storage):
@@ -294,7 +296,7 @@ async def test_full_disk_at_the_start(tmp_path: Path) -> None:
 
 
 class sa_engine:
-    """An engine of a data directory's database, closed afterwards."""
+    """Open an engine on a data directory's database, disposed of afterwards."""
 
     def __init__(self, folder: Path) -> None:
         self._engine = make_engine(sqlite_url(folder))
@@ -307,12 +309,12 @@ class sa_engine:
 
 
 async def test_newer_schema_is_refused(tmp_path: Path) -> None:
-    """A database that a later quipu has changed is not written to by this one, and not read."""
+    """A database with a newer schema is neither written nor read."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "a")
     with sa_engine(tmp_path) as engine, engine.begin() as connection:
         connection.execute(sa.text("update alembic_version set version_num = '9999'"))
-    with pytest.raises(LedgerError, match=f"schema 9999, newer than this quipu's {HEAD}"):
+    with pytest.raises(LedgerError, match=f"schema 9999, newer than this version's {HEAD}"):
         async with open_ledger(config_of(tmp_path)):
             pass
     with pytest.raises(LedgerError, match="schema 9999"), open_reader(url=sqlite_url(tmp_path)):
@@ -320,7 +322,7 @@ async def test_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 async def test_retention(tmp_path: Path) -> None:
-    """Records older than the retention go; what stays is a whole suffix of the chain, and verifies."""
+    """Records older than the retention are deleted; what remains is a complete suffix of the chain and verifies."""
     now = record_of("x").closed_at + 10 * 86_400.0
     async with opened(tmp_path) as ledger:
         await write(ledger, "old-1", "old-2", closed_at=now - 5 * 86_400.0)
@@ -342,7 +344,7 @@ async def test_retention(tmp_path: Path) -> None:
 
 
 async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:
-    """In the database alone."""
+    """Make a ledger of ten records, in the database alone."""
     async with opened(folder) as ledger:
         for i in range(10):
             await write(ledger, f"request-{i}")
@@ -373,19 +375,21 @@ async def test_first_bad_record_is_named(tmp_path: Path, change: str, complaint:
     assert "entry 5, request request-4" in bad and complaint in bad
 
 
-async def test_cut_end_is_seen(tmp_path: Path) -> None:
-    """A server's last records cannot vanish unseen once another server has started after it."""
+async def test_missing_end_is_detected(tmp_path: Path) -> None:
+    """A server's last records cannot be removed unnoticed once another server has started after it."""
     await ledger_of_ten(tmp_path, num_restarts=1)
     with sa_engine(tmp_path) as engine, engine.begin() as connection:
         connection.execute(sa.text("delete from usage_records where request_id = 'request-9'"))
         connection.execute(sa.text("delete from ledger_marks where kind = 'stop' and number = 11"))
     (bad,) = verify(data_dir=tmp_path).bad
-    assert "entry 9, request request-8: 2 entries behind it are missing" in bad
+    assert "entry 9, request request-8: 2 entries after it are missing" in bad
 
 
-async def test_a_changed_last_entry_is_bad(tmp_path: Path) -> None:
-    """A whole last line with a wrong byte was changed and not cut off: a kill loses the newline first. One with a hole
-    (a power loss may write the end before the middle) is torn."""
+async def test_changed_last_entry_is_bad(tmp_path: Path) -> None:
+    """A complete last line with a wrong byte was changed, since a kill loses the newline first.
+
+    One with a hole (a power loss may write the end before the middle) is torn.
+    """
     async with opened(tmp_path / "a") as ledger:
         await write(ledger, "a", "last")
         shutil.copytree(tmp_path / "a", tmp_path / "changed")
@@ -398,11 +402,11 @@ async def test_a_changed_last_entry_is_bad(tmp_path: Path) -> None:
         segment.write_bytes(data[:at] + spoil + data[at + 1 :])
     assert verify(data_dir=tmp_path / "hole").torn and not verify(data_dir=tmp_path / "hole").bad
     verdict = verify(data_dir=tmp_path / "changed")
-    assert not verdict.torn and "are no entry" in verdict.bad[0]
+    assert not verdict.torn and "are not an entry" in verdict.bad[0]
 
 
 async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
-    """A spoilt byte that readable entries follow is damage, not a torn end; recovery cuts nothing away behind it."""
+    """A damaged byte followed by readable entries is not a torn end, and recovery truncates nothing after it."""
     async with opened(tmp_path / "a") as ledger:
         await write(ledger, "a", "b", "c")
         shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -413,7 +417,7 @@ async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
     for leftover in (tmp_path / "b").glob("ledger.sqlite3*"):
         leftover.unlink()
     verdict = verify(data_dir=tmp_path / "b")
-    assert verdict.bad and not verdict.torn and "are no entry" in verdict.bad[0]
+    assert verdict.bad and not verdict.torn and "are not an entry" in verdict.bad[0]
     async with opened(tmp_path / "b"):
         pass
     assert sorted(ids_in(tmp_path / "b")) == ["a", "b", "c"]
@@ -424,7 +428,7 @@ async def test_damage_in_the_middle_is_bad(tmp_path: Path) -> None:
 
 
 async def test_reconcile(tmp_path: Path) -> None:
-    """Each server's records against the counters that it left; a difference is named, a kill is said."""
+    """Each server's records are compared with the counters it left. A difference is named, a kill is reported."""
     counters = {"prompt_tokens_total": 200.0, "prefix_cache_hits_total": 96.0, "generation_tokens_total": 20.0}
     counters |= {"prefix_cache_queries_total": 200.0, 'cached_tokens_total{tier="device"}': 96.0}
     counters |= {'requests_total{outcome="finished"}': 2.0, "usage_disputed_total": 1.0}
@@ -448,7 +452,7 @@ async def test_reconcile(tmp_path: Path) -> None:
 
 
 async def test_retries_survive_a_restart(tmp_path: Path) -> None:
-    """The first request of a digest is known to the next server, from the file and from the database alone."""
+    """The next server knows the first request of a digest, from the file and from the database alone."""
     same = {"idempotency_digest": "d" * 64}
     clock = record_of("x").closed_at + 60.0
     async with opened(tmp_path) as ledger:
@@ -470,7 +474,7 @@ async def test_retries_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_reader_collapses_retries(tmp_path: Path) -> None:
-    """Sums count every request, or each with its retries once; the same from the file and from the database."""
+    """Sums count every request, or each with its retries once, with the same result from file and database."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "first", tenant="acme")
         await write(ledger, "again", tenant="acme", retry_of="first")
@@ -492,7 +496,7 @@ async def test_reader_collapses_retries(tmp_path: Path) -> None:
 
 @attrs.frozen
 class MeanwhileQuery(Query):
-    """Lets something happen after the reader has looked at the file, and before it asks the database."""
+    """A query that lets something happen after the file was read and before the database is asked."""
 
     meanwhile: Callable[[], object] = list
 
@@ -501,8 +505,8 @@ class MeanwhileQuery(Query):
         return super().conditions()
 
 
-async def test_reader_beside_a_loader(tmp_path: Path) -> None:
-    """Records that are loaded, and segments that are deleted, while somebody reads are there once."""
+async def test_reader_during_loading(tmp_path: Path) -> None:
+    """Records that are loaded, and segments that are deleted, during a read are returned once."""
     async with opened(tmp_path / "a") as ledger:
         shutil.copytree(tmp_path / "a", tmp_path / "b")
         await write(ledger, *(f"r{i}" for i in range(20)))
@@ -533,8 +537,8 @@ async def test_reader_beside_a_loader(tmp_path: Path) -> None:
         assert rows_in(tmp_path / "b") == 20
 
 
-async def test_entries_of_a_life(tmp_path: Path) -> None:
-    """A life begins with `start` and ends with `stop`; the next start names its last entry."""
+async def test_start_and_stop_entries(tmp_path: Path) -> None:
+    """A server's chain begins with `start` and ends with `stop`; the next `start` names its last entry."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "a")
     first = entries_in(tmp_path / FOLDER)

@@ -1,4 +1,4 @@
-"""Log lines go out through a thread: whoever logs neither waits nor fails, whatever becomes of the log."""
+"""Log lines are written by a thread, so that logging neither waits nor fails, whatever happens to the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pipe:
     writer: int
 
     def read_all(self, until: bytes) -> bytes:
-        """Everything up to and with `until`."""
+        """Read everything up to and including `until`."""
         data = b""
         while until not in data:
             data += os.read(self.reader, 1 << 16)
@@ -53,7 +53,7 @@ def eventually(done: Callable[[], bool]) -> None:
 
 
 def test_lines_in_order(pipe: Pipe) -> None:
-    """Each whole, also where they are many times what the pipe holds."""
+    """Lines are written completely and in order, even if there are many times more than the pipe holds."""
     writer = LogWriter(pipe.writer)
     lines = [f"{number}\n".encode() for number in range(20_000)]
     for line in lines:
@@ -63,8 +63,8 @@ def test_lines_in_order(pipe: Pipe) -> None:
     assert writer.num_dropped == 0
 
 
-def test_a_pipe_that_does_not_block(pipe: Pipe) -> None:
-    """Its reader's pace is waited for."""
+def test_non_blocking_pipe(pipe: Pipe) -> None:
+    """A slow reader is waited for."""
     os.set_blocking(pipe.writer, False)
     writer = LogWriter(pipe.writer)
     for _ in range(500):
@@ -74,8 +74,8 @@ def test_a_pipe_that_does_not_block(pipe: Pipe) -> None:
     assert writer.num_dropped == 0
 
 
-def test_a_reader_that_has_gone(pipe: Pipe) -> None:
-    """Every line is dropped and counted, and nobody hears of it."""
+def test_reader_is_gone(pipe: Pipe) -> None:
+    """Every line is dropped and counted, without an error for the code that logs."""
     os.close(pipe.reader)
     writer = LogWriter(pipe.writer)
     for number in range(10):
@@ -84,8 +84,8 @@ def test_a_reader_that_has_gone(pipe: Pipe) -> None:
     assert writer.num_dropped == 10
 
 
-def test_a_partition_that_is_full() -> None:
-    """Lines are dropped while it is."""
+def test_partition_is_full() -> None:
+    """Lines are dropped as long as it is."""
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         writer = LogWriter(full)
@@ -96,8 +96,8 @@ def test_a_partition_that_is_full() -> None:
         os.close(full)
 
 
-def test_a_reader_that_does_not_read(pipe: Pipe) -> None:
-    """What waits is bounded; lines about errors find room when others do not, and come out once it reads again."""
+def test_reader_stops_reading(pipe: Pipe) -> None:
+    """The queue is bounded; error lines find room when others do not, and are written once it reads again."""
     writer = LogWriter(pipe.writer)
     began_s = time.monotonic()
     num_lines = 3 * MAX_BYTES // len(LINE)
@@ -109,16 +109,16 @@ def test_a_reader_that_does_not_read(pipe: Pipe) -> None:
     assert writer.num_dropped == dropped
     for _ in range(2 * ERROR_BYTES // len(LINE)):
         writer.put(LINE, is_error=True)
-    assert writer.num_dropped > dropped, "the reserve is bounded, too"
+    assert writer.num_dropped > dropped, "the additional room is bounded, too"
     writer.drain(0.05)
-    assert time.monotonic() - began_s < PATIENCE_S / 2, "nobody has waited for the reader"
+    assert time.monotonic() - began_s < PATIENCE_S / 2, "logging did not wait for the reader"
     received = pipe.read_all(b"an error\n")
     assert received.partition(b"an error\n")[0] == LINE * (num_lines - dropped)
     os.close(pipe.reader)
 
 
 def test_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without one writes nowhere: its number may be a client's."""
+    """A process without standard error writes nowhere: its descriptor may be a client's socket."""
     monkeypatch.setattr(sys, "stderr", None)
     writer = LogWriter(log_writer.standard_error())
     writer.put(LINE)
@@ -127,7 +127,7 @@ def test_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_levels_and_libraries(pipe: Pipe) -> None:
-    """What structlog calls: errors by their names. Records of libraries go the same way."""
+    """structlog's methods for errors use the additional room; records of libraries are forwarded."""
     writer = LogWriter(pipe.writer)
     lines = LogLines(writer)
     puts: list[tuple[bytes, bool]] = []

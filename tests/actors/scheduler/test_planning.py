@@ -18,7 +18,7 @@ PROMPT = list(range(100, 110))
 
 
 def bench_of(*, dials: Dials | None = None, **changes: Any) -> EngineBench:
-    """Blocks of 4 tokens, 30 of them, and room for everything unless said otherwise."""
+    """Make a bench with 30 usable blocks of 4 tokens and room for everything, unless `changes` say otherwise."""
     limits = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
     return EngineBench(attrs.evolve(limits, **changes), dials=dials)
 
@@ -27,8 +27,8 @@ def last_report(bench: EngineBench) -> StepReport:
     return bench.reports[-1]
 
 
-def test_the_second_turn_reads_what_the_first_left() -> None:
-    """Every full block whose positions were all computed: of a 16-token turn the last token never was."""
+def test_next_turn_hits_blocks_of_previous_turn() -> None:
+    """A turn hits every full block whose positions were all computed; the last sampled token never is."""
     bench = bench_of()
     (first,) = bench.submit(PROMPT, 6)
     bench.finish()
@@ -43,7 +43,7 @@ def test_the_second_turn_reads_what_the_first_left() -> None:
 
 
 def test_steps_overlap() -> None:
-    """While one step runs the next is planned: its decode row feeds a token that only the device knows."""
+    """The next step is planned while one runs: its decoding row feeds a token that only the device knows."""
     bench = bench_of()
     bench.submit(PROMPT, 5)
     assert [plan.row_token_ids for plan in bench.plans] == [[PROMPT], [[]]]
@@ -51,8 +51,8 @@ def test_steps_overlap() -> None:
     bench.check_at_rest()
 
 
-def test_long_prompts_are_chunked_and_decodes_come_first() -> None:
-    """A budget of 4 serves the running decode before the new prompt's chunks, which are no hits of their own."""
+def test_decodes_precede_prefill_chunks() -> None:
+    """A budget of 4 serves the running decode before the new prompt's chunks, which do not count as hits."""
     bench = bench_of(max_num_batched_tokens=4, max_steps_in_flight=1)
     (short,) = bench.submit([1], 9)
     (long,) = bench.submit(PROMPT, 1)
@@ -65,13 +65,13 @@ def test_long_prompts_are_chunked_and_decodes_come_first() -> None:
     assert long.written == 8
 
 
-def test_equal_prompts_in_one_step_are_both_misses_with_one_owner() -> None:
-    """Neither reads KV that is not written, and the write is counted once."""
+def test_equal_prompts_in_one_step_both_miss() -> None:
+    """Neither reads KV that is not written yet, and the write is counted once."""
     bench = bench_of()
     first, second = (bench.submit(PROMPT, 1, num_choices=1)[0] for _ in range(2))
     bench.finish()
     bench.check_at_rest()
-    assert (first.admissions, second.admissions) == ([0], [8])  # the second came while the first was in flight
+    assert (first.admissions, second.admissions) == ([0], [8])  # the second arrived while the first was in flight
 
     bench = bench_of(max_steps_in_flight=1)
     bench.submit([1], 1)
@@ -83,22 +83,22 @@ def test_equal_prompts_in_one_step_are_both_misses_with_one_owner() -> None:
 
 
 @pytest.mark.parametrize("kind", [StepDone, StepFailed, StepDropped])
-def test_a_result_that_is_heard_twice_changes_nothing(kind: type) -> None:
-    """No second booking, no second token, no second Terminal."""
+def test_duplicate_result_is_ignored(kind: type) -> None:
+    """There is no second booking, token or Terminal."""
     bench = bench_of(dials=Dials(fail_steps=0 if kind is StepDone else 1))
     bench.submit(PROMPT, 5)
     while not isinstance(result := bench.step(), kind):
         pass
     num_reports, num_plans = len(bench.reports), len(bench.plans)
     for _ in range(3):
-        bench.hear_again(result)
+        bench.handle_again(result)
     assert (len(bench.reports), len(bench.plans)) == (num_reports, num_plans)
     bench.finish()
     bench.check_at_rest()
 
 
-def test_a_failed_step_fails_its_sequences_and_nobody_else() -> None:
-    """Who waited, or was only in the dropped step behind it, finishes with the tokens it would have had."""
+def test_failed_step_fails_only_its_sequences() -> None:
+    """Sequences that waited, or were only in the dropped step after it, finish with their usual tokens."""
     bench = bench_of(max_num_batched_tokens=12)
     (poisoned,) = bench.submit([*PROMPT[:8], 7], 4)
     bench.dials.poison_token_id = 7
@@ -112,8 +112,9 @@ def test_a_failed_step_fails_its_sequences_and_nobody_else() -> None:
     assert other.reason == waiting.reason == "length"
 
 
-def test_an_admission_in_a_dropped_step_is_withdrawn_uncounted() -> None:
-    """It was granted what the failed step should have written: admitted again, as its first time, it reads nothing."""
+def test_admission_in_dropped_step_is_not_counted() -> None:
+    """It was granted what the failed step should have written. Its next admission counts as the first and hits
+    nothing."""
     bench = bench_of(dials=Dials(fail_steps=1))
     bench.submit(PROMPT, 1)
     (follower,) = bench.submit(PROMPT, 2)
@@ -128,8 +129,9 @@ def test_an_admission_in_a_dropped_step_is_withdrawn_uncounted() -> None:
     assert follower.written == 8
 
 
-def test_a_preempted_sequence_resumes_where_it_was() -> None:
-    """Its tokens are the same, its cached count is that of its first admission, what it covers again is recomputed."""
+def test_preempted_sequence_resumes() -> None:
+    """Its tokens stay the same, its cached count is that of its first admission, and what is computed again counts as
+    recomputed."""
     bench = bench_of(num_blocks=6, enable_prefix_caching=False)
     first, second = bench.submit([1, 2, 3, 4], 12, num_choices=2)
     bench.finish()
@@ -141,15 +143,15 @@ def test_a_preempted_sequence_resumes_where_it_was() -> None:
     assert book.recomputed > 4
 
 
-def test_a_late_row_of_a_preempted_sequence_is_booked_without_its_token() -> None:
-    """It ran, so admission and span count; the token of the life before is void, and drawn again later."""
+def test_late_row_of_preempted_sequence_loses_its_token() -> None:
+    """The row ran, so its admission and span count; its token belongs to a void epoch and is sampled again later."""
     bench = bench_of(block_size=1, num_blocks=6, max_num_seqs=2, max_num_batched_tokens=5, enable_prefix_caching=False)
     first, second = bench.submit([1, 2], 3, num_choices=2)
     bench.submit([3], 1)
     while not second.num_preempted:
         bench.step()
     late = bench.plans[0]
-    assert second.id in late.row_ids, "in flight when its blocks were taken"
+    assert second.id in late.row_ids, "it was in flight when its blocks were taken"
     num_tokens = len(second.tokens)
     bench.step()
     report = last_report(bench)
@@ -161,8 +163,9 @@ def test_a_late_row_of_a_preempted_sequence_is_booked_without_its_token() -> Non
     assert first.reason == second.reason == "length"
 
 
-def test_a_row_of_an_earlier_life_gives_no_token_to_the_present_one() -> None:
-    """Preempted by step 2 and admitted again in step 3, all while step 1 runs: both admissions are booked, in order."""
+def test_row_of_earlier_epoch_emits_no_token() -> None:
+    """A sequence preempted by step 2 and admitted again in step 3, while step 1 runs, has both admissions booked, in
+    order."""
     bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, max_steps_in_flight=3)
     first, second = bench.submit([1, 2], 2, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id], [second.id]]
@@ -175,8 +178,8 @@ def test_a_row_of_an_earlier_life_gives_no_token_to_the_present_one() -> None:
     assert first.reason == second.reason == "length"
 
 
-def test_a_sequence_preempted_before_its_step_failed_does_not_fail_with_it() -> None:
-    """It waits for another admission anyway, which is then its first."""
+def test_preempted_sequence_survives_failure_of_its_step() -> None:
+    """It is waiting to be admitted again anyway, and that counts as its first admission."""
     bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, dials=Dials(fail_steps=1))
     first, second = bench.submit([1, 2], 2, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id]]
@@ -188,8 +191,8 @@ def test_a_sequence_preempted_before_its_step_failed_does_not_fail_with_it() -> 
     assert second.admissions == [0]
 
 
-def test_a_running_sequence_loses_only_the_dropped_positions() -> None:
-    """It was given nothing in the failing step, and was in the next: it goes on from before that one, admitted once."""
+def test_running_sequence_loses_only_dropped_positions() -> None:
+    """A sequence that was only in the dropped step continues from before that step, without a second admission."""
     bench = bench_of(block_size=1, enable_prefix_caching=False)
     first, second = bench.submit([1, 2], 6, num_choices=2)
     bench.denied = {second.id}
@@ -205,8 +208,8 @@ def test_a_running_sequence_loses_only_the_dropped_positions() -> None:
     assert second.account.sequences[second.id].recomputed == 0
 
 
-def test_the_withdrawn_wait_again_in_their_order() -> None:
-    """Two admitted by two dropped steps: the one that came first is admitted first again."""
+def test_requeued_sequences_keep_their_order() -> None:
+    """Of two sequences admitted by dropped steps, the one that arrived first is admitted first again."""
     bench = bench_of(max_num_batched_tokens=6, max_steps_in_flight=3, dials=Dials(fail_steps=1))
     _failing, first, second = (bench.submit([n] * 5, 1)[0] for n in (1, 2, 3))
     assert [plan.admitted_ids for plan in bench.plans] == [[1], [2], [3]]
@@ -217,8 +220,8 @@ def test_the_withdrawn_wait_again_in_their_order() -> None:
     bench.check_at_rest()
 
 
-def test_the_preempted_wait_before_newcomers() -> None:
-    """Nobody who has not been served yet overtakes."""
+def test_preempted_sequences_precede_newcomers() -> None:
+    """A sequence that has not been served yet does not overtake them."""
     bench = bench_of(num_blocks=6, max_num_seqs=2, enable_prefix_caching=False)
     _first, second = bench.submit([1, 2, 3, 4], 12, num_choices=2)
     (newcomer,) = bench.submit([9], 1)
@@ -231,8 +234,9 @@ def test_the_preempted_wait_before_newcomers() -> None:
     bench.check_at_rest()
 
 
-def test_an_admission_that_was_preempted_and_then_dropped_is_not_counted() -> None:
-    """Admitted in step 2, preempted by step 3, both dropped with step 1: the next admission is its first."""
+def test_preempted_and_dropped_admission_is_not_counted() -> None:
+    """For a sequence admitted in step 2, preempted by step 3, and both dropped with step 1, the next admission is the
+    first."""
     bench = bench_of(
         block_size=1,
         num_blocks=6,
@@ -252,8 +256,8 @@ def test_an_admission_that_was_preempted_and_then_dropped_is_not_counted() -> No
     assert second.admissions == [0]
 
 
-def test_an_end_token_ends_and_the_row_behind_it_is_booked_before_the_terminal() -> None:
-    """The step after the last token was in flight already: its span counts, its token does not."""
+def test_rows_past_eos_are_booked_before_terminal() -> None:
+    """The step after the last token was already in flight: its span counts, its token does not."""
     bench = bench_of(dials=Dials(eos_after=1, eos_token_id=5), eos_token_ids=frozenset([5]))
     (life,) = bench.submit(PROMPT, 9)
     bench.step()
@@ -268,8 +272,8 @@ def test_an_end_token_ends_and_the_row_behind_it_is_booked_before_the_terminal()
     assert len(life.tokens) == 2
 
 
-def test_stop_tokens_and_ignored_ends() -> None:
-    """A stop id of the request ends it, also where `ignore_eos` makes of the model's end one token among others."""
+def test_stop_tokens_and_ignore_eos() -> None:
+    """A stop token of the request ends it, even if `ignore_eos` makes the model's end token an ordinary one."""
     bench = bench_of(dials=Dials(eos_after=1, eos_token_id=5), eos_token_ids=frozenset([5]))
     (ended,) = bench.submit(PROMPT, 4)
     (ignoring,) = bench.submit(PROMPT, 4, ignore_eos=True)
@@ -281,8 +285,8 @@ def test_stop_tokens_and_ignored_ends() -> None:
     assert (len(stopped.tokens), stopped.reason) == (2, "stop")
 
 
-def test_an_abort_in_the_queue_ends_at_once_with_nothing_booked() -> None:
-    """Cached stays unknown, which is not 0."""
+def test_abort_of_waiting_sequence() -> None:
+    """It ends at once with nothing booked; its cached count stays unknown, which is not 0."""
     bench = bench_of(max_num_seqs=1)
     bench.submit(PROMPT, 4)
     (waiting,) = bench.submit(PROMPT, 4)
@@ -294,8 +298,8 @@ def test_an_abort_in_the_queue_ends_at_once_with_nothing_booked() -> None:
     bench.check_at_rest()
 
 
-def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
-    """Both steps in flight are booked first; its blocks are free at once, its prefix stays to be hit."""
+def test_abort_of_running_sequence() -> None:
+    """Both steps in flight are booked first. Its blocks are free at once, and its prefix can still be hit."""
     bench = bench_of()
     (life,) = bench.submit(PROMPT, 9)
     bench.abort(life)
@@ -314,24 +318,24 @@ def test_an_abort_in_flight_ends_after_the_last_step_that_holds_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "why"),
+    ("prompt", "max_tokens", "reason"),
     [
         ([], 1, "The prompt must not be empty."),
         (PROMPT, 91, "The prompt and `max_tokens` add up to 101 tokens, which exceeds the context length of 100."),
         (PROMPT, 71, "The prompt and `max_tokens` add up to 81 tokens, which exceeds the KV cache capacity of 80."),
     ],
 )
-def test_what_can_never_run_is_refused(prompt: list[int], max_tokens: int, why: str) -> None:
-    """With a Terminal that says why and that it is the request's fault."""
+def test_sequence_that_can_never_run_is_refused(prompt: list[int], max_tokens: int, reason: str) -> None:
+    """Its Terminal has the reason and says that the request is invalid."""
     bench = bench_of(num_blocks=21)
     (life,) = bench.submit(prompt, max_tokens)
-    assert life.error == why
+    assert life.error == reason
     assert last_report(bench).terminal_error_kinds == ["invalid"]
     assert bench.plans == bench.results
     bench.check_at_rest()
 
 
-def test_what_just_fits_runs_alone() -> None:
+def test_sequence_may_use_every_block() -> None:
     """A sequence may need every block of the cache."""
     bench = bench_of(num_blocks=21)
     (life,) = bench.submit(PROMPT, 70)
@@ -340,15 +344,16 @@ def test_what_just_fits_runs_alone() -> None:
     assert len(life.tokens) == 70
 
 
-@pytest.mark.parametrize(("most", "together"), [(100, 3), (4, 2), (3, 1), (1, 1)])
-def test_long_prompts_are_looked_up_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, most: int, together: int) -> None:
-    """What the block manager looks up in one step is bounded; the first that waits is always among it, and all come."""
-    monkeypatch.setattr(running, "MAX_CANDIDATE_KEYS", most)
+@pytest.mark.parametrize(("limit", "num_together"), [(100, 3), (4, 2), (3, 1), (1, 1)])
+def test_candidate_keys_per_step_are_bounded(monkeypatch: pytest.MonkeyPatch, limit: int, num_together: int) -> None:
+    """The keys looked up in one step are bounded; the first waiting sequence is always included, and all are admitted
+    in the end."""
+    monkeypatch.setattr(running, "MAX_CANDIDATE_KEYS", limit)
     bench = bench_of(max_steps_in_flight=1)
     bench.submit([1], 1)
     waiting = [bench.submit(PROMPT[:9], 1)[0] for _ in range(3)]  # two full blocks each
     bench.step()
-    assert list(bench.plans[-1].row_ids) == [each.id for each in waiting[:together]]
+    assert list(bench.plans[-1].row_ids) == [each.id for each in waiting[:num_together]]
     bench.finish()
     bench.check_at_rest()
     assert all(len(each.tokens) == 1 for each in waiting)

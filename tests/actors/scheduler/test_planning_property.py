@@ -1,11 +1,11 @@
-"""The engine's decisions as a whole, each property by its name: whatever happens to whom.
+"""The engine's decisions as a whole: one named property each, whatever happens in whatever order.
 
-whatever fits alone finishes, and the books balance      TestEngine: `whatever_fits_alone_finishes` at its end
+whatever fits alone finishes, and accounts balance       TestEngine: `whatever_fits_alone_finishes` at its end
 never write a shared or committed block                  TestEngine: at every grant and every plan
-late ones book what ran and emit nothing                 TestEngine: at every result
-duplicate messages are no-ops                            TestDuplicates: every one is said twice
-preempt and resume change neither output nor cached      TestPreemption, and beside an engine that has room
-nobody is preempted for one of worse rank                TestEngine: at every grant, and below for every alignment
+late rows are booked and emit nothing                    TestEngine: at every result
+duplicate messages are no-ops                            TestDuplicates: every message is sent twice
+preempt and resume change neither output nor cached      TestPreemption, and next to an engine that has room
+no preemption for worse rank                             TestEngine: at every grant, and below for every alignment
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MARKS = st.lists(st.builds(Breakpoint, st.integers(1, 40), st.sampled_from(Cache
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Arrivals, aborts, failures and late results in any order, over pools that are too small."""
+    """Arrivals, aborts, failures and late results in any order, with pools that are too small."""
 
     bench_type = EngineBench
 
@@ -91,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
             policy=policy,
             long_prefill_token_threshold=threshold,
         )
-        # few different tokens, so that prompts can repeat what was drawn
+        # few different tokens, so that prompts can repeat sampled ones
         dials = Dials(poison_token_id=POISON, first_token_id=1, num_token_ids=3, eos_after=eos_after, eos_token_id=EOS)
         self.bench = self.bench_type(
             limits,
@@ -144,13 +144,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), own=st.lists(st.integers(0, 3), max_size=3), max_tokens=st.integers(1, 8))
     def submit_next_turn(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
-        """What was answered so far, and more: hits blocks that decoding filled."""
+        """Submit a prompt that extends an earlier answer, which hits blocks that decoding filled."""
         life = data.draw(st.sampled_from(list(self.bench.lives.values())))
         self.bench.submit(self.fit(life.prompt + life.tokens + own, max_tokens), max_tokens, domain=life.domain)
 
     @rule(prompt=PROMPTS, at=st.none() | st.integers(0, 20))
     def submit_trouble(self, prompt: list[int], at: int | None) -> None:
-        """One that can never run: refused with a Terminal of its own. Or one at which a pass raises."""
+        """Submit a prompt that can never run and is refused with its own Terminal, or one that makes a pass raise."""
         if at is None:
             (life,) = self.bench.submit(prompt, 1 + min(60, self.capacity))
             assert life.terminal
@@ -167,17 +167,17 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 299, 300, 3300, 3600]))
     def time_passes(self, seconds: int) -> None:
-        """The next walk knows."""
+        """Advance the clock, which the next grant sees."""
         self.bench.now += seconds
 
     @rule()
     def reset(self) -> None:
-        """Nothing that was published is found any more; whoever runs goes on."""
+        """Forget everything published; running sequences continue."""
         self.bench.reset_prefix_cache()
 
     @rule()
-    def abort_what_has_ended(self) -> None:
-        """An Abort that comes too late changes nothing."""
+    def abort_ended(self) -> None:
+        """An Abort that arrives too late changes nothing."""
         self.bench.pump()  # who was denied something is asked for again at the next occasion, whatever that is
         self.bench.pump()  # whatever the scheduler does when it is woken for nothing
         before = self.bench.state()
@@ -193,28 +193,28 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.bench.results)
     @rule()
-    def hear(self) -> None:
-        self.bench.hear_one()
+    def handle(self) -> None:
+        self.bench.handle_one()
 
     @rule(num_steps=st.integers(1, 12))
-    def go_on(self, num_steps: int) -> None:
-        """Steps without trouble, each heard before the next is run."""
+    def run_steps(self, num_steps: int) -> None:
+        """Run steps without faults, each of them handled before the next is run."""
         for _ in range(num_steps):
             if self.bench.results:
-                self.bench.hear_one()
+                self.bench.handle_one()
             elif self.bench.plans:
                 self.bench.step()
 
     @precondition(lambda self: self.bench.plans)
     @rule()
     def fail(self) -> None:
-        """The next pass raises, half of its KV written."""
+        """Make the next pass raise with half of its KV written."""
         self.bench.dials.fail_steps = 1
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())
     def deny(self, data: st.DataObject) -> None:
-        """One sequence gets nothing in the next step, whoever it is: it may be in the step after a failing one only."""
+        """Grant nothing to one sequence in the next step, so that it may be only in the step after a failing one."""
         if self.bench.plans or self.bench.results:  # whose end makes the scheduler ask again
             self.bench.denied = {data.draw(st.sampled_from(self.live()), "sequence").id}
 
@@ -236,11 +236,11 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class TwiceBench(EngineBench):
-    """Every result and every Abort is heard twice; the second time it is no news."""
+    """Handles every result and every Abort twice; the second time must change nothing."""
 
-    def hear_one(self) -> StepResult:
-        result = super().hear_one()
-        self.duplicate_messages_are_no_ops(lambda: self.hear_again(result))
+    def handle_one(self) -> StepResult:
+        result = super().handle_one()
+        self.duplicate_messages_are_no_ops(lambda: self.handle_again(result))
         return result
 
     def abort(self, life: Life) -> None:
@@ -258,12 +258,12 @@ class Duplicates(EngineMachine):
     bench_type = TwiceBench
     bench: TwiceBench
 
-    @precondition(lambda self: self.bench.heard)
+    @precondition(lambda self: self.bench.handled)
     @rule(data=st.data())
-    def hear_an_old_result(self, data: st.DataObject) -> None:
-        """Not only the last one."""
-        result = data.draw(st.sampled_from(self.bench.heard), "result")
-        self.bench.duplicate_messages_are_no_ops(lambda: self.bench.hear_again(result))
+    def handle_old_result(self, data: st.DataObject) -> None:
+        """An older result is a duplicate too."""
+        result = data.draw(st.sampled_from(self.bench.handled), "result")
+        self.bench.duplicate_messages_are_no_ops(lambda: self.bench.handle_again(result))
 
 
 class Preemption(EngineMachine):
@@ -271,7 +271,7 @@ class Preemption(EngineMachine):
 
     @invariant()
     def preempt_and_resume_change_neither_output_nor_cached(self) -> None:
-        """What a client was told to be cached stays; its tokens are those of an engine that never preempts."""
+        """The reported cached count does not change, and tokens are those of an engine that never preempts."""
         if not hasattr(self, "bench"):
             return
         told = self.__dict__.setdefault("told", {})
@@ -324,7 +324,7 @@ def test_preempt_and_resume_change_neither_output_nor_cached(
 
 @settings(max_examples=max(10, settings.default.max_examples // 4))
 @given(policy=st.sampled_from(Policy), budget=st.integers(6, 24), spare=st.integers(0, 3))
-def test_nobody_is_preempted_for_one_of_worse_rank(policy: Policy, budget: int, spare: int) -> None:
+def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int) -> None:
     """A prompt of good rank is prefilled while others of worse rank grow, at every offset between their blocks."""
     size = 16
     for alignment in range(size):

@@ -1,4 +1,4 @@
-"""Which prompt tokens a step is asked to score, and what of the answer is handed out."""
+"""Which prompt tokens a step is asked to score, and which scores are reported."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def flush(report: ReportBuilder) -> StepReport:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_each_token_once_in_order(seed: int) -> None:
-    """Random chunks, some void, some computed again: every token but the first is handed out once, in order."""
+    """With random chunks, some void, some computed again, each token but the first is reported once, in order."""
     draw = random.Random(seed)
     sequence, report = make(1, 40, outputs=3), ReportBuilder()
     start = 0
@@ -82,7 +82,7 @@ def test_each_token_once_in_order(seed: int) -> None:
 
 
 def test_two_chunks_in_flight() -> None:
-    """The second chunk is planned before the first is answered, and asks for what follows it."""
+    """The second chunk is planned before the first is answered, and asks for the tokens that follow it."""
     sequence = make(1, 20)
     asked = add_prompt_scoring(add_prompt_scoring(None, sequence, 0, 0, 8), sequence, 1, 8, 20)
     assert asked is not None
@@ -90,8 +90,8 @@ def test_two_chunks_in_flight() -> None:
     assert asked.token_ids == [sequence.tokens[1:9], sequence.tokens[9:20]]
 
 
-def test_only_those_that_it_concerns() -> None:
-    """What was drawn for a sequence that is gone is void with its token; a step that leaves nothing reports nothing."""
+def test_scores_of_ended_sequences_are_void() -> None:
+    """The scores of a sequence that is gone are void with its tokens; a step that leaves none reports nothing."""
     report = ReportBuilder()
     found = StepScores(
         [1, 2, 3], Scores([7, 8, 9], [-1.0, -2.0, -3.0], [1, 2, 3], [[7], [8], [9]], [[], [], []]), [], [], []

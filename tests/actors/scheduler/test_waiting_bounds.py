@@ -1,4 +1,4 @@
-"""What may wait is bounded; a request is let in or refused as a whole; no tenant takes all the room."""
+"""Limits on what may wait: a request is accepted or refused as a whole, and no tenant takes all the room."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MANY = 512
 
 
 async def busy(client: Client, nursery: trio.Nursery) -> None:
-    """Occupy the only seat of a runtime for all of a test."""
+    """Occupy the runtime's only sequence slot for the whole test."""
     nursery.start_soon(lambda: client.ask(prompt_of(20, 0), max_tokens=800))
     await trio.sleep(0.05)
 
 
 async def ask_all(client: Client, requests: list[tuple[int, str]]) -> list[Answer]:
-    """Requests of so many sequences, of a tenant each, one after the other but at once."""
+    """Send requests, each given as number of sequences and tenant, in this order and concurrently."""
     answers: dict[int, Answer] = {}
 
     async def one(index: int, num: int, tenant: str) -> None:
@@ -49,8 +49,8 @@ def are_refused(answers: list[Answer]) -> list[bool]:
     return [answer.error is not None for answer in answers]
 
 
-async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing is computed of one that does not fit, and one that fits gets all of its places before the next."""
+async def test_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> None:
+    """Nothing is computed of a request that does not fit, and one that fits gets all its places before the next."""
     async with small_runtime(max_num_seqs=1, max_waiting_requests=10) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
@@ -58,8 +58,8 @@ async def test_a_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -
     assert are_refused(answers) == [False, True, False, True]
 
 
-async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.Clock) -> None:
-    """The same, by prompt tokens: five for each sequence here."""
+async def test_waiting_tokens_are_bounded_per_request(autojump_clock: trio.abc.Clock) -> None:
+    """The same with prompt tokens, of which each sequence has five."""
     async with small_runtime(max_num_seqs=1, max_waiting_tokens=50) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
@@ -67,16 +67,16 @@ async def test_tokens_are_bounded_for_a_whole_request(autojump_clock: trio.abc.C
     assert are_refused(answers) == [False, True, False, True]
 
 
-async def test_a_request_of_many_sequences_is_not_cut(autojump_clock: trio.abc.Clock) -> None:
-    """More than the lane to the engine holds, with a bound that is just enough, beside others that come in between."""
+async def test_request_with_many_sequences_is_not_split(autojump_clock: trio.abc.Clock) -> None:
+    """A request with more sequences than the lane to the engine holds is accepted while others arrive in between."""
     async with small_runtime(max_num_seqs=4, max_waiting_requests=MANY - 4, submit_slots=8) as client:
         answers = await ask_all(client, [(MANY, "a"), (1, "a")])
         client.assert_at_rest()
     assert answers[0].error is None and len(answers[0].texts) == MANY
 
 
-async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock) -> None:
-    """To come back would not help: 400, whatever is going on."""
+async def test_request_that_can_never_fit(autojump_clock: trio.abc.Clock) -> None:
+    """Retrying would not help, so it is a 400 whatever else is going on."""
     async with small_runtime(max_num_seqs=4, max_waiting_requests=10) as client:
         (answer,) = await ask_all(client, [(15, "a")])
         (served,) = await ask_all(client, [(14, "a")])
@@ -85,8 +85,8 @@ async def test_one_that_can_never_fit_is_told_so(autojump_clock: trio.abc.Clock)
     assert served.error is None
 
 
-async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: trio.abc.Clock) -> None:
-    """Longer than all that may wait: it does not wait."""
+async def test_long_prompt_on_idle_engine(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt longer than all that may wait is accepted if it does not have to wait."""
     async with small_runtime(max_num_seqs=2, max_waiting_tokens=10) as client:
         answer = await client.ask(prompt_of(500, 1), max_tokens=1)
         client.assert_at_rest()
@@ -94,8 +94,8 @@ async def test_a_long_prompt_need_not_wait_on_an_idle_engine(autojump_clock: tri
 
 
 @pytest.mark.parametrize("bound", [{"max_waiting_requests": 10}, {"max_waiting_tokens": 50}])
-async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
-    """With several tenants one of them may have half of what may wait; the others find the rest."""
+async def test_tenant_share_of_waiting_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
+    """With several tenants, one may use half of the waiting room, and the others find the rest."""
     async with (
         small_runtime(max_num_seqs=1, max_waiting_share=0.5, **bound) as client,
         trio.open_nursery() as nursery,
@@ -106,8 +106,8 @@ async def test_no_tenant_takes_all_the_room(autojump_clock: trio.abc.Clock, boun
     assert are_refused(answers) == [False] * 5 + [True] * 3 + [False, False, True]
 
 
-async def test_what_leaves_gives_its_places_back(autojump_clock: trio.abc.Clock) -> None:
-    """Also those that were kept for sequences which never came; nothing is left of any of them."""
+async def test_leaving_requests_free_their_places(autojump_clock: trio.abc.Clock) -> None:
+    """So do places kept for sequences that were never submitted; nothing is left of any of them."""
     async with small_runtime(max_num_seqs=1, max_waiting_requests=100, submit_slots=1) as client:
         async with trio.open_nursery() as nursery:
             await busy(client, nursery)
@@ -146,9 +146,8 @@ def submit(sequence_id: int, tenant: str, *, group_id: int, to_come: int) -> Sub
     st.integers(1, 12),
     st.sampled_from([0.5, 1.0]),
 )
-def test_places_are_kept_for_those_to_come(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
-    """Whatever comes, and however many of a request's sequences do before it leaves: no sequence is refused after the
-    first, and what waits and is expected stays within the bounds."""
+def test_places_are_kept_for_expected_sequences(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
+    """No sequence is refused after the first of its request, and what waits and is expected stays within the limits."""
     limits = SchedulerConfig(
         block_size=1,
         num_blocks=10,

@@ -1,4 +1,4 @@
-"""Keys of blocks: what they are made of, to the byte."""
+"""Block keys: what they are computed from, to the byte."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quipu.actors.shared.block_keys import KEY_BYTES, chain_keys, chain_keys_in_
 
 Chain = Callable[[bytes, Sequence[int], int], list[bytes]]
 CHAINS = [chain_keys_in_python, chain_keys]
-"""In Python, and in C where that is there."""
+"""In Python, and in C if it was built."""
 
 FIELDS = {"domain": "tenant", "model": "demo", "kv_dtype": "bfloat16", "kv_layout": "paged", "block_size": 16}
 NAMES = ("domain", "model", "kv_dtype", "kv_layout")
 
 
-def test_a_root_key_is_the_digest_of_its_tagged_fields() -> None:
-    """Every field stands with the length of its name and of its value, group 0 included."""
+def test_root_key_hashes_tagged_fields() -> None:
+    """Each field is preceded by the lengths of its name and value, including group 0."""
     written = (
         b"quipu-root-1"
         b"6:domain=6:tenant"
@@ -38,8 +38,8 @@ def test_a_root_key_is_the_digest_of_its_tagged_fields() -> None:
 
 
 @pytest.mark.parametrize("chain_keys", CHAINS)
-def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids(chain_keys: Chain) -> None:
-    """Four bytes an id, lowest first; each key is the next one's parent; a partial block has none."""
+def test_block_key_hashes_parent_and_ids(chain_keys: Chain) -> None:
+    """Ids are four bytes, little-endian; each key is the parent of the next; a partial block has none."""
     root = root_key(**FIELDS)
     first = hashlib.sha256(root + bytes([1, 0, 0, 0, 0, 1, 0, 0])).digest()
     second = hashlib.sha256(first + struct.pack("<2I", 70_000, 2**32 - 1)).digest()
@@ -48,21 +48,21 @@ def test_a_block_key_is_the_digest_of_its_parent_and_little_endian_ids(chain_key
 
 
 @pytest.mark.parametrize("chain_keys", CHAINS)
-def test_too_few_tokens_make_no_key(chain_keys: Chain) -> None:
-    """Full blocks only."""
+def test_partial_block_has_no_key(chain_keys: Chain) -> None:
+    """Only full blocks have keys."""
     assert chain_keys(b"root", [], 4) == []
     assert chain_keys(b"root", [1, 2, 3], 4) == []
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 2**32 - 1), max_size=120), st.integers(1, 40))
-def test_both_chains_are_the_same(parent: bytes, tokens: list[int], size: int) -> None:
-    """Whatever the lengths, so that every way of padding the hash's last chunk is met."""
+def test_python_and_c_agree(parent: bytes, tokens: list[int], size: int) -> None:
+    """This holds for all lengths, so that every way of padding the last chunk of the hash occurs."""
     assert chain_keys(parent, tokens, size) == chain_keys_in_python(parent, tokens, size)
     assert chain_keys(parent, tuple(tokens), size) == chain_keys_in_python(parent, tokens, size)
 
 
-def test_every_length_is_padded_as_the_standard_says() -> None:
-    """A chunk of the hash has room for the length of the message, or just none: all cases, twice around."""
+def test_every_padding_length() -> None:
+    """A chunk of the hash has room for the length of the message or just not: all cases, twice around."""
     for length in range(140):
         assert chain_keys(bytes(length), [7, 8], 1) == chain_keys_in_python(bytes(length), [7, 8], 1)
 
@@ -71,15 +71,15 @@ def test_every_length_is_padded_as_the_standard_says() -> None:
 @pytest.mark.parametrize(
     ("token_ids", "error"), [([1, -1], OverflowError), ([2**32], OverflowError), ([0.5, 1], TypeError)]
 )
-def test_what_is_no_token_id_is_refused(chain_keys: Chain, token_ids: list[int], error: type[Exception]) -> None:
-    """Nothing is cut to fit, also in a block that is not full."""
+def test_invalid_token_ids_raise(chain_keys: Chain, token_ids: list[int], error: type[Exception]) -> None:
+    """Nothing is truncated, not even in a partial block."""
     with pytest.raises(error):
         chain_keys(b"root", token_ids, 4)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 7), st.integers(0, 6))
-def test_a_chain_can_be_continued_from_any_key(tokens: list[int], size: int, cut: int) -> None:
-    """Prompt keys made at once, and keys made block by block while decoding, are the same."""
+def test_chain_can_be_continued(tokens: list[int], size: int, cut: int) -> None:
+    """Prompt keys computed at once equal keys computed block by block while decoding."""
     whole = chain_keys(b"root", tokens, size)
     cut = min(cut, len(whole))
     front = chain_keys(b"root", tokens[: cut * size], size)
@@ -89,8 +89,8 @@ def test_a_chain_can_be_continued_from_any_key(tokens: list[int], size: int, cut
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.integers(1, 3))
-def test_keys_are_equal_where_all_tokens_so_far_are(left: list[int], right: list[int], size: int) -> None:
-    """A key stands for the block's whole past, not for its own tokens."""
+def test_key_covers_all_previous_tokens(left: list[int], right: list[int], size: int) -> None:
+    """A key identifies all tokens up to the end of the block, not only the block's own."""
     for index, (a, b) in enumerate(zip(chain_keys(b"r", left, size), chain_keys(b"r", right, size), strict=False)):
         end = (index + 1) * size
         assert (a == b) == (left[:end] == right[:end])
@@ -98,13 +98,13 @@ def test_keys_are_equal_where_all_tokens_so_far_are(left: list[int], right: list
 
 @given(*[st.fixed_dictionaries({name: st.text(alphabet="ab=:5\x00", max_size=6) for name in NAMES})] * 2)
 def test_no_field_can_imitate_another(left: dict[str, str], right: dict[str, str]) -> None:
-    """Different fields make different roots, whatever separators their values contain."""
+    """Different fields give different roots, whatever separators their values contain."""
     assume(left != right)
     assert root_key(**left, block_size=16) != root_key(**right, block_size=16)
 
 
-def test_values_that_join_alike_make_different_roots() -> None:
-    """Text moved across a border, a value that spells the next field, other sizes and groups."""
+def test_fields_are_delimited() -> None:
+    """Text moved across a field boundary, a value that spells the next field, and other sizes and groups differ."""
     roots = [
         root_key(**{**FIELDS, **change})
         for change in (

@@ -1,4 +1,4 @@
-"""The border to the tokenizers library: panics are errors of one request, and the interpreter lock is let go of."""
+"""The tokenizers library: panics become errors of one request, and the GIL is released."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import tokenizers
 import trio
 from tokenizers import Regex, pre_tokenizers
 
+from quipu.actors.detokenizer.decoder import Decoder, WindowDecoder
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics
-from quipu.actors.tokenizer.vocabulary import Vocabulary, WindowDecoder
+from quipu.actors.shared.tokenizers_library import Library, LibraryPanic, catching_panics, load_library
 from tests.actors.tokenizer.tokenizer_kinds import demo, qwen_like, save
 from tests.runtimes import Client, small_runtime
 
@@ -32,7 +32,7 @@ class PanicException(BaseException):
 
 
 def backtracking() -> tokenizers.Tokenizer:
-    """A tokenizer whose pattern gives up on `PANICKING`, and soon."""
+    """Make a tokenizer whose pattern soon gives up on `PANICKING`."""
     tokenizer = demo()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -44,7 +44,7 @@ def backtracking() -> tokenizers.Tokenizer:
 
 
 def backtracking_model(folder: Path) -> str:
-    """A checkpoint of it."""
+    """Make a checkpoint with that tokenizer."""
     save(backtracking(), folder, "{% for m in messages %}{{ m.content }}{% endfor %}")
     for name in ("config.json", "generation_config.json"):
         if (DEMO / name).exists():
@@ -53,26 +53,26 @@ def backtracking_model(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["encode", "encode_with_starts"])
-def test_a_panic_of_rust_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """A real one, and afterwards the tokenizer is as good as before."""
+def test_rust_panic_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The panic is real, and the tokenizer works afterwards."""
     library = Library(backtracking())
     encode = getattr(library, name)
-    before = encode("another text", most=100)
+    before = encode("another text", max_tokens=100)
     with pytest.raises(LibraryPanic, match="retry-limit"):
-        encode(PANICKING, most=100)
-    assert encode("another text", most=100) == before
-    assert "panicked" in capfd.readouterr().err  # the library's own words, which nobody can keep from being said
+        encode(PANICKING, max_tokens=100)
+    assert encode("another text", max_tokens=100) == before
+    assert "panicked" in capfd.readouterr().err  # printed by the library itself, which cannot be prevented
 
 
 @pytest.mark.slow
-def test_blanks_without_end() -> None:
+def test_millions_of_blanks() -> None:
     """The patterns of Qwen and Llama 3 give up on eleven million blanks and a letter."""
     with pytest.raises(LibraryPanic):
-        Library(qwen_like()).encode(" " * 11_000_000 + "a", most=1)
+        Library(qwen_like()).encode(" " * 11_000_000 + "a", max_tokens=1)
 
 
-def test_what_is_no_panic_passes() -> None:
-    """Cancelled, KeyboardInterrupt and errors are what they were."""
+def test_other_exceptions_pass() -> None:
+    """Cancelled, KeyboardInterrupt and errors pass unchanged."""
     for error in (KeyboardInterrupt(), SystemExit(), GeneratorExit(), ValueError("no"), BaseException()):
         with pytest.raises(type(error)) as raised, catching_panics():
             raise error
@@ -82,7 +82,7 @@ def test_what_is_no_panic_passes() -> None:
 
 
 async def test_cancelled_passes() -> None:
-    """A scope that is cancelled inside the border ends as it should."""
+    """A scope that is cancelled inside the guard ends as it should."""
     with trio.CancelScope() as scope:
         scope.cancel()
         with catching_panics():
@@ -100,22 +100,23 @@ class PanickingTokenizer:
         raise PanicException("no such token")
 
 
-def test_decoding_panics_are_errors(tmp_path: Path) -> None:
-    """Of a window of tokens, and of one by itself."""
+def test_decoding_panics_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for a window of tokens and for a single token."""
     library = Library(PanickingTokenizer())
     with pytest.raises(LibraryPanic):
         WindowDecoder(library, [1], skip_special_tokens=True).push(2)
     tokenizer = demo()
     tokenizer.decoder = tokenizers.decoders.Fuse()
     save(tokenizer, tmp_path, "")
-    vocabulary = Vocabulary(tmp_path)
-    vocabulary.library = library
+    library = load_library(tmp_path)
+    decoder = Decoder(library)
+    monkeypatch.setattr(library, "tokenizer", PanickingTokenizer())
     with pytest.raises(LibraryPanic):
-        vocabulary.spell(5)
+        decoder.token_text(5)
 
 
 async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
-    """Text, chat, bad words, and a count: each is a 400, and the next request is served."""
+    """Text, chat, bad words and counts each get a 400, and the next request is served."""
     async with small_runtime(model_path=backtracking_model(tmp_path)) as client:
         chat = ChatPrompt(({"role": "user", "content": PANICKING},))
         for prompt, fields in (
@@ -135,22 +136,22 @@ async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
 async def test_a_panic_in_decoding_fails_its_request_alone(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other stream goes on to its end."""
-    make_decoder = Vocabulary.decoder
+    """The other stream continues to its end."""
+    make_decoder = Decoder.make_decoder
 
-    class Decoder:
+    class Panicking:
         def push(self, token_id: int) -> str:
             raise LibraryPanic("no such token")
 
         def flush(self) -> str:
             return ""
 
-    def decoder(self: Vocabulary, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> Any:
+    def make(self: Decoder, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> Any:
         if 7 in prompt_tail:
-            return Decoder()
+            return Panicking()
         return make_decoder(self, skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
 
-    monkeypatch.setattr(Vocabulary, "decoder", decoder)
+    monkeypatch.setattr(Decoder, "make_decoder", make)
     async with small_runtime() as client:
         answers = {}
 
@@ -168,8 +169,8 @@ async def test_a_panic_in_decoding_fails_its_request_alone(
 
 
 @pytest.mark.parametrize("name", ["encode", "encode_with_starts"])
-def test_the_interpreter_goes_on(name: str) -> None:
-    """While a long text is encoded, a loop beside it is woken again and again: the lock was let go of."""
+def test_gil_is_released(name: str) -> None:
+    """While a long text is encoded, a loop in another thread keeps being woken."""
     library = Library(demo())
     text = "It's a knotted cord; they kept books. " * 20_000
     encode = getattr(library, name)
@@ -177,7 +178,7 @@ def test_the_interpreter_goes_on(name: str) -> None:
 
     def work() -> None:
         began.set()
-        encode(text, most=1)
+        encode(text, max_tokens=1)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -190,10 +191,10 @@ def test_the_interpreter_goes_on(name: str) -> None:
 
 
 def test_parallelism_is_off() -> None:
-    """Batches run in the thread that asks for them: a pool of threads would make a short text wait for long ones."""
+    """Batches run in the calling thread: in a thread pool, a short text would wait for long ones."""
     library = Library(demo())
     before = _num_tasks()
-    library.encode("a text " * 1000, most=10_000)
+    library.encode("a text " * 1000, max_tokens=10_000)
     assert _num_tasks() <= before and os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
@@ -201,8 +202,8 @@ def _num_tasks() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_windows_stay_short() -> None:
-    """Tokens that show nothing, or never make a character, are not decoded again and again for ever."""
+def test_decode_windows_stay_short() -> None:
+    """Tokens that show nothing, or never form a character, are not decoded again and again."""
     num_decoded = []
 
     class Silent:
@@ -216,12 +217,12 @@ def test_windows_stay_short() -> None:
     for silent.text in ("", "�"):
         decoder = WindowDecoder(Library(silent), list(range(8)), skip_special_tokens=True)
         pieces = [decoder.push(token_id) for token_id in range(1000)]
-        assert max(num_decoded) <= 8 + WindowDecoder.MAX_OPEN
+        assert max(num_decoded) <= 8 + WindowDecoder.MAX_PENDING
         assert bool("".join(pieces)) == bool(silent.text)
 
 
-def test_config_without_a_decoder(tmp_path: Path) -> None:
-    """A tokenizer that panics or raises at load is a checkpoint that cannot be read."""
+def test_tokenizer_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """A tokenizer that panics or raises while loading makes the checkpoint unreadable."""
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(Exception, match="cannot be read"):
-        Vocabulary(tmp_path)
+        load_library(tmp_path)

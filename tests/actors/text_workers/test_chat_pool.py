@@ -21,11 +21,12 @@ import trio
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.text_workers import chat_pool
-from quipu.actors.text_workers.chat_pool import MOST_OF_ONE, ChatPool
+from quipu.actors.text_workers.chat_pool import MAX_WORKERS_PER_TENANT, ChatPool
 from quipu.actors.text_workers.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
-from quipu.actors.text_workers.fair_queue import Crowded
 from quipu.actors.text_workers.renderer import InlineRenderer
-from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError, TemplateSource, TooMuchText
+from quipu.actors.tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
+from quipu.actors.tokenizer.encoding_errors import QueueFull
+from quipu.actors.tokenizer.template_source import TemplateSource
 
 PATIENCE_S = 30.0
 TIMEOUT_S = 2.0
@@ -57,8 +58,8 @@ async def pool_of(source: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Ch
     assert pool.worker_ids == []
 
 
-async def render(pool: ChatPool, prompt: ChatPrompt, tenant: str = "", most: int = 10**7) -> RenderedChat:
-    return await pool.render(prompt, tenant, most)
+async def render(pool: ChatPool, prompt: ChatPrompt, tenant: str = "", max_characters: int = 10**7) -> RenderedChat:
+    return await pool.render(prompt, tenant, max_characters)
 
 
 def is_running(process_id: int) -> bool:
@@ -94,10 +95,10 @@ async def test_the_same_as_in_this_process() -> None:
         inline = InlineRenderer(TemplateSource("here", SHOWN, {"bos_token": "<s>"}))
         for prompt in chats:
             assert await render(pool, prompt) == await inline.render(prompt, "", 10**7)
-        with pytest.raises(TooMuchText) as raised:
-            await render(pool, chat("x" * 1000), most=1000)
+        with pytest.raises(ChatTooLong) as raised:
+            await render(pool, chat("x" * 1000), max_characters=1000)
         assert raised.value.num_characters > 1000
-        assert len((await render(pool, chat("x" * 50), most=1000)).text) < 1000
+        assert len((await render(pool, chat("x" * 50), max_characters=1000)).text) < 1000
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ async def test_who_leaves_ends_it() -> None:
 async def test_slow_chats_hold_nobody_up() -> None:
     """As many as one tenant may have at once: others of his are served, and other tenants' always."""
     async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
-        for _ in range(MOST_OF_ONE - 1):
+        for _ in range(MAX_WORKERS_PER_TENANT - 1):
             nursery.start_soon(render, pool, chat("slow"), "a")
         for _ in range(5):
             assert (await render(pool, chat("quick"), "a")).text == "quick"
@@ -205,7 +206,7 @@ async def test_slow_chats_hold_nobody_up() -> None:
 
 async def test_spare_workers_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was started for a slow hour ends after it."""
-    monkeypatch.setattr(chat_pool, "SPARE_S", 0.05)
+    monkeypatch.setattr(chat_pool, "IDLE_S", 0.05)
     async with pool_of(SLOW, timeout_s=600) as pool:
         async with trio.open_nursery() as nursery:
             for _ in range(3):
@@ -222,7 +223,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it a chat is refused at once; one that is not served any more leaves its place."""
     monkeypatch.setattr(chat_pool, "MAX_WAITING", 4)
     async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
-        for num_busy in range(1, MOST_OF_ONE + 1):
+        for num_busy in range(1, MAX_WORKERS_PER_TENANT + 1):
             nursery.start_soon(render, pool, chat("slow"), "a")
             while pool.num_busy < num_busy:
                 await trio.sleep(0.01)
@@ -231,7 +232,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                 waiting.start_soon(render, pool, chat("quick"), "a")
             while pool.num_waiting < 2:
                 await trio.sleep(0.01)
-            with pytest.raises(Crowded):
+            with pytest.raises(QueueFull):
                 await render(pool, chat("quick"), "a")
             assert (await render(pool, chat("quick"), "b")).text == "quick"
             waiting.cancel_scope.cancel()
@@ -293,9 +294,9 @@ async def test_nobody_is_forgotten() -> None:
             told.append(str(raised.value))
 
         async with trio.open_nursery() as nursery:
-            for _ in range(MOST_OF_ONE + 1):
+            for _ in range(MAX_WORKERS_PER_TENANT + 1):
                 nursery.start_soon(ask)
-        assert len(told) == MOST_OF_ONE + 1
+        assert len(told) == MAX_WORKERS_PER_TENANT + 1
         assert pool.num_waiting == 0
 
 
@@ -312,7 +313,7 @@ async def test_no_template() -> None:
 PARENT = """
 import sys, trio
 from quipu.actors.text_workers.chat_pool import ChatPool
-from quipu.actors.tokenizer.chat_template import TemplateSource
+from quipu.actors.tokenizer.template_source import TemplateSource
 from quipu.actors.messages.prompts import ChatPrompt
 
 async def main():

@@ -22,15 +22,17 @@ from quipu.actors.messages.prompts import CacheTtl, ChatPrompt, ContentMark, Tex
 from quipu.actors.processes import child
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import LibraryPanic
-from quipu.actors.text_workers import encode_processes
-from quipu.actors.text_workers.encode_processes import CannotStart, EncodeProcess, EncodeProcesses, Loan
-from quipu.actors.text_workers.lanes import SHORT_BYTES
+from quipu.actors.text_workers import encode_process, encode_processes
+from quipu.actors.text_workers.encode_process import EncodeProcess
+from quipu.actors.text_workers.encode_processes import EncodeProcesses, Lease
 from quipu.actors.tokenizer.chat_template import RenderedChat
-from quipu.actors.tokenizer.encoder import EncodedChat, EncodedText, TextEncoder, TooMany
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.tokenizer.encoder import EncodedChat, EncodedText, TextEncoder, TooManyTokens
+from quipu.actors.tokenizer.encoding_errors import WorkerUnavailable
+from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.actors.shared.test_tokenizers_library import PANICKING, backtracking_model
 from tests.processes import PATIENCE_S, eventually, has_ended
 from tests.runtimes import Client, small_runtime
+from tests.vocabularies import Vocabulary
 
 VOCABULARY = Vocabulary(DEMO)
 WORDS = "It's a knotted cord; they kept bøøks ✓ 🦙🦙.\n\n  "
@@ -55,24 +57,22 @@ def processes() -> Iterator[EncodeProcesses]:
 # ---------------------------------------------------------------- what comes out
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_processes.PIECE_CHARACTERS + 1)]
-)
+@pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_process.PIECE_CHARACTERS + 1)])
 def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
     """Of plain texts, with what it takes to give them back, and where only their number is wanted."""
     here = VOCABULARY.encoder
 
     def compare(there: TextEncoder) -> None:
         for with_echo in (False, True):
-            expected = here.encode_text(text, most=10**7, with_echo=with_echo)
-            assert there.encode_text(text, most=10**7, with_echo=with_echo) == expected
+            expected = here.encode_text(text, max_tokens=10**7, with_echo=with_echo)
+            assert there.encode_text(text, max_tokens=10**7, with_echo=with_echo) == expected
             assert isinstance(expected, EncodedText)
             too_few = len(expected.token_ids) - 1
-            told = there.encode_text(text, most=too_few, with_echo=with_echo)
-            assert told == TooMany(too_few + 1, is_exact=True)
-        assert there.count(text, most=10**7) == here.count(text, most=10**7) == len(VOCABULARY.encode(text))
+            told = there.encode_text(text, max_tokens=too_few, with_echo=with_echo)
+            assert told == TooManyTokens(too_few + 1, is_exact=True)
+        assert there.count(text, max_tokens=10**7) == here.count(text, max_tokens=10**7) == len(VOCABULARY.encode(text))
 
-    processes.run(compare, Loan())
+    processes.run(compare, Lease())
 
 
 def test_chats_are_the_same(processes: EncodeProcesses) -> None:
@@ -82,7 +82,7 @@ def test_chats_are_the_same(processes: EncodeProcesses) -> None:
     marks = tuple(ContentMark(MARK, 0, 0) for _ in rendered.mark_ends)
     expected = VOCABULARY.encoder.encode_chat(rendered, marks)
     assert isinstance(expected, EncodedChat)
-    assert processes.run(lambda there: there.encode_chat(rendered, marks), Loan()) == expected
+    assert processes.run(lambda there: there.encode_chat(rendered, marks), Lease()) == expected
 
 
 def test_a_panic_is_an_error_and_no_more(tmp_path: Path) -> None:
@@ -91,9 +91,10 @@ def test_a_panic_is_an_error_and_no_more(tmp_path: Path) -> None:
     them = processes_of(vocabulary)
     try:
         with pytest.raises(LibraryPanic, match="retry-limit"):
-            them.run(lambda there: there.encode_text(PANICKING, most=100), Loan())
+            them.run(lambda there: there.encode_text(PANICKING, max_tokens=100), Lease())
         before = them.process_ids
-        assert them.run(lambda there: there.count("fine", most=100), Loan()) == vocabulary.encoder.count("fine", most=9)
+        expected = vocabulary.encoder.count("fine", max_tokens=9)
+        assert them.run(lambda there: there.count("fine", max_tokens=100), Lease()) == expected
         assert them.process_ids == before
     finally:
         them.close()
@@ -107,7 +108,7 @@ def test_a_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
     them = processes_of(vocabulary)
     (folder / "tokenizer.json").write_text("{}")
     try:
-        assert them.run(lambda there: there.count(WORDS, most=10**7), Loan()) == len(VOCABULARY.encode(WORDS))
+        assert them.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease()) == len(VOCABULARY.encode(WORDS))
     finally:
         them.close()
 
@@ -115,7 +116,7 @@ def test_a_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- how processes end
 
 
-def encode_for_long(processes: EncodeProcesses, loan: Loan) -> tuple[threading.Thread, int, list[Exception]]:
+def encode_for_long(processes: EncodeProcesses, lease: Lease) -> tuple[threading.Thread, int, list[Exception]]:
     """A thread whose process is in the middle of a long text, that process, and what the thread will have raised."""
     processes.warm_up()
     (pid,) = processes.process_ids
@@ -124,8 +125,8 @@ def encode_for_long(processes: EncodeProcesses, loan: Loan) -> tuple[threading.T
 
     def work() -> None:
         try:
-            processes.run(lambda there: there.count(FOREVER, most=10**9), loan)
-        except (LibraryPanic, CannotStart) as error:
+            processes.run(lambda there: there.count(FOREVER, max_tokens=10**9), lease)
+        except (LibraryPanic, WorkerUnavailable) as error:
             raised.append(error)
 
     thread = threading.Thread(target=work)
@@ -136,13 +137,13 @@ def encode_for_long(processes: EncodeProcesses, loan: Loan) -> tuple[threading.T
 
 def test_a_stopped_loan_ends(processes: EncodeProcesses) -> None:
     """While its text is encoded: at once, with the process. One that was stopped before takes none."""
-    loan = Loan()
-    thread, pid, raised = encode_for_long(processes, loan)
-    loan.stop()
+    lease = Lease()
+    thread, pid, raised = encode_for_long(processes, lease)
+    lease.cancel()
     thread.join(PATIENCE_S)
     assert raised and has_ended(pid) and processes.process_ids == []
-    with pytest.raises(CannotStart):
-        processes.run(lambda there: pytest.fail("it was served"), loan)
+    with pytest.raises(WorkerUnavailable):
+        processes.run(lambda there: pytest.fail("it was served"), lease)
 
 
 def _cpu_ticks(pid: int) -> int:
@@ -155,52 +156,52 @@ def test_a_process_that_dies(processes: EncodeProcesses) -> None:
     def kill_and_count(there: TextEncoder) -> object:
         assert isinstance(there.backend, EncodeProcess)
         os.kill(there.backend.pid, signal.SIGKILL)
-        return there.count(LONG, most=10**7)
+        return there.count(LONG, max_tokens=10**7)
 
     for _ in range(2):  # the second time it is a process that was idle, and another one is tried
-        with pytest.raises(LibraryPanic, match="has ended"):
-            processes.run(kill_and_count, Loan())
+        with pytest.raises(LibraryPanic, match="has died"):
+            processes.run(kill_and_count, Lease())
         processes.warm_up()
-    expected = VOCABULARY.encoder.count(LONG, most=10**7)
-    assert processes.run(lambda there: there.count(LONG, most=10**7), Loan()) == expected
+    expected = VOCABULARY.encoder.count(LONG, max_tokens=10**7)
+    assert processes.run(lambda there: there.count(LONG, max_tokens=10**7), Lease()) == expected
     (pid,) = processes.process_ids
     os.kill(pid, signal.SIGKILL)
-    assert processes.run(lambda there: there.count(LONG, most=10**7), Loan()) == expected
+    assert processes.run(lambda there: there.count(LONG, max_tokens=10**7), Lease()) == expected
     assert pid not in processes.process_ids
 
 
 def test_memory_is_given_back(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has grown too large is not used again; what a small text took is no growth."""
-    processes.run(lambda there: there.count(WORDS, most=10**7), Loan())
+    processes.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease())
     (kept,) = processes.process_ids
-    processes.run(lambda there: there.count(WORDS, most=10**7), Loan())
+    processes.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease())
     assert processes.process_ids == [kept]
     monkeypatch.setattr(encode_processes, "MAX_GROWTH_BYTES", -(1 << 40))
-    processes.run(lambda there: there.count(WORDS, most=10**7), Loan())
+    processes.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease())
     assert processes.process_ids == [] and has_ended(kept)
 
 
 def test_spare_ones_end(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were needed at one time only, but for one."""
-    processes.run(lambda _: processes.run(lambda there: there.count("a", most=9), Loan()), Loan())
+    processes.run(lambda _: processes.run(lambda there: there.count("a", max_tokens=9), Lease()), Lease())
     assert len(processes.process_ids) == 2
-    processes.dismiss_spare()
+    processes.end_idle()
     assert len(processes.process_ids) == 2, "they have just been used"
-    monkeypatch.setattr(encode_processes, "SPARE_S", -1.0)
-    processes.dismiss_spare()
-    processes.dismiss_spare()
+    monkeypatch.setattr(encode_processes, "IDLE_S", -1.0)
+    processes.end_idle()
+    processes.end_idle()
     assert len(processes.process_ids) == 1
 
 
 def test_close_ends_all() -> None:
     """Those that encode, too; and no other is started."""
     them = processes_of(VOCABULARY)
-    thread, pid, raised = encode_for_long(them, Loan())
+    thread, pid, raised = encode_for_long(them, Lease())
     them.close()
     thread.join(PATIENCE_S)
     assert raised and has_ended(pid) and them.process_ids == []
-    with pytest.raises(CannotStart):
-        them.run(lambda there: None, Loan())
+    with pytest.raises(WorkerUnavailable):
+        them.run(lambda there: None, Lease())
 
 
 def test_a_parent_that_is_killed() -> None:
@@ -208,7 +209,7 @@ def test_a_parent_that_is_killed() -> None:
     code = (
         "from tests.actors.text_workers.test_encode_processes import *\n"
         "them = processes_of(VOCABULARY)\nthem.warm_up()\nprint(*them.process_ids, flush=True)\n"
-        "them.run(lambda there: there.count(FOREVER, most=10**9), Loan())\n"
+        "them.run(lambda there: there.count(FOREVER, max_tokens=10**9), Lease())\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
@@ -285,7 +286,7 @@ async def test_no_process_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
         them = await processes_in(client)
         (pid,) = them.process_ids
-        monkeypatch.setattr(encode_processes, "command_of", lambda module: [nobody])
+        monkeypatch.setattr(encode_process, "command_of", lambda module: [nobody])
         os.kill(pid, signal.SIGKILL)
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)
         assert answer.error is not None and answer.error.kind is ErrorKind.OVERLOADED

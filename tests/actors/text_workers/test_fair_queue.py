@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.text_workers.fair_queue import Crowded, FairQueue
+from quipu.actors.text_workers.fair_queue import FairQueue
+from quipu.actors.tokenizer.encoding_errors import QueueFull
 
 KINDS = st.sampled_from(["put", "take", "done", "drop", "back"])
 STEPS = st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60)
@@ -42,20 +43,20 @@ def test_what_waits_is_bounded() -> None:
     queue: FairQueue[int] = FairQueue(8, 100)
     for at in range(4):
         queue.put("a", at, 1)
-    with pytest.raises(Crowded):
+    with pytest.raises(QueueFull):
         queue.put("a", 4, 1)
     queue.put("b", 5, 40)
-    with pytest.raises(Crowded):
+    with pytest.raises(QueueFull):
         queue.put("b", 6, 11)
     queue.put("c", 7, 50)
-    with pytest.raises(Crowded):
+    with pytest.raises(QueueFull):
         queue.put("d", 8, 7)
     assert queue.num_waiting == 6 and queue.num_waiting_bytes == 94
     assert [queue.take(9) for _ in range(3)] == [0, 5, 7]
     queue.put("d", 8, 90)
     empty: FairQueue[int] = FairQueue(8, 100)
     empty.put("a", 1, 1000)
-    with pytest.raises(Crowded):
+    with pytest.raises(QueueFull):
         empty.put("b", 2, 1)
 
 
@@ -71,7 +72,7 @@ def test_order_and_numbers(steps: list[tuple[str, str]]) -> None:
                 try:
                     queue.put(tenant, number, 3)
                     waiting[tenant].append(number)
-                except Crowded:
+                except QueueFull:
                     assert len(waiting[tenant]) >= 10 or sum(map(len, waiting.values())) >= 20
             case "take":
                 ready = {who for who in "abc" if waiting[who] and len(held[who]) < 2}

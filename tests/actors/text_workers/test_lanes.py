@@ -1,4 +1,4 @@
-"""Threads for texts: short requests beside long ones, tenants in turns, and nothing kept of who has left."""
+"""Threads for texts: short requests beside long ones, tenants in slots, and nothing kept of who has left."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import trio
 import trio.testing
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.text_workers.fair_queue import Crowded
-from quipu.actors.text_workers.lanes import SHORT_BYTES, Lane, Lanes, Turn
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.text_workers.lanes import Lane, Lanes, LaneSlot
+from quipu.actors.tokenizer.encoding_errors import QueueFull
+from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
+from tests.vocabularies import Vocabulary
 
 ENCODER = Vocabulary(DEMO).encoder
 PATIENCE_S = 20.0
@@ -43,11 +44,11 @@ async def gate() -> AsyncIterator[Gate]:
         it.opened.set()
 
 
-async def work(turn: Turn, gate: Gate, name: str) -> None:
+async def work(slot: LaneSlot, gate: Gate, name: str) -> None:
     try:
-        await turn.run(gate.pass_through, name)
+        await slot.run(gate.pass_through, name)
     finally:
-        turn.leave()
+        slot.leave()
 
 
 async def begun(gate: Gate, count: int) -> list[str]:
@@ -83,22 +84,22 @@ async def test_no_tenant_holds_more_than_half() -> None:
         it.opened.set()
 
 
-async def test_turns_change_between_texts() -> None:
+async def test_slots_change_between_texts() -> None:
     """A request of many texts lets another tenant's go before its next one, and goes on before its own tenant's."""
     lane = Lane(1, 1, 100, 1 << 30, ENCODER)
     served: list[str] = []
 
-    async def serve(turn: Turn, name: str, num_texts: int) -> None:
+    async def serve(slot: LaneSlot, name: str, num_texts: int) -> None:
         for at in range(num_texts):
-            await turn.run(served.append, f"{name}{at}")
-            await turn.pause()
-        turn.leave()
+            await slot.run(served.append, f"{name}{at}")
+            await slot.pause()
+        slot.leave()
 
     first, second, other = lane.enter("a", 1), lane.enter("a", 1), lane.enter("b", 1)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            for turn, name, num_texts in ((second, "second", 1), (first, "first", 3), (other, "other", 1)):
-                nursery.start_soon(serve, turn, name, num_texts)
+            for slot, name, num_texts in ((second, "second", 1), (first, "first", 3), (other, "other", 1)):
+                nursery.start_soon(serve, slot, name, num_texts)
     assert served == ["first0", "other0", "first1", "first2", "second0"]
 
 
@@ -108,9 +109,9 @@ async def test_who_leaves_is_not_served() -> None:
     async with gate() as it, trio.open_nursery() as nursery:
         scopes = [trio.CancelScope() for _ in range(3)]
 
-        async def work_in(scope: trio.CancelScope, turn: Turn, name: str) -> None:
+        async def work_in(scope: trio.CancelScope, slot: LaneSlot, name: str) -> None:
             with scope:
-                await work(turn, it, name)
+                await work(slot, it, name)
 
         for at, scope in enumerate(scopes):
             nursery.start_soon(work_in, scope, lane.enter("a", 1), f"{at}")
@@ -127,10 +128,10 @@ async def test_who_leaves_is_not_served() -> None:
 async def test_a_lane_that_is_full() -> None:
     """What waits is bounded, of each lane by itself."""
     lanes = Lanes(4, 1 << 30, ENCODER)
-    turns = [lanes.enter("a", SHORT_BYTES) for _ in range(lanes.long.most_of_one + 2)]
-    with pytest.raises(Crowded):
+    slots = [lanes.enter("a", SHORT_BYTES) for _ in range(lanes.long.max_per_tenant + 2)]
+    with pytest.raises(QueueFull):
         lanes.enter("a", SHORT_BYTES)
-    turns += [lanes.enter("b", SHORT_BYTES), lanes.enter("a", 1)]
-    for turn in turns:
-        turn.leave()
+    slots += [lanes.enter("b", SHORT_BYTES), lanes.enter("a", 1)]
+    for slot in slots:
+        slot.leave()
     assert lanes.long.queue.num_waiting == lanes.long.queue.num_tenants == 0

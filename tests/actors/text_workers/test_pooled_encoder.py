@@ -23,12 +23,11 @@ from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
-from quipu.actors.text_workers import pooled_encoder as encoding
-from quipu.actors.text_workers.fair_queue import Crowded
-from quipu.actors.text_workers.lanes import MOST_THREADS, SHORT_BYTES
+from quipu.actors.text_workers.lanes import MAX_THREADS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.tokenizer.encoding_errors import QueueFull
+from quipu.actors.tokenizer.prompt_sizes import INLINE_CHARACTERS, SHORT_BYTES, is_short
 from tests.actors.tokenizer.tokenizer_kinds import demo, save
 from tests.runtimes import Answer, Client, read_answer, small_runtime
 
@@ -117,7 +116,7 @@ async def test_token_ids_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> Non
     read: list[object] = []
     async with small_runtime() as client:
         monkeypatch.setattr(
-            "quipu.actors.tokenizer.vocabulary.Vocabulary.read_back", lambda *args, **_: read.append(args)
+            "quipu.actors.text_workers.pooled_encoder.decode_prompt", lambda *args, **_: read.append(args)
         )
         monkeypatch.setattr(Library, "_encode", lambda *args: read.append(args))
         longest = client.config.engine.max_model_len
@@ -203,7 +202,7 @@ async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
             while len(gate.encoded) < 12:
                 await trio.sleep(0.01)
         order = [int(text.split()[0]) for text in gate.encoded]
-        assert all(abs(place - at) < MOST_THREADS // 2 for place, at in enumerate(order))
+        assert all(abs(place - at) < MAX_THREADS // 2 for place, at in enumerate(order))
     for ticket in tickets:
         ticket.leave()
 
@@ -228,7 +227,7 @@ async def test_a_crowded_renderer() -> None:
     """Where too many chats wait the client is told to come back; what a template refuses is its own fault."""
 
     def refuse(prompt: ChatPrompt) -> None:
-        raise {"crowd": Crowded, "odd": TemplateError}[prompt.messages[0]["content"]]("no")
+        raise {"crowd": QueueFull, "odd": TemplateError}[prompt.messages[0]["content"]]("no")
 
     def make_renderer(template: Any, timeout_s: float) -> InlineRenderer:
         return InlineRenderer(template, before=refuse)
@@ -441,18 +440,17 @@ async def test_short_requests_are_served_in_order() -> None:
 
 def test_what_is_short() -> None:
     """Only what takes a few milliseconds at worst is encoded in the loop."""
-    encoder = encoding.PromptEncoder(Vocabulary(DEMO), None, None, None)
 
-    def is_short(*prompts: Any, n: int = 1, bad_words: tuple[str, ...] = (), echo: bool = False) -> bool:
+    def fits(*prompts: Any, n: int = 1, bad_words: tuple[str, ...] = (), echo: bool = False) -> bool:
         request = Encode("r", prompts, n, 1, None, (), False, True, "", "", "", bad_words=bad_words, echo=echo)
-        return encoder.is_short(request)
+        return is_short(request)
 
-    assert is_short(TextPrompt("x" * encoding.INLINE_CHARACTERS)) and is_short(TokenPrompt((1,) * 16384))
-    assert not is_short(TextPrompt("x" * encoding.INLINE_CHARACTERS), TextPrompt("x"))
-    assert not is_short(TokenPrompt((1,) * 16385)) and not is_short(TokenPrompt((1,) * 513), echo=True)
-    assert not is_short(chat("x")) and not is_short(TextPrompt("x"), n=17)
-    assert not is_short(TextPrompt("x"), bad_words=("x" * encoding.INLINE_CHARACTERS,))
-    assert not is_short(TextPrompt("x"), bad_words=("x",) * 33)
+    assert fits(TextPrompt("x" * INLINE_CHARACTERS)) and fits(TokenPrompt((1,) * 16384))
+    assert not fits(TextPrompt("x" * INLINE_CHARACTERS), TextPrompt("x"))
+    assert not fits(TokenPrompt((1,) * 16385)) and not fits(TokenPrompt((1,) * 513), echo=True)
+    assert not fits(chat("x")) and not fits(TextPrompt("x"), n=17)
+    assert not fits(TextPrompt("x"), bad_words=("x" * INLINE_CHARACTERS,))
+    assert not fits(TextPrompt("x"), bad_words=("x",) * 33)
 
 
 async def test_rendered_text_is_what_counts() -> None:

@@ -14,8 +14,8 @@ import pytest
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.tokenizer.chat_template import ChatTemplate, TemplateError
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from tests.chats import encode_chat
+from tests.vocabularies import Vocabulary
 
 DEMO_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"

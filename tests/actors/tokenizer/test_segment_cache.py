@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import timeit
@@ -20,12 +21,12 @@ from tokenizers import AddedToken, Tokenizer, models
 from quipu.actors.messages.prompts import ChatPrompt, ContentMark
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import Library
-from quipu.actors.tokenizer.segment_cache import ENTRY_BYTES, Seams, SegmentCache
-from quipu.actors.tokenizer.split_points import find_seams
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.tokenizer.segment_cache import ENTRY_BYTES, SegmentCache
+from quipu.actors.tokenizer.split_points import MIN_CHARACTERS, SplitPoints, find_split_points
 from tests.actors.tokenizer.tokenizer_kinds import BASES, END, NESTED, START, TOKENS, demo, make, plain, save
 from tests.chats import encode_chat, render_chat
 from tests.runtimes import small_runtime
+from tests.vocabularies import Vocabulary
 
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n"
 PARTS = [
@@ -62,6 +63,10 @@ def vocabulary_of(base: str, tokens: str) -> Vocabulary:
         return Vocabulary(Path(folder))
 
 
+def split_points_of(tokenizer: Tokenizer, min_characters: int = MIN_CHARACTERS) -> SplitPoints:
+    return find_split_points(Library(tokenizer), json.loads(tokenizer.to_str()), min_characters)
+
+
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
@@ -74,7 +79,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_parts_have_the_ids_of_the_whole(base: str, tokens: str, text: str, min_characters: int) -> None:
     """Of every kind of tokenizer: the ids of the segments, joined, are those of the text."""
     tokenizer = tokenizer_of(base, tokens)
-    starts = find_seams(tokenizer, min_characters).starts(text)
+    starts = split_points_of(tokenizer, min_characters).starts(text)
     ends = [*starts[1:], len(text)]
     parts = [encode(tokenizer, text[start:end]) for start, end in zip(starts, ends, strict=True)]
     assert [token_id for part in parts for token_id in part] == encode(tokenizer, text)
@@ -86,7 +91,7 @@ def test_parts_have_the_ids_of_the_whole(base: str, tokens: str, text: str, min_
 def test_every_kind_is_cut(base: str, tokens: str) -> None:
     """None of these kinds is given up on: a text is cut before the token that begins a turn."""
     said = f"{START}user\nIt's a cord.{END}\n"
-    starts = find_seams(tokenizer_of(base, tokens), 5).starts(said * 3)
+    starts = split_points_of(tokenizer_of(base, tokens), 5).starts(said * 3)
     assert {len(said), 2 * len(said)} <= set(starts)
 
 
@@ -171,7 +176,7 @@ def test_tokenizers_that_are_never_cut() -> None:
     nested = demo()
     nested.add_tokens(plain(START, *("a" * length for length in range(1, 100))))
     for tokenizer in (single_word, dropping, spelling, bare, nested):
-        assert find_seams(tokenizer).starts(f"{START}<|im_start|>{'a' * 300}" * 3) == [0]
+        assert split_points_of(tokenizer).starts(f"{START}<|im_start|>{'a' * 300}" * 3) == [0]
 
 
 def test_the_cache_is_bounded_in_bytes() -> None:
@@ -179,7 +184,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     kept, drawn = SegmentCache(100_000), random.Random(3)
     texts = [str(i) + "x" * drawn.randrange(3000) for i in range(300)]
     for text in texts:
-        kept.keep("me", text, array("I", range(len(text))))
+        kept.add("me", text, array("I", range(len(text))))
         kept.find("me", texts[0])
         assert kept.num_bytes <= 100_000
     assert kept.find("me", texts[0]) is not None
@@ -188,7 +193,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     held = [(text, ids) for text in texts if (ids := kept.find("me", text)) is not None]
     real = sum(sys.getsizeof(text) + sys.getsizeof(ids) + sys.getsizeof((1, 2)) for text, ids in held)
     assert real <= kept.num_bytes <= real + ENTRY_BYTES * len(held)
-    kept.keep("me", "y" * 200_000, array("I"))
+    kept.add("me", "y" * 200_000, array("I"))
     assert kept.find("me", "y" * 200_000) is None and len(kept) == len(held)
 
 
@@ -202,26 +207,27 @@ def test_the_longest_token_counts(tokens: set[str], text: str) -> None:
             expected.append(at)
         at += len(longest) or 1
     # of neighbours closer than the least length the second is passed over: at 1 none is
-    assert Seams(tokens, (), 1).starts(text) == [0, *expected]
+    assert SplitPoints(tokens, (), 1).starts(text) == [0, *expected]
 
 
 def test_thousands_of_tokens() -> None:
     """A vocabulary with as many as Gemma's is searched as fast as one with few: the pattern is a tree, not a list."""
     tokens = [START, END, *(f"<unused{i}>" for i in range(6000)), *("\n" * i for i in range(2, 32))]
     text = ("<b>a line of markup</b>\n" * 40 + END) * 50
-    seams = Seams([START, END], tokens)
-    assert len(seams.starts(text)) == 51
+    split_points = SplitPoints([START, END], tokens)
+    assert len(split_points.starts(text)) == 51
     few, many = (
-        min(timeit.repeat(lambda s=s: s.starts(text), number=1, repeat=5)) for s in (Seams([START, END], []), seams)
+        min(timeit.repeat(lambda points=points: points.starts(text), number=1, repeat=5))
+        for points in (SplitPoints([START, END], []), split_points)
     )
     assert many < 500 * few  # a list: 25,000
 
 
-def test_seams_of_one_text_are_those_of_a_longer_one() -> None:
+def test_split_points_of_one_text_are_those_of_a_longer_one() -> None:
     """What is appended moves no cut, so the segments before are found again."""
-    seams = Seams([START, END], [])
+    split_points = SplitPoints([START, END], [])
     text = f"{START}{'a' * 300}{END}\n" * 4
-    assert seams.starts(text) == seams.starts(text + "more" + text)[: len(seams.starts(text))]
+    assert split_points.starts(text) == split_points.starts(text + "more" + text)[: len(split_points.starts(text))]
 
 
 async def test_tenants_and_salts_have_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +240,7 @@ async def test_tenants_and_salts_have_ids_of_their_own(monkeypatch: pytest.Monke
             found.append(ids is not None)
             return ids
 
-    monkeypatch.setattr("quipu.actors.tokenizer.actor.SegmentCache", Watched)
+    monkeypatch.setattr("quipu.actors.wiring.SegmentCache", Watched)
     chat = ChatPrompt(({"role": "user", "content": "a cord " * 60},))
     async with small_runtime() as client:
         for domain, salt in (("a", ""), ("b", ""), ("a", "b"), ("ab", ""), ("a", "")):

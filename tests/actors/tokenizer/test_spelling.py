@@ -10,15 +10,21 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from quipu.actors.messages.prompts import PromptText
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.encoder import EncodedText
-from quipu.actors.tokenizer.vocabulary import Vocabulary
+from quipu.actors.tokenizer.encoder import EncodedText, decode_prompt
+from tests.vocabularies import Vocabulary
 
 VOCABULARY = Vocabulary(DEMO)
 
 
+def read_back(token_ids: list[int], *, skip_special_tokens: bool) -> PromptText:
+    decoder = VOCABULARY.decoder.make_decoder(skip_special_tokens=skip_special_tokens, prompt_tail=())
+    return decode_prompt(token_ids, decoder)
+
+
 def encode_for_echo(vocabulary: Vocabulary, text: str) -> EncodedText:
-    encoded = vocabulary.encoder.encode_text(text, most=1000, with_echo=True)
+    encoded = vocabulary.encoder.encode_text(text, max_tokens=1000, with_echo=True)
     assert isinstance(encoded, EncodedText)
     return encoded
 
@@ -30,7 +36,7 @@ def test_a_text_s_offsets(text: str) -> None:
     encoded = encode_for_echo(VOCABULARY, text)
     assert encoded.token_ids == VOCABULARY.encode(text)
     assert encoded.echo is not None and encoded.echo.text == text
-    assert encoded.echo == VOCABULARY.read_back(encoded.token_ids, skip_special_tokens=False)
+    assert encoded.echo == read_back(encoded.token_ids, skip_special_tokens=False)
 
 
 def test_no_text() -> None:
@@ -43,9 +49,9 @@ def test_special_tokens_of_a_prompt_of_ids() -> None:
     text = "<|im_start|>a"
     token_ids = VOCABULARY.encode(text)
     assert len(token_ids) == 2
-    assert VOCABULARY.read_back(token_ids, skip_special_tokens=True).text == "a"
-    assert VOCABULARY.read_back(token_ids, skip_special_tokens=True).offsets == (0, 0)
-    assert VOCABULARY.read_back(token_ids, skip_special_tokens=False).offsets == (0, 12)
+    assert read_back(token_ids, skip_special_tokens=True).text == "a"
+    assert read_back(token_ids, skip_special_tokens=True).offsets == (0, 0)
+    assert read_back(token_ids, skip_special_tokens=False).offsets == (0, 12)
     echo = encode_for_echo(VOCABULARY, text).echo
     assert echo is not None and echo.text == text
 
@@ -53,7 +59,7 @@ def test_special_tokens_of_a_prompt_of_ids() -> None:
 @given(st.text(max_size=100))
 def test_bytes_of_tokens_are_the_text(text: str) -> None:
     """The tokens' bytes, joined, are the text's; a whole character's text is its own."""
-    spelled = [VOCABULARY.spell(token_id) for token_id in VOCABULARY.encode(text)]
+    spelled = [VOCABULARY.decoder.token_text(token_id) for token_id in VOCABULARY.encode(text)]
     assert b"".join(one.utf8 for one in spelled) == text.encode()
     for one in spelled:
         assert one.text == one.utf8.decode("utf-8", "replace")
@@ -61,7 +67,7 @@ def test_bytes_of_tokens_are_the_text(text: str) -> None:
 
 def test_ids_without_a_token() -> None:
     """A model's head may have more rows than its vocabulary: such an id is spelled with nothing."""
-    assert VOCABULARY.spell(10**6).text == "" and VOCABULARY.spell(10**6).utf8 == b""
+    assert VOCABULARY.decoder.token_text(10**6).text == "" and VOCABULARY.decoder.token_text(10**6).utf8 == b""
 
 
 def sentencepiece_like(folder: Path) -> Vocabulary:
@@ -90,11 +96,11 @@ def sentencepiece_like(folder: Path) -> Vocabulary:
 def test_vocabularies_with_byte_tokens(tmp_path: Path) -> None:
     """A token that names a byte is that byte; any other is what the library decodes it to."""
     vocabulary = sentencepiece_like(tmp_path)
-    assert vocabulary.spell(3 + 0xC3).utf8 == b"\xc3"
-    assert vocabulary.spell(3 + 0x41).text == "A"
-    assert vocabulary.spell(261).utf8 == b"wor"
-    assert vocabulary.spell(1).text == "<s>"
-    assert vocabulary.spell(10**6).text == ""
+    assert vocabulary.decoder.token_text(3 + 0xC3).utf8 == b"\xc3"
+    assert vocabulary.decoder.token_text(3 + 0x41).text == "A"
+    assert vocabulary.decoder.token_text(261).utf8 == b"wor"
+    assert vocabulary.decoder.token_text(1).text == "<s>"
+    assert vocabulary.decoder.token_text(10**6).text == ""
 
 
 def test_added_tokens_lie_between(tmp_path: Path) -> None:

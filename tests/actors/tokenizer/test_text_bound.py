@@ -13,9 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from quipu.actors.shared.token_decoding import byte_alphabet
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.tokenizer import text_bound
-from quipu.actors.tokenizer.text_bound import SLICE_MARGIN_BYTES, TextBound, byte_alphabet, find_bound
+from quipu.actors.tokenizer.text_bound import SLICE_MARGIN_BYTES, TextBound, find_bound
 from tests.actors.tokenizer.tokenizer_kinds import BASES, CORPUS, END, START, TOKENS, demo, make
 
 
@@ -173,9 +174,9 @@ def texts(draw: st.DrawFn) -> str:
 def test_what_is_refused_is_refused_by_counting(kind: str, text: str, enough: int) -> None:
     """Of every kind of tokenizer, by length and by bytes, as one text and in slices."""
     bound, counted = bound_of(kind), len(library_of(kind).list_ids(text))
-    for told in (bound.told_by_length(text, enough), bound.num_tokens(text, enough)):
+    for told in (bound.num_tokens_by_length(text, enough), bound.num_tokens(text, enough)):
         assert told == 0 or enough <= told <= counted
-    most = bound.most_characters(enough)
+    most = bound.num_characters_for(enough)
     assert most is None or len(text) < most or counted >= enough
 
 
@@ -210,7 +211,7 @@ def test_where_nothing_can_be_told(kind: str) -> None:
     """No text is refused untokenised where any number of characters may be one token or none."""
     bound = bound_of(kind)
     assert bound.longest_token_bytes == 0
-    assert bound.num_tokens("x" * 10_000, 1) == bound.told_by_length("x" * 10_000, 1) == 0
+    assert bound.num_tokens("x" * 10_000, 1) == bound.num_tokens_by_length("x" * 10_000, 1) == 0
 
 
 def test_how_much_normal_forms_shrink() -> None:

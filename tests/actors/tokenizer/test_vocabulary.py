@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from quipu.actors.detokenizer.decoder import WindowDecoder
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError, read_info, resolve
 from quipu.actors.shared.tokenizers_library import Library
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import TemplateError
-from quipu.actors.tokenizer.vocabulary import Vocabulary, WindowDecoder
 from tests.chats import encode_chat
+from tests.vocabularies import Vocabulary
 
 DEMO_VOCABULARY = Vocabulary(DEMO)
 MESSAGES = (
@@ -31,7 +32,7 @@ MESSAGES = (
 
 
 def decode(token_ids: list[int], *, skip: bool = True) -> str:
-    decoder = DEMO_VOCABULARY.decoder(skip_special_tokens=skip, prompt_tail=())
+    decoder = DEMO_VOCABULARY.decoder.make_decoder(skip_special_tokens=skip, prompt_tail=())
     return "".join(map(decoder.push, token_ids)) + decoder.flush()
 
 
@@ -51,7 +52,7 @@ def test_nothing_half_is_handed_out() -> None:
     """A character that spans tokens comes whole, with the token that completes it."""
     token_ids = DEMO_VOCABULARY.encode("🦙")
     assert len(token_ids) > 1
-    decoder = DEMO_VOCABULARY.decoder(skip_special_tokens=True, prompt_tail=())
+    decoder = DEMO_VOCABULARY.decoder.make_decoder(skip_special_tokens=True, prompt_tail=())
     pieces = [decoder.push(token_id) for token_id in token_ids]
     assert "".join(pieces) == "🦙"
     assert pieces[:-1] == [""] * (len(token_ids) - 1)
@@ -135,7 +136,7 @@ def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
         read_info(tmp_path)
     for no_number in ('"x"', "true", "0", "null"):
         (tmp_path / "config.json").write_text(f'{{"vocab_size": {no_number}, "max_position_embeddings": 64}}')
-        with pytest.raises(CheckpointError, match=r"^config\.json: vocab_size is .*, where a positive integer is"):
+        with pytest.raises(CheckpointError, match=r"^config\.json: vocab_size must be a positive integer, not "):
             read_info(tmp_path)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Vocabulary(tmp_path)

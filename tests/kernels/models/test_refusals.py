@@ -1,47 +1,40 @@
-"""What a config.json asks for is computed or refused by name: entry by entry, for every family.
+"""Every entry of a config.json is computed or refused by name, for every family.
 
-Nothing is loaded here: a family's `parse` decides before any tensor is read.
+No weights are loaded: a family's `parse` decides before any tensor is read.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from quipu.kernels.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
 from quipu.kernels.models.config import DecoderConfig, check_length
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.kernels.models.refusals import is_classified
 from quipu.kernels.models.rope_config import YarnScaling
 from tests.kernels.kernel_checkpoints import CONFIGS
 
-READ = {
-    "gemma2": gemma2.READ,
-    "gemma3": gemma3.READ,
-    "llama": llama.READ,
-    "mistral": mistral.READ,
-    "phi3": phi3.READ,
-    "qwen2": qwen2.READ,
-    "qwen3-tied": qwen3.READ,
-    "qwen3-moe": qwen3_moe.READ,
-}
 LONG = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "partial_rotary_factor": 0.5}
 
 
 def config_of(name: str, **changes: Any) -> dict[str, Any]:
-    """The config.json that transformers writes for a checkpoint, with entries changed; `...` removes one."""
+    """Return the config.json that transformers writes for a checkpoint, with entries changed; `...` removes one."""
     config = {**CONFIGS[name]().to_dict(), **changes}
-    config["architectures"] = [next(key for key in FAMILIES if _model_type(key) == config["model_type"])]
+    config["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]
     return {key: value for key, value in config.items() if value is not ...}
 
 
-def _model_type(architecture: str) -> str:
-    name = architecture.removesuffix("ForCausalLM").lower()
-    return {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}.get(name, name)
+def read_of(name: str) -> str:
+    """Return the entries that the checkpoint's family reads."""
+    family = find_family(config_of(name))
+    read: str = sys.modules[family.parse.__module__].READ
+    return read
 
 
 def parse(name: str, **changes: Any) -> DecoderConfig:
@@ -49,16 +42,16 @@ def parse(name: str, **changes: Any) -> DecoderConfig:
     return find_family(data).parse(data)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_entry_is_accounted_for(name: str) -> None:
-    """Whatever transformers' own class for the architecture knows is read, refused, or known to change nothing."""
-    strangers = {entry for entry in CONFIGS[name]().to_dict() if not is_classified(entry, read=READ[name])}
-    assert not strangers
+    """Read, refuse or know as neutral every entry of transformers' configuration class for the architecture."""
+    read = read_of(name)
+    assert not {entry for entry in CONFIGS[name]().to_dict() if not is_classified(entry, read=read)}
 
 
 def test_every_family_is_tried() -> None:
-    """A family without a checkpoint of its own would be tested by nothing."""
-    tried = {config_of(name)["architectures"][0] for name in READ}
+    """Have a checkpoint for every family; without one, no test would run it."""
+    tried = {config_of(name)["architectures"][0] for name in CONFIGS}
     assert tried == FAMILIES.keys()
 
 
@@ -72,12 +65,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
     ("gemma3", {"hidden_act": "silu"}, "hidden_act 'silu'"),
     ("llama", {"compression_config": {"format": "x"}}, "compression_config {...} is"),
-    ("llama", {"head_dim": 15}, "head_dim 15 is odd"),
+    ("llama", {"head_dim": 15}, "head_dim is 15, must be even"),
     ("llama", {"rms_norm_eps": None}, "rms_norm_eps is null"),
     ("gemma2", {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
     ("qwen2", {"max_window_layers": None}, "max_window_layers is None"),
     ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads is None"),
-    ("gemma2", {"num_key_value_heads": 3}, "3 key/value heads"),
+    ("gemma2", {"num_key_value_heads": 3}, "multiple of num_key_value_heads 3"),
     # windows
     ("llama", {"sliding_window": 128}, "sliding_window 128"),
     ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
@@ -86,8 +79,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3-moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types sliding_attention"),
     ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types chunked_attention"),
     ("qwen2", {"use_sliding_window": False}, "layer_types sliding_attention"),
-    ("gemma2", {"layer_types": ["full_attention"]}, "layer_types names 1 layers of 2"),
-    ("gemma2", {"sliding_window": None}, "wants a sliding_window"),
+    ("gemma2", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+    ("gemma2", {"sliding_window": None}, "sliding_window is null"),
     ("gemma3", {"sliding_window": -1}, "sliding_window is -1"),
     # scores
     ("llama", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
@@ -104,23 +97,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # rotary embedding
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
     ("llama", {"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional'"),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' lacks original_max_position"),
-    ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'linear' lacks factor"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' requires original_max_position"),
+    ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'linear' requires factor"),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
     ("llama", {"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor is not supported"),
     ("llama", {"rope_parameters": {"mrope_section": [1, 2]}}, "mrope_section is not supported"),
     ("mistral", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is not supported"),
     ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ among layers"),
     ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-    ("phi4", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 turns 3 of"),
-    ("phi3", {"rope_parameters": {**LONG, "rope_type": "longrope", "short_factor": [1.0]}}, "no list of 4 numbers"),
+    ("phi4", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 rotates 3 of"),
+    ("phi3", {"rope_parameters": {**LONG, "rope_type": "longrope", "short_factor": [1.0]}}, "a list of 4 numbers"),
     ("phi3", {"rope_parameters": {**LONG, "rope_type": "su", "long_mscale": 1.2}}, "long_mscale is not supported"),
     ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type 'dynamic'"),
     ("llama", {"no_rope_layers": [1]}, "no_rope_layers"),
     ("llama", {"rotary_pct": 0.25}, "rotary_pct 0.25"),
     # other layers
     ("llama", {"num_local_experts": 8}, "num_local_experts 8"),
-    ("qwen3-moe", {"num_experts_per_tok": 12}, "num_experts_per_tok 12"),
+    ("qwen3-moe", {"num_experts_per_tok": 12}, "num_experts_per_tok is 12"),
     ("qwen3-moe", {"num_local_experts": ..., "num_experts": None}, "num_experts is None"),
     ("qwen3-moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size 64"),
     ("llama", {"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
@@ -133,7 +126,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "changes", "named"), REFUSED)
 def test_refused(name: str, changes: dict[str, Any], named: str) -> None:
-    """An entry that asks for what is not computed is a ValueError that names it; without it the config is taken."""
+    """Refuse an entry that asks for what is not computed, by name; without it the config is accepted."""
     parse(name)
     with pytest.raises(ValueError, match=named):
         parse(name, **changes)
@@ -144,8 +137,8 @@ def test_refused(name: str, changes: dict[str, Any], named: str) -> None:
     [("Gemma3ForConditionalGeneration", "Gemma3ForConditionalGeneration"), ("MixtralForCausalLM", "Mixtral")],
 )
 def test_architectures(architecture: str, named: str) -> None:
-    """An architecture without a file here is named, and so are those that have one."""
-    with pytest.raises(ValueError, match=rf"{named}.*quipu runs .*Qwen3MoeForCausalLM"):
+    """Name the unsupported architecture, and those that are supported."""
+    with pytest.raises(ValueError, match=rf"{named}.*quipu supports .*Qwen3MoeForCausalLM"):
         find_family({"architectures": [architecture]})
 
 

@@ -40,5 +40,5 @@ async def test_who_is_to_blame(autojump_clock: trio.abc.Clock, path: str, fields
         exchange, answer = await over_http(client).post(path, {"model": "demo", **limit, **fields})
         error = answer["error"]
         assert exchange.status == 400 and error["type"] == "invalid_request_error"
-        assert f"160 tokens, but {param} has" in error["message"]
+        assert f"160 tokens, but `{param}` has" in error["message"]
         assert path == MESSAGES or (error["param"], error["code"]) == (param, "context_length_exceeded")

@@ -70,7 +70,7 @@ def test_invalid_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("--max-model-len", "32k", "must be a whole number, not '32k'"),
         ("--max-waiting-tokens", "1.5", "a whole number"),
         ("--max-pinned-share", "half", "must be a number, not 'half'"),
-        ("--ledger-retention-days", "ever", "no number"),
+        ("--ledger-retention-days", "ever", "must be a number"),
         ("--request-timeout", "nan", "must be greater than 0, not nan"),
         ("--request-timeout", "0", "greater than 0"),
         ("--request-timeout", "-1", "greater than 0"),

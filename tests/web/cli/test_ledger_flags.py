@@ -35,10 +35,11 @@ def test_bounds() -> None:
 
 @pytest.mark.parametrize("flag", ["--max-idempotency-keys", "--max-refusal-records"])
 @pytest.mark.parametrize(
-    ("value", "says"), [("-1", "is negative"), ("many", "is no whole number"), ("1.5", "no whole")]
+    ("value", "says"),
+    [("-1", "must be at least 0, not -1"), ("many", "must be a whole number, not 'many'"), ("1.5", "a whole number")],
 )
-def test_no_such_bound(flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no number of keys or records is refused, by the flag's name."""
+def test_invalid_bounds(flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid number of keys or records is refused by the name of its flag."""
     with pytest.raises(SystemExit):
         config_of(f"{flag}={value}")
     error = capsys.readouterr().err

@@ -151,9 +151,9 @@ def test_names_do_not_reach_the_terminal_raw(data_dir: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--by", "colour"), "no 'colour' here: model, api_key, tenant, endpoint, outcome"),
-        (("--by", "model,"), "no '' here"),
-        (("--since", "a while"), "is no time"),
+        (("--by", "colour"), "unknown group 'colour' (one of model, api_key, tenant, endpoint, outcome)"),
+        (("--by", "model,"), "unknown group ''"),
+        (("--since", "a while"), "invalid time"),
         (("--since", "nan"), "1970"),
         (("--since", "1e300"), "1970"),
         (("--bucket", "1w"), "1w"),

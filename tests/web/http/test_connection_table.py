@@ -55,7 +55,7 @@ async def test_silent_newcomers_do_not_lock_out_probes() -> None:
     """Of those with a reserved place the oldest makes way."""
     async with running_ours(make_app(FakeDesk()), FULL) as server:
         await fill(server, SLOW_POST)
-        silent = await fill(server, b"GET /hea", 3 * connection_table.RESERVED_PLACES)
+        silent = await fill(server, b"GET /hea", 3 * connection_table.RESERVED_SLOTS)
         assert await server.still_serves("/health")
         assert await is_closed(silent[0])
 

@@ -213,5 +213,5 @@ def test_unknown_level() -> None:
     """A level that does not exist is refused at start, not ignored."""
     from quipu.web.telemetry.logs import configure
 
-    with pytest.raises(ValueError, match="no such log level"):
+    with pytest.raises(ValueError, match="unknown log level"):
         configure("loud")

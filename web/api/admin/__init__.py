@@ -1,1 +1,1 @@
-"""What operators ask: health, metrics, settings, usage reports."""
+"""Operators' endpoints: health, metrics, settings, usage reports."""

@@ -1,6 +1,6 @@
-"""What operators and their probes ask: health, readiness, metrics, and what the server was started with.
+"""Endpoints of operators and their probes: health, readiness, metrics, and the server's configuration.
 
-Health is what the supervisor knows, not that HTTP answers.
+Health is what the supervisor knows, not that HTTP responds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
-    """Register the routes. Who may ask for them is decided in `web/auth/auth.py`."""
+    """Register the routes. `web/auth/auth.py` decides who may use them."""
 
     @app.get("/health")
     async def health() -> Response:
@@ -56,7 +56,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
             "keys": keys.describe(),
             "settings": info.settings,
         }
-        # Settings hold paths and the like, which JSON knows only as text.
+        # Settings may hold paths and the like, which JSON has only as strings.
         return Response(orjson.dumps(described, default=str), content_type="application/json")
 
     @app.post("/reset_prefix_cache")
@@ -75,14 +75,14 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
 
 
 def describe_cache(engine: EngineReady | None) -> dict[str, Any]:
-    """What the KV cache holds, once an engine has said it."""
+    """Return the size of the KV cache, once an engine has reported it."""
     if engine is None:
         return {}
     return {"num_bytes": engine.kv_cache_bytes, **describe_pool(engine)}
 
 
 def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
-    """What computes, and how; None while the first engine loads."""
+    """Return the engine's backend and its properties, None while the first engine loads."""
     if engine is None:
         return None
     return {

@@ -1,10 +1,9 @@
 """`GET /v1/organizations/usage_report/messages`, as Anthropic's administration API defines it; a tenant is a workspace.
 
-https://platform.claude.com/docs/en/api/admin/usage_report/retrieve_messages. Buckets are whole ones of UTC:
-`starting_at` is taken back to the border before it, and a bucket that ends after `ending_at` is left out, as is one
-that has not begun.
+https://platform.claude.com/docs/en/api/admin/usage_report/retrieve_messages. Buckets are aligned to UTC: `starting_at`
+is rounded down to the start of its bucket, and a bucket that ends after `ending_at`, or has not begun, is left out.
 
-    uncached_input_tokens + cache_read_input_tokens + cache_creation.* = what was sent
+    uncached_input_tokens + cache_read_input_tokens + cache_creation.* = prompt tokens
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ _SAME_FILTERS: Final = {
     "service_tiers": ("standard", "batch", "priority", "priority_on_demand", "flex", "flex_discount"),
     "speeds": ("standard", "fast"),
 }
-"""Every request here has the first of these values."""
+"""Every request to this server has the first of these values."""
 REFUSED: Final = {
     "account_ids": "keys here belong to a tenant, not to an account; filter by `api_key_ids[]`",
     "service_account_ids": "keys here belong to a tenant, not to an account; filter by `api_key_ids[]`",
-    "context_window": "all requests are counted alike, whatever their length",
+    "context_window": "requests are not counted by context length",
 }
 
 
 def install_anthropic_usage(app: QuartTrio, source: UsageSource, unix_time: Callable[[], float] = time.time) -> None:
-    """Register the route. Who may ask for it is decided in `web/auth/auth.py`."""
+    """Register the route. `web/auth/auth.py` decides who may use it."""
 
     @app.get("/v1/organizations/usage_report/messages")
     async def messages_usage_report() -> dict[str, Any]:
@@ -57,7 +56,7 @@ def install_anthropic_usage(app: QuartTrio, source: UsageSource, unix_time: Call
         parameters.refuse(REFUSED)
         page = _page(parameters, unix_time())
         group_by = parameters.choices("group_by", DIMENSIONS) or ()
-        # every one of them is read: a bad value is an error also where another filter matches nothing
+        # All of them are read: an invalid value is an error even if another filter matches nothing.
         misses = [
             values is not None and allowed[0] not in values
             for name, allowed in _SAME_FILTERS.items()

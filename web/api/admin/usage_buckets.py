@@ -1,10 +1,10 @@
 """Time in usage reports: buckets of a minute, an hour or a day, and pages of them.
 
-    border      border      border      border          borders are those of UTC
-      |--- since ===|===========|=== until --|          buckets are cut where the range is
+    boundary    boundary    boundary    boundary        boundaries are those of UTC
+      |--- since ===|===========|=== until --|          the range cuts off its first and last bucket
 
-Pure arithmetic on whole Unix seconds. What must always hold: buckets of one range lie end to end, and pages, too, so
-that every moment of a range is in exactly one bucket of one page, also if nothing happened in it.
+Pure arithmetic on whole Unix seconds. What must always hold: the buckets of a range are contiguous, and so are its
+pages, so that every moment of the range is in exactly one bucket of one page, even if nothing happened in it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ...request.errors import APIError, bad_value
 class BucketWidth:
     width_s: int
     default_limit: int
-    """Buckets of a page that says nothing of it."""
+    """Buckets of a page without `limit`."""
     max_limit: int
 
     def border(self, seconds: float) -> int:
-        """The last one at or before then."""
+        """Return the last bucket boundary at or before `seconds`."""
         return math.floor(seconds / self.width_s) * self.width_s
 
     def next_border(self, seconds: float) -> int:
@@ -56,7 +56,7 @@ class Page:
     width: BucketWidth
     buckets: tuple[Bucket, ...]
     next_start: int | None
-    """Of the next page's first bucket; None: this is the last page."""
+    """Start of the next page's first bucket. None: this is the last page."""
 
     @property
     def cursor(self) -> str | None:
@@ -66,7 +66,7 @@ class Page:
 
 
 def lay_out(width: BucketWidth, since: int, until: int, limit: int) -> Page:
-    """The first `limit` buckets of a range, which may be empty."""
+    """Return the first `limit` buckets of a range, which may be empty."""
     buckets: list[Bucket] = []
     start = since
     while start < until and len(buckets) < limit:
@@ -77,7 +77,8 @@ def lay_out(width: BucketWidth, since: int, until: int, limit: int) -> Page:
 
 
 def start_of(cursor: str, width: BucketWidth, since: int) -> int:
-    """Where the page of a cursor begins. Raises APIError for one that no page of this range has had."""
+    """Return where the page of a cursor begins. Raises APIError for a cursor that no page of this range has
+    returned."""
     encoded = cursor.removeprefix("page_")
     try:
         text = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
@@ -91,7 +92,7 @@ def start_of(cursor: str, width: BucketWidth, since: int) -> int:
 
 
 def check_order(since: float, until: float | None, since_name: str, until_name: str) -> APIError | None:
-    """What is wrong with a range; None where nothing is."""
+    """Return the error of an invalid range, None if it is valid."""
     if until is None or since < until:
         return None
     return bad_value(until_name, f"must be later than `{since_name}`")

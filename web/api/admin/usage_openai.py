@@ -2,8 +2,8 @@
 
     OpenAI(admin_api_key=..., base_url="http://HOST:PORT/v1").admin.organization.usage.completions(start_time=...)
 
-https://platform.openai.com/docs/api-reference/usage/completions. The first bucket begins at `start_time` and the last
-one ends at `end_time`, on a border or not, as theirs do; buckets that have not begun are left out.
+https://platform.openai.com/docs/api-reference/usage/completions. As there, the first bucket begins at `start_time` and
+the last one ends at `end_time`, aligned or not; buckets that have not begun are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REFUSED: Final = {"user_ids": "keys here belong to a tenant, not to a user; filt
 
 
 def install_openai_usage(app: QuartTrio, source: UsageSource, unix_time: Callable[[], float] = time.time) -> None:
-    """Register the route. Who may ask for it is decided in `web/auth/auth.py`."""
+    """Register the route. `web/auth/auth.py` decides who may use it."""
 
     @app.get("/v1/organization/usage/completions")
     async def organization_usage() -> dict[str, Any]:

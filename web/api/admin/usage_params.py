@@ -19,16 +19,16 @@ from ...request.errors import bad_value, invalid
 from ..fields import missing, wrong_type
 
 LATEST: Final = 253_402_300_799
-"""The last second of the year 9999."""
+"""The last second of the year 9999, in Unix time."""
 MAX_VALUES: Final = 500
-"""Of one list."""
+"""In one list."""
 _WHOLE = re.compile(r"-?[0-9]{1,15}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _INDEXED = re.compile(r"(.+)\[[0-9]*\]")
 
 
 class Parameters:
-    """Those of one request. Every method raises APIError."""
+    """The query parameters of one request. Every method raises APIError."""
 
     def __init__(self, args: MultiDict[str, str]) -> None:
         self._lists: dict[str, list[str]] = {}
@@ -43,7 +43,7 @@ class Parameters:
         return values[0] or None if values else None
 
     def texts(self, name: str) -> tuple[str, ...] | None:
-        """None where it is absent: a list of nothing cannot be written."""
+        """Return the distinct values, None if the parameter is absent. A query cannot express an empty list."""
         if name not in self._lists:
             return None
         values = tuple(dict.fromkeys(self._lists[name]))
@@ -67,7 +67,7 @@ class Parameters:
         return self.whole(name, 0, LATEST)
 
     def rfc3339(self, name: str) -> float | None:
-        """Unix seconds."""
+        """Return Unix seconds."""
         value = self.text(name)
         if value is None:
             return None
@@ -108,7 +108,7 @@ class Parameters:
         return values
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise for a parameter that is defined, but can mean nothing here; `reasons` by name."""
+        """Raise for a parameter that the API defines but that has no meaning here. `reasons` is by name."""
         for name, why in reasons.items():
             if name in self._lists:
                 raise invalid(f"Unsupported parameter: `{name}`: {why}.", name, "unsupported_parameter")

@@ -1,10 +1,10 @@
-"""`GET /v1/usage/{request_id}`: the one record of a request, and why its prompts missed the cache.
+"""`GET /v1/usage/{request_id}`: the usage record of a request, and why its prompts missed the cache.
 
-Named by the server's own id, as `X-Quipu-Request-Id` said it. A tenant's key is shown its own records, an admin key
-all of them.
+The id is the server's own, from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own records, an
+admin key all of them.
 
-What must always hold: a record of somebody else's is answered like one that does not exist; a tenant is told a miss as
-its own client was (`told_miss`), and nothing of the chain, whose numbers count what others sent.
+What must always hold: another tenant's record is answered like one that does not exist; a tenant sees a miss as its own
+client did (`miss_for_client`), and nothing of the hash chain, whose numbers count what others have sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quipu.actors.ledger.reading import LedgerRecord, Query
 from ...request.errors import not_found
 from ...request.principal import Principal
 from ...request.request_context import current_request_context
-from ..usage import told_miss
+from ..usage import miss_for_client
 from .usage_source import UsageSource
 
 _TENANT_FIELDS = (*FIELD_NAMES, "recovered")
@@ -34,7 +34,7 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
     async def usage_record(request_id: str) -> dict[str, Any]:
         principal = current_request_context().principal
         found = None
-        if request_id.isprintable():  # the others are no ids, and not every database takes them
+        if request_id.isprintable():  # others are never ids, and not every database accepts them
             found = await source.record(_query(request_id, principal))
         if found is None:
             raise not_found("No usage record exists for this request id.", "request_id", "record_not_found")
@@ -46,10 +46,10 @@ def _query(request_id: str, principal: Principal) -> Query:
 
 
 def describe(found: LedgerRecord, *, for_admin: bool) -> dict[str, Any]:
-    """Under the names that the ledger's exports have; the misses of a list of prompts one by one."""
+    """Return a record under the names of the ledger's exports, with the misses of all prompts."""
     misses = found.record.cache_misses
     if not for_admin:
-        misses = tuple(map(told_miss, misses))
+        misses = tuple(map(miss_for_client, misses))
     values = values_of(attrs.evolve(found, record=attrs.evolve(found.record, cache_misses=misses)))
     shown: dict[str, Any] = {"object": "usage.record"}
     shown |= values if for_admin else {name: values[name] for name in _TENANT_FIELDS}

@@ -1,11 +1,11 @@
-"""What both administration APIs' usage reports have in common: from filters and a page to sums by bucket and group.
+"""What the usage reports of both administration APIs share: from filters and a page to sums by bucket and group.
 
-The APIs name things differently (a tenant is a project there and a workspace here); `Dimension` says what a name means
-in the ledger. Both count every request, whichever API it came by: each report alone is the whole bill.
+The APIs use different names (a tenant is a project in one and a workspace in the other); a `Dimension` maps a name to
+the ledger. Both count every request, whichever API it used: each report alone is the whole bill.
 
-What must always hold: every request that was not rejected is in each report, retries of another one too unless they are
-to be collapsed; one that the server itself failed counts no tokens; an estimate is in no sum, so what somebody guessed
-to be cached counts as uncached.
+What must always hold: every request that was not rejected is in each report, retries included unless they are to be
+collapsed; a request that the server itself failed counts no tokens; an estimate is in no sum, so tokens that are only
+estimated to be cached count as uncached.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .usage_params import Parameters
 from .usage_source import UsageSource
 
 RETRIES: Final = ("count", "collapse")
-"""What `retries` may say. `collapse`: a request and its retries count once."""
+"""Values of `retries`. `collapse`: a request and its retries count once."""
 COUNTED: Final = tuple(outcome for outcome in Outcome if outcome is not Outcome.REJECTED)
 
 
 @attrs.frozen
 class Column:
-    """By which the ledger can be grouped."""
+    """A column by which the ledger can be grouped."""
 
     name: GroupColumn
 
 
 @attrs.frozen
 class Same:
-    """Every request here has this value; None: nobody can say."""
+    """A value that all requests to this server share. None: unknown."""
 
     value: str | bool | None
 
@@ -47,11 +47,11 @@ Dimension = Column | Same
 @attrs.frozen
 class Filters:
     tenants: tuple[str, ...] | None = None
-    """None: all of them."""
+    """None: all tenants."""
     key_ids: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     matches_nothing: bool = False
-    """Something was asked for that no request here can be."""
+    """A filter is set that no request can match."""
     collapse_retries: bool = False
 
 
@@ -59,11 +59,11 @@ class Filters:
 class Filled:
     bucket: Bucket
     sums: tuple[Sum, ...]
-    """One a group; none where nothing happened."""
+    """One per group; none if nothing happened."""
 
 
 def filters_of(parameters: Parameters, tenants_name: str, *, matches_nothing: bool) -> Filters:
-    """Those that both APIs have. Raises APIError."""
+    """Return the filters that both APIs have. Raises APIError."""
     return Filters(
         tenants=parameters.texts(tenants_name),
         key_ids=parameters.texts("api_key_ids"),
@@ -76,7 +76,7 @@ def filters_of(parameters: Parameters, tenants_name: str, *, matches_nothing: bo
 async def fill(
     source: UsageSource, page: Page, filters: Filters, dimensions: Mapping[str, Dimension], group_by: Sequence[str]
 ) -> list[Filled]:
-    """The page's buckets with their sums. Raises APIError."""
+    """Return the page's buckets with their sums. Raises APIError."""
     if not page.buckets or filters.matches_nothing:
         return [Filled(bucket, ()) for bucket in page.buckets]
     query = Query(
@@ -88,8 +88,8 @@ async def fill(
         outcomes=COUNTED,
     )
     found: dict[float, list[Sum]] = {}
-    asked = [dimensions[name] for name in group_by]
-    columns = [dimension.name for dimension in asked if isinstance(dimension, Column)]
+    requested = [dimensions[name] for name in group_by]
+    columns = [dimension.name for dimension in requested if isinstance(dimension, Column)]
     sums = await source.sums(query, columns, page.width.width_s, collapse_retries=filters.collapse_retries)
     for one in sums:
         assert one.bucket is not None
@@ -98,7 +98,7 @@ async def fill(
 
 
 def labels(one: Sum, dimensions: Mapping[str, Dimension], group_by: Sequence[str]) -> dict[str, str | bool | None]:
-    """Every dimension's value in a group; None for those that were not asked for."""
+    """Return every dimension's value in a group, None for those that were not requested."""
 
     def value(name: str, dimension: Dimension) -> str | bool | None:
         if name not in group_by:

@@ -1,10 +1,10 @@
-"""Where reports of usage come from: the ledger, read in worker threads.
+"""Where usage reports come from: the ledger, read in worker threads.
 
-`UsageSource` is what the routes of this folder ask; `LedgerUsage` answers from the ledger of this server, whether a
-record has reached the database yet or not.
+The routes of this folder query a `UsageSource`. `LedgerUsage` reads the ledger of this server, including records that
+have not reached the database yet.
 
-What must always hold: no read runs in the event loop; a few run at a time, a bounded number waits, and each has a
-deadline; a ledger that cannot be read is a 503, whose reason stands in the log and not in the answer.
+What must always hold: no read runs on the event loop; a few run at a time, a bounded number waits, and each has a
+deadline; if the ledger cannot be read, the response is a 503, and the reason is in the log but not in the response.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quipu.actors.ledger.reading import GroupColumn, LedgerError, LedgerReader, 
 from ...request.errors import APIError, unavailable
 
 READ_S = 30.0
-"""How long a client waits for a report, its turn included."""
+"""How long a client waits for a report, including the wait for a reader."""
 NUM_READERS = 2
 MAX_WAITING = 32
 
@@ -33,21 +33,21 @@ _T = TypeVar("_T")
 
 
 class UsageSource(Protocol):
-    """Both raise APIError (503) where the ledger cannot be read."""
+    """A source of usage data. Both methods raise APIError (503) if the ledger cannot be read."""
 
     async def sums(
         self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
     ) -> list[Sum]:
-        """As `LedgerReader.sums`."""
+        """Return sums as `LedgerReader.sums` does."""
         ...
 
     async def record(self, query: Query) -> LedgerRecord | None:
-        """The first that matches."""
+        """Return the first record that matches."""
         ...
 
 
 class LedgerUsage:
-    """A ledger as a source; `url` as in LedgerConfig."""
+    """A source that reads the ledger; `url` is as in LedgerConfig."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class LedgerUsage:
         why = f"no answer within {self._read_s:g} s"
         with trio.move_on_after(self._read_s):
             try:
-                # a thread that nobody waits for any more keeps its place until it ends: never too many at once
+                # An abandoned thread keeps its place in the limiter until it ends, so there are never too many.
                 return await trio.to_thread.run_sync(
                     partial(self._look, look), abandon_on_cancel=True, limiter=self._limiter
                 )

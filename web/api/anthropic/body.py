@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Fields that are not named here are ignored, as Anthropic's API ignores what a beta adds, and named to the client
-(`web/api/ignored_fields.py`); those that would change the answer and cannot be honoured yet are refused by name.
+Other fields are ignored, as Anthropic's API ignores those of betas, and reported to the client
+(`web/api/ignored_fields.py`). Fields that would change the response and are not implemented are refused by name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .prompt import read_prompt
 
 ENDPOINT = "/v1/messages"
 UNSUPPORTED = ("container", "mcp_servers", "output_format")
-"""Refused where they ask for something."""
-ELSEWHERE: Mapping[str, tuple[object, ...]] = {
+"""Refused unless empty."""
+OTHER_ENDPOINTS_FIELDS: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "include_stop_str_in_output": (False,),
     "logprobs": (False,),
@@ -42,8 +42,8 @@ ELSEWHERE: Mapping[str, tuple[object, ...]] = {
     "stop": ([],),
     "use_beam_search": (False,),
 }
-"""Fields of the other endpoints that would change the answer, and the values of each that ask for nothing. Sampling
-fields do not stand here: their declarations say which endpoints take them."""
+"""Fields of other endpoints that would change the response, and their neutral values. Sampling fields are not listed:
+their declarations name the endpoints that accept them."""
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
     if fields.get("max_tokens") is None:
         raise missing("max_tokens")
     max_tokens = fields.integer("max_tokens", 1)
-    _refuse_elsewhere(fields)
+    _refuse_unknown(fields)
     _check_metadata(fields)
     sampling = read_sampling(fields, info, endpoint=ENDPOINT, max_tokens=max_tokens, max_tokens_param="max_tokens")
     wanted = GenerationRequest(
@@ -83,7 +83,7 @@ async def read_messages_request(body: dict[str, Any], info: ServingInfo, options
 
 
 async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOptions) -> ChatPrompt:
-    """Check a body of which only the tokens are to be counted. Raises APIError."""
+    """Check a body whose tokens are only to be counted. Raises APIError."""
     fields = Fields(body)
     read_model(fields, info)
     return await _read_counted(fields, options)
@@ -99,8 +99,8 @@ async def _read_counted(fields: Fields, options: AppOptions) -> ChatPrompt:
     return await read_prompt(fields, keep_billing_header=options.keep_billing_header)
 
 
-def _refuse_elsewhere(fields: Fields) -> None:
-    for name, neutral in ELSEWHERE.items():
+def _refuse_unknown(fields: Fields) -> None:
+    for name, neutral in OTHER_ENDPOINTS_FIELDS.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise unknown_parameter(name)

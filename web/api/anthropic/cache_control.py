@@ -1,7 +1,7 @@
-"""`cache_control`: which places of a prompt a client wants kept, and for how long.
+"""`cache_control`: up to which points a client wants its prompt cached, and for how long.
 
-A `Breakpoints` goes through a body in the order of the prompt (tools, system, messages) and is shown every block that
-could be marked. What comes out are the prompt's marks, whose tokens the tokenizer finds.
+A `Breakpoints` is passed every block that can be marked, in the order of the prompt (tools, system, messages), and
+returns the prompt's marks, whose tokens the tokenizer finds.
 
 What must always hold: at most four breakpoints, and none of an hour after one of five minutes.
 """
@@ -21,7 +21,7 @@ NAME = "cache_control"
 MAX_BREAKPOINTS = 4
 
 Place = Callable[[CacheTtl], Mark]
-"""Where a block ends, waiting for the ttl of its mark."""
+"""Makes the mark for the end of a block from its ttl."""
 
 
 @attrs.frozen
@@ -29,18 +29,20 @@ class _Found:
     ttl: CacheTtl
     param: str
     mark: Mark | None
-    """None for a block that is not rendered."""
+    """None if the block is not rendered."""
 
 
 class Breakpoints:
+    """Collects the breakpoints of one request."""
+
     def __init__(self) -> None:
         self._found: list[_Found] = []
         self._last_place: Place | None = None
         self._last_marked: CacheTtl | None = None
-        """The ttl of the last block that could be marked, if it was."""
+        """The ttl of the last block that can be marked, if it is."""
 
     def block(self, fields: Fields, place: Place | None) -> None:
-        """A block that may have a `cache_control`; `place` is None where nothing of it is rendered. Raises APIError."""
+        """Visit a block that may have a `cache_control`. `place` is None if it is not rendered. Raises APIError."""
         ttl = read_cache_control(fields)
         if ttl is not None:
             self._add(ttl, fields.param(NAME), None if place is None else place(ttl))
@@ -48,11 +50,11 @@ class Breakpoints:
             self._last_place, self._last_marked = place, ttl
 
     def text(self, place: Place) -> None:
-        """A text that stands without a block around it."""
+        """Visit a text without a block around it."""
         self._last_place, self._last_marked = place, None
 
     def whole_request(self, fields: Fields) -> None:
-        """The request's own `cache_control`: it marks the last block that can be marked. Raises APIError."""
+        """Apply the request's own `cache_control` to the last block that can be marked. Raises APIError."""
         ttl = read_cache_control(fields)
         if ttl is None or self._last_place is None:
             return
@@ -63,7 +65,7 @@ class Breakpoints:
         self._add(ttl, NAME, self._last_place(ttl))
 
     def marks(self) -> tuple[Mark, ...]:
-        """All of them, in the order of the prompt."""
+        """Return all marks, in the order of the prompt."""
         return tuple(found.mark for found in self._found if found.mark is not None)
 
     def _add(self, ttl: CacheTtl, param: str, mark: Mark | None) -> None:
@@ -76,7 +78,7 @@ class Breakpoints:
 
 
 def read_cache_control(fields: Fields) -> CacheTtl | None:
-    """The ttl that a block asks for, None where it asks for nothing. Raises APIError."""
+    """Return the ttl of a block's `cache_control`, None if it has none. Raises APIError."""
     if fields.get(NAME) is None:
         return None
     control = fields.fields(NAME)

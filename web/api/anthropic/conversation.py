@@ -1,8 +1,8 @@
-"""The blocks of a conversation, and the messages of the chat template that they become.
+"""From the blocks of a conversation to the messages of a chat template.
 
-A block of text is said by the message of its role; thoughts and calls go with the assistant's message, a result is a
-message of its own. Every block that may carry a `cache_control` is shown to the `Breakpoints`, with the place where it
-ends. Used by `prompt.py`.
+Text blocks become the content of their role's message; thinking and tool calls are added to the assistant's message; a
+result is a message of its own. Every block that may have a `cache_control` is passed to the `Breakpoints`, with the
+point where it ends. Used by `prompt.py`.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from ..pace import Pace
 from .cache_control import NAME, Breakpoints
 
 REDACTED = "[redacted]"
-"""Stands for thoughts that only their maker can read."""
+"""Stands for encrypted thinking."""
 _PARAGRAPH = "\n\n"
 _MAX_TYPE_CHARS = 40
 
 
 class Conversation:
-    """The messages so far; the last one may still grow, by pieces that are joined once."""
+    """The messages so far. The last one may still grow, by pieces that are joined once."""
 
     def __init__(self, breakpoints: Breakpoints, pace: Pace) -> None:
         self.breakpoints = breakpoints
         self.pace = pace
         self.pending_calls: set[str] = set()
-        """Tool calls that have no result yet."""
+        """Ids of tool calls that have no result yet."""
         self._messages: list[dict[str, Any]] = []
         self._said: list[str] = []
         self._num_chars = 0
         self._thought: list[str] = []
 
     def begin(self, role: str) -> None:
-        """Go on with the last message if it is of this role, else with a new one."""
+        """Continue the last message if it has this role, or begin a new one."""
         if not self._messages or self._messages[-1]["role"] != role:
             self.add({"role": role, "content": ""})
         elif self._num_chars:
             self.say(_PARAGRAPH)
 
     def add(self, message: dict[str, Any]) -> None:
-        """Begin this message; the one before is complete."""
+        """Begin `message`; the previous one is complete."""
         self._complete()
         self._messages.append(message)
 
@@ -56,28 +56,28 @@ class Conversation:
         self._thought.append(text)
 
     def call(self, call: dict[str, Any]) -> partial[CallMark]:
-        """Add a tool call to the last message; where it is."""
+        """Add a tool call to the last message, and return its place."""
         calls = self._messages[-1].setdefault("tool_calls", [])
         calls.append(call)
         return partial(_call_mark, len(self._messages) - 1, len(calls) - 1)
 
     def place(self) -> partial[ContentMark]:
-        """The end of what has been said."""
+        """Return the end of the content so far."""
         return partial(_content_mark, len(self._messages) - 1, self._num_chars)
 
     @property
     def has_calls(self) -> bool:
-        """The last message has tool calls."""
+        """Whether the last message has tool calls."""
         return "tool_calls" in self._messages[-1]
 
     @property
     def ends_with_space(self) -> bool:
-        """The last message does."""
+        """Whether the last message ends with whitespace."""
         last = next((text for text in reversed(self._said) if text), "")
         return last[-1:].isspace()
 
     def finish(self) -> tuple[dict[str, Any], ...]:
-        """All messages."""
+        """Return all messages."""
         self._complete()
         return tuple(self._messages)
 
@@ -169,7 +169,7 @@ def say_text(block: Fields, conversation: Conversation) -> None:
 
 
 def blocks_of(value: Any, param: str, pace: Pace) -> list[Fields]:
-    """The blocks of one field, counted. Raises APIError."""
+    """Return the blocks of one field, and count them. Raises APIError."""
     if type(value) is not list:
         raise wrong_type(param, "a string or a list of blocks")
     pace.check_parts(value, param)

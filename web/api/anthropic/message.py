@@ -1,9 +1,9 @@
-"""A message as its client reads it: whole, or as the events of a stream.
+"""The response of the Messages API: a whole message, or the events of a stream.
 
     message_start, content_block_start, content_block_delta*, content_block_stop, message_delta, message_stop
 
-What must always hold: nothing is sent before the first token, when the numbers of the prompt are final; the last
-numbers are those of the record; an error is one `error` event and the end.
+What must always hold: nothing is sent before the first token, when the prompt's numbers are final; the last numbers are
+those of the record; an error is one `error` event at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def whole_message(message_id: str, model: str, transcript: Transcript, record: UsageRecord) -> dict[str, Any]:
-    """The body of a whole answer."""
+    """Return the body of a whole response."""
     stop_match = transcript.stop_matches.get(0)
     return {
         **_message(message_id, model),
@@ -107,7 +107,7 @@ class MessageWriter(StreamWriter):
                 self._close(event)
 
     def _opening(self) -> bytes:
-        """The first events."""
+        """Return the first events."""
         self._begun = True
         message = {**_message(self._message_id, self._model), "usage": messages_usage(self._tally, 0)}
         return _event("message_start", message=message) + _BLOCK_START

@@ -1,4 +1,4 @@
-"""Models in the shape of Anthropic's API, for clients that say `anthropic-version`."""
+"""Models in the shape of Anthropic's API. Shown by `web/api/models.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 
 def list_models(info: ServingInfo) -> dict[str, Any]:
-    """All of them, on one page."""
+    """Return all models, on one page."""
     names = info.model_names
     data = [describe_model(name, info) for name in names]
     return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}

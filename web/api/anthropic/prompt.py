@@ -1,14 +1,14 @@
 """From `system`, `messages` and `tools` to the one prompt that the chat template renders.
 
     system                           the first message, of role system
-    text                             content of the message of its role, joined as they are
+    text                             content of its role's message, concatenated
     thinking                         `reasoning_content` of the assistant's message
     tool_use                         `tool_calls` of the assistant's message
     tool_result                      a message of its own, of role tool
-    messages of one role in a row    one message
+    consecutive messages of a role   one message
 
 What must always hold: the same body makes the same prompt, whether it is served or only counted; what cannot be
-rendered is refused by the path of its field, as in `messages.0.content.1`.
+rendered is refused with the path of its field, as in `messages.0.content.1`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .tools import check_tool_choice, read_tools
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Claude Code begins its system prompt with such a block, different in each session: rendered, nothing would hit."""
+"""Claude Code begins its system prompt with such a block, different in each session: it would prevent all cache
+hits."""
 
 
 async def read_prompt(fields: Fields, *, keep_billing_header: bool) -> ChatPrompt:
@@ -79,7 +80,7 @@ async def _read_system(fields: Fields, conversation: Conversation, keep_billing_
 
 
 async def _read_messages(fields: Fields, conversation: Conversation) -> bool:
-    """True where the last message is the beginning of the answer."""
+    """Return whether the last message is the beginning of the response (prefill)."""
     messages = fields.get("messages")
     if messages is None:
         raise missing("messages")
@@ -143,7 +144,7 @@ def _check_end(messages: list[Mapping[str, Any]], conversation: Conversation) ->
 
 
 def _read_thinking(fields: Fields) -> Mapping[str, Any]:
-    """`thinking` for templates that can turn it on and off; without it the template decides."""
+    """Return the template variable for `thinking`. Without the field the template decides."""
     if fields.get("thinking") is None:
         return {}
     thinking = fields.fields("thinking")

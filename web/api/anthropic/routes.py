@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: their routes. Registered by `install_anthropic`."""
+"""The routes of `/v1/messages` and `/v1/messages/count_tokens`. Registered by `install_anthropic`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUEST_ID_HEADER = "request-id"
 
 
 class MessageReply(Reply):
-    """One message of the assistant."""
+    """An assistant message, whole or as events."""
 
     heartbeat = PING
 

@@ -1,14 +1,14 @@
-"""The fields that the readers of this folder know, so that others can be named as ignored (`../ignored_fields.py`).
+"""The fields that the readers of this folder know, so that others can be reported as ignored (`../ignored_fields.py`).
 
-A field stands here if it is read, refused, or only carried around by the API's own clients, as the `signature` of a
-thought is. `tests/web/api/test_ignored_fields.py` sees that no field is read that is not here.
+A field is listed if it is read, refused, or merely passed along by the API's own clients, such as the `signature` of a
+thinking block. `tests/web/api/test_ignored_fields.py` checks that every field that is read is listed.
 """
 
 from __future__ import annotations
 
 from ..ignored_fields import Shape
 from ..sampling import SAMPLING_NAMES
-from .body import ELSEWHERE, UNSUPPORTED
+from .body import OTHER_ENDPOINTS_FIELDS, UNSUPPORTED
 from .cache_control import NAME
 
 _INDEX = ".{}"
@@ -54,7 +54,7 @@ MESSAGES_SHAPE = Shape(
             "tool_choice",
             "tools",
             *UNSUPPORTED,
-            *ELSEWHERE,
+            *OTHER_ENDPOINTS_FIELDS,
             *SAMPLING_NAMES,
         }
     ),

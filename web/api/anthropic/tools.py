@@ -1,6 +1,6 @@
-"""`tools` and `tool_choice`: what the model is told that it may call.
+"""`tools` and `tool_choice`.
 
-Tools are rendered into the prompt; calls are not read back out of the answer yet, so a request that insists on one is
+Tools are rendered into the prompt. Tool calls are not parsed from the output yet, so a request that forces one is
 refused.
 """
 
@@ -21,7 +21,7 @@ _CHOICES = ("auto", "none")
 
 
 async def read_tools(fields: Fields, breakpoints: Breakpoints, pace: Pace) -> tuple[Mapping[str, Any], ...]:
-    """The tools as chat templates know them. Raises APIError."""
+    """Return the tools in the form that chat templates expect. Raises APIError."""
     tools = fields.get("tools")
     if tools is None:
         return ()
@@ -56,7 +56,7 @@ def _tool_mark(index: int, ttl: CacheTtl) -> ToolMark:
 
 
 def check_tool_choice(fields: Fields) -> None:
-    """Raises APIError for a choice that cannot be kept."""
+    """Raise APIError for a choice that is not supported."""
     if fields.get("tool_choice") is None:
         return
     choice = fields.fields("tool_choice")

@@ -1,9 +1,9 @@
-"""Usage as the Messages API shows it: a projection of the one usage record, or of what is known at the first token.
+"""Usage as the Messages API shows it: a projection of the usage record, or of what is known at the first token.
 
     input_tokens + cache_read_input_tokens + cache_creation_input_tokens = the prompt's tokens
 
 What must always hold: the three parts are disjoint positions of the prompt, so none of them is ever negative; they are
-the same in every event of a stream and in a whole answer.
+the same in every event of a stream and in a whole response.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...request.tally import Tally
 
 
 def messages_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:
-    """`usage` of a message or of `message_start` (specification of usage, section 3)."""
+    """Return the `usage` of a message or of `message_start` (docs/usage.md)."""
     return {
         **delta_usage(known, num_output_tokens, num_thinking_tokens),
         "server_tool_use": None,
@@ -27,9 +27,9 @@ def messages_usage(known: UsageRecord | Tally, num_output_tokens: int, num_think
 
 
 def delta_usage(known: UsageRecord | Tally, num_output_tokens: int, num_thinking_tokens: int = 0) -> dict[str, Any]:
-    """`usage` of `message_delta`: everything that counts, again."""
+    """Return the `usage` of `message_delta`, which repeats all counts."""
     created = known.created_5m_tokens + known.created_1h_tokens
-    cached = known.cached_tokens or 0  # always a number here, also where an engine does not count
+    cached = known.cached_tokens or 0  # this API requires a number, even if the count is unknown
     return {
         "input_tokens": (known.prompt_tokens or 0) - cached - created,
         "cache_creation_input_tokens": created,

@@ -1,7 +1,7 @@
-"""`POST /v1/chat/completions`: its body, its answer, and the chunks of its stream.
+"""`POST /v1/chat/completions`: its body, its response, and the chunks of its stream.
 
-Messages hold text: a string, or a list of text parts, which are joined. They go to the checkpoint's chat template as
-they are; what the template makes of a role is its own affair.
+Messages hold text: a string, or a list of text parts, which are joined. They are passed on to the checkpoint's chat
+template unchanged; how a role is rendered is up to the template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OBJECT_NAME = "chat.completion"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TEMPLATE_KWARGS = 256
 _RESERVED_TEMPLATE_KWARGS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
-"""Variables of a chat template that have fields of their own."""
+"""Template variables that have fields of their own."""
 _UNSUPPORTED_IN_MESSAGE = ("tool_calls", "function_call", "audio", "refusal")
 _MAX_PART_TYPE_CHARS = 40
 
@@ -120,7 +120,7 @@ async def _read_content(fields: Fields, pace: Pace) -> str:
 
 
 def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
-    """What the client sets of the chat template's variables. Raises APIError."""
+    """Return the chat template's variables that the client sets. Raises APIError."""
     kwargs = fields.get("chat_template_kwargs")
     if kwargs is None:
         return {}
@@ -134,7 +134,7 @@ def read_template_kwargs(fields: Fields) -> Mapping[str, Any]:
 
 
 def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
-    """One choice of a whole answer, as JSON."""
+    """Yield one choice of a whole response, as JSON."""
     outputs = transcript.scores.get(index)
     yield b'{"index":%d,"message":{"role":"assistant","content":' % index
     yield orjson.dumps(transcript.text(index))
@@ -158,7 +158,7 @@ class ChatWriter(ChunkWriter):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._heads: dict[int, bytes] = {}
-        """Everything before what a delta holds, for each choice whose role has been sent."""
+        """Everything before the contents of a delta, for each choice whose role has been sent."""
 
     def render(self, delta: Delta) -> bytes:
         role = b""

@@ -1,7 +1,7 @@
 """The chunks of a stream of completions or chat.
 
-Each endpoint supplies its own shape of a choice (`completions.py`, `chat.py`). What must always hold: everything but
-text, choice and usage is encoded once, up front; a chunk costs no more than joining bytes.
+Each endpoint supplies its own form of a choice (`completions.py`, `chat.py`). What must always hold: everything but
+text, choice and usage is encoded once, in advance; a chunk costs no more than joining bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .common_fields import Delivery
 
 @attrs.frozen
 class Envelope:
-    """What all chunks of an answer share."""
+    """The fields that all chunks of a response share."""
 
     id: str
     created: int
@@ -72,19 +72,19 @@ class ChunkWriter(StreamWriter):
 
     @abstractmethod
     def render(self, delta: Delta) -> bytes:
-        """The chunks of one delta that has a text, a finish reason or logprobs."""
+        """Return the chunks of a delta that has a text, a finish reason or logprobs."""
 
     @abstractmethod
     def scores(self, delta: ScoredDelta, num_top: int) -> dict[str, Any] | None:
-        """The logprobs of the delta's outputs, where it has any."""
+        """Return the logprobs of the delta's output tokens, if it has any."""
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
-        """The chunks of a prompt that comes first, made one by one as the client reads them. Here none."""
+        """Yield the chunks of an echoed prompt, each made as the client reads. None by default."""
         return iter(())
 
     @staticmethod
     def with_logprobs(tail: bytes, told: dict[str, Any]) -> bytes:
-        """What follows a choice's text, with logprobs in it."""
+        """Return the rest of a chunk after the text, with logprobs."""
         return b',"logprobs":' + json_for_line(told) + tail[len(_NO_LOGPROBS) :]
 
     def _consume_one(self, event: OutletEvent) -> None:
@@ -114,19 +114,19 @@ class ChunkWriter(StreamWriter):
         self._end(self._no_choice_head + b',"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE)
 
     def _failure(self, error: APIError) -> bytes:
-        # Clients stop reading at [DONE], also after an error.
+        # Clients stop reading at [DONE], even after an error.
         return b"data: " + error.body() + b"\n\n" + DONE
 
     def _scored_tail(self, delta: Delta, num_top: int, finish_reason: FinishReason | None) -> bytes:
-        """As `_tail`, with the delta's logprobs."""
+        """Return `_tail` with the delta's logprobs."""
         told = self.scores(delta, num_top) if isinstance(delta, ScoredDelta) else None
         tail = self._tail(finish_reason)
         return tail if told is None else self.with_logprobs(tail, told)
 
     def _tail(self, finish_reason: FinishReason | None) -> bytes:
-        """What follows a choice's text to the end of its chunk, with the usage so far where it was asked for."""
+        """Return the rest of a chunk after the text, with the usage so far if it was requested."""
         if not self._delivery.continuous_usage:
-            # Nearly every chunk of every stream ends like this.
+            # The hot path: nearly every chunk ends like this.
             return self._running_tail if finish_reason is None else _FINISH[finish_reason] + self._plain_end
         usage = tallied_usage(self._tally, with_tiers=self._delivery.with_tiers)
         return b"".join((_FINISH[finish_reason], b',"usage":', orjson.dumps(usage), b"}\n\n"))

@@ -1,6 +1,6 @@
-"""What the bodies of completions and chat have in common: limits, stops, and how the answer is delivered.
+"""The fields that completions, chat and responses share: limits, stop strings, and how the response is delivered.
 
-`completions.py` and `chat.py` read their prompts and hand the rest of the body to `read_generation`.
+The endpoints read their prompts and leave the rest of the body to `read_generation`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_CHOICES = 16
 
 @attrs.frozen
 class Delivery:
-    """How the client wants its answer."""
+    """How the client wants its response."""
 
     stream: bool
     include_usage: bool
@@ -43,7 +43,7 @@ class Delivery:
 
 @attrs.frozen
 class TokenLimit:
-    """The most tokens that a choice may have, and the field that says so."""
+    """The maximum number of tokens of a choice, and the field that sets it."""
 
     num_tokens: int | None
     param: str
@@ -51,7 +51,7 @@ class TokenLimit:
 
 def read_limit(fields: Fields, *, least: int = 1) -> TokenLimit:
     """`max_completion_tokens`, or else `max_tokens`. Raises APIError."""
-    # Both are checked, so that a bad one is not hidden by the other.
+    # Both are checked, so that neither hides an invalid value of the other.
     older, newer = fields.integer("max_tokens", least), fields.integer("max_completion_tokens", least)
     return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
 
@@ -68,7 +68,7 @@ def read_generation(
     max_sequences: int,
     scores: WantedScores = NO_SCORES,
 ) -> GenerationRequest:
-    """Check everything that is not particular to one endpoint. Raises APIError."""
+    """Check everything that is not specific to one endpoint. Raises APIError."""
     num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
     if len(prompts) * num_choices > max_sequences:
         raise bad_value(prompt_param, f"the number of prompts times `n` must be at most {max_sequences}")
@@ -114,7 +114,7 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
 
 
 def read_delivery(fields: Fields) -> Delivery:
-    """How the answer is wanted. Raises APIError."""
+    """Return how the response is wanted. Raises APIError."""
     stream = fields.flag("stream")
     options = fields.fields("stream_options")
     if fields.get("stream_options") and not stream:

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: its body, its answer, and the chunks of its stream.
+"""`POST /v1/completions`: its body, its response, and the chunks of its stream.
 
 A prompt is a text, a list of texts, a list of token ids, or a list of lists of token ids; choice `n` of prompt `p` has
 the index `p * n_choices + n`.
@@ -39,9 +39,9 @@ ID_PREFIX = "cmpl-"
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 _NUM_LOOKED_AT = 1024
-"""Members of a list that tell what it is a list of."""
+"""Items of a list by which its kind is determined."""
 MAX_ECHO_CHARS = 1 << 14
-"""Of a prompt that is streamed back without logprobs, in one chunk."""
+"""In one chunk of a prompt that is echoed without logprobs."""
 _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -51,7 +51,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     model = read_model(fields, info)
     refuse_unsupported(fields, COMPLETIONS)
     scores = read_completion_scores(fields)
-    # with its prompt echoed, a completion may be empty: its prompt's logprobs are what is wanted of it
+    # With `echo`, an empty completion makes sense: the client wants the logprobs of its prompt.
     limit = read_limit(fields, least=0 if scores.echo else 1)
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
@@ -109,7 +109,7 @@ async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pac
 
 
 def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Iterator[bytes]:
-    """One choice of a whole answer, as JSON."""
+    """Yield one choice of a whole response, as JSON."""
     prompt, outputs = transcript.prompt_scores.get(index), transcript.scores.get(index)
     yield b'{"index":%d,"text":' % index
     yield orjson.dumps(transcript.text(index))
@@ -127,7 +127,7 @@ def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) 
 
 
 class CompletionWriter(ChunkWriter):
-    """Chunks of a text completion; the finish reason rides on the last text."""
+    """Chunks of a text completion; the last text carries the finish reason."""
 
     OBJECT_NAME = OBJECT_NAME
 
@@ -152,7 +152,7 @@ class CompletionWriter(ChunkWriter):
         return head
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
-        """The echo: each chunk has the text of its tokens, so the chunks' texts and lists join to the whole."""
+        """Yield the echoed prompt: each chunk has the text of its tokens, so that texts and lists concatenate."""
         head, tail, text, num_top = self._head(delta.index), self._tail(None), delta.text, self._num_top
         if num_top is None:
             return (

@@ -1,10 +1,10 @@
-"""Logprobs in completions and chat: the fields that ask for them, and how they are told.
+"""Logprobs in completions and chat: the fields that request them, and their format.
 
-`logprobs` (and `top_logprobs` in chat) are the API's own; `prompt_logprobs` is vLLM's extension: what the model gave
-each token of the prompt. With `echo` a completion's `logprobs` begin with the prompt's. Values are of the raw logits,
-before temperature and filters.
+`logprobs` (and `top_logprobs` in chat) are the API's own; `prompt_logprobs` is vLLM's extension: the logprob of each
+prompt token. With `echo`, a completion's `logprobs` begin with the prompt's. Values are of the raw logits, before
+temperature and filters.
 
-There may be a hundred thousand tokens, so whole answers are made in pieces of `MAX_ENTRIES`.
+There may be a hundred thousand tokens, so whole responses are made in pieces of `MAX_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ..fields import Fields
 from ..generation import WantedScores
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that are told at most in place of each."""
+"""Limit of the top logprobs for each token."""
 MAX_ENTRIES = 512
-"""Tokens that are written out in one piece, the likeliest of each counted: about a millisecond's work."""
+"""Tokens encoded in one piece, including the top tokens of each: about a millisecond of work."""
 _LEAST = -9999.0
-"""Stands for a token that cannot be: JSON has no infinity."""
+"""Stands for the logprob of an impossible token: JSON has no infinity."""
 
 
 def read_completion_scores(fields: Fields) -> WantedScores:
-    """What a completion asks to know. Raises APIError."""
-    # a false one asks for nothing, as in chat, where the field is a flag
+    """Return which logprobs a completion requests. Raises APIError."""
+    # False requests nothing, as in chat, where the field is a flag.
     drawn = None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
     return WantedScores(drawn=drawn, prompt=_read_prompt_logprobs(fields), echo=fields.flag("echo"))
 
 
 def read_chat_scores(fields: Fields) -> WantedScores:
-    """What a chat asks to know. Raises APIError."""
+    """Return which logprobs a chat completion requests. Raises APIError."""
     is_wanted = fields.flag("logprobs")
     num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
     if num_top and not is_wanted:
@@ -54,14 +54,14 @@ def _read_prompt_logprobs(fields: Fields) -> int | None:
 
 
 def slices(scores: TokenScores, num_top: int) -> Iterator[range]:
-    """Its tokens, as many at a time as make one piece with `num_top` of the likeliest each."""
+    """Yield ranges of tokens that make one piece each, with `num_top` top tokens per token."""
     size = max(1, MAX_ENTRIES // (num_top + 1))
     for start in range(0, len(scores), size):
         yield range(start, min(start + size, len(scores)))
 
 
 def completion_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
-    """The `logprobs` of a chunk of a completion."""
+    """Return the `logprobs` of a chunk of a completion."""
     return {
         "text_offset": [token.offset for token in tokens],
         "token_logprobs": [_number(token.logprob) for token in tokens],
@@ -71,7 +71,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str
 
 
 def completion_logprobs_pieces(parts: Iterable[TokenScores], num_top: int) -> Iterator[bytes]:
-    """The `logprobs` of a whole completion, as JSON: its parts' tokens, one after the other."""
+    """Yield the `logprobs` of a whole completion, as JSON: the tokens of all parts in order."""
     parts = tuple(parts)
     yield b'{"text_offset":'
     yield from _array(parts, 0, lambda token: token.offset)
@@ -85,21 +85,21 @@ def completion_logprobs_pieces(parts: Iterable[TokenScores], num_top: int) -> It
 
 
 def _array(
-    parts: Iterable[TokenScores], num_top: int, told: Callable[[ScoredToken], object], *, first: bytes = b""
+    parts: Iterable[TokenScores], num_top: int, describe: Callable[[ScoredToken], object], *, first: bytes = b""
 ) -> Iterator[bytes]:
-    """A JSON array of what is `told` of each token, in pieces; `first` comes before them."""
+    """Yield a JSON array of `describe(token)` for each token, in pieces, after `first`."""
     yield b"[" + first
     is_first = not first
     for scores in parts:
         for some in slices(scores, num_top):
-            values = [told(token) for token in scores.tokens(some.start, some.stop, num_top)]
+            values = [describe(token) for token in scores.tokens(some.start, some.stop, num_top)]
             yield (b"" if is_first else b",") + orjson.dumps(values)[1:-1]
             is_first = False
     yield b"]"
 
 
 def _by_text(token: ScoredToken, num_top: int) -> dict[str, float | None] | None:
-    """The likeliest, and the token itself where it is none of them; of two with one text the likelier stays."""
+    """Return the top tokens and the token itself, by text. Of two with the same text the likelier one is kept."""
     if token.logprob is None:
         return None
     by_text: dict[str, float | None] = {}
@@ -110,12 +110,12 @@ def _by_text(token: ScoredToken, num_top: int) -> dict[str, float | None] | None
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
-    """The `logprobs` of a chunk of a chat's choice."""
+    """Return the `logprobs` of a chunk of a chat choice."""
     return {"content": [_chat_entry(token, num_top) for token in tokens], "refusal": None}
 
 
 def chat_logprobs_pieces(parts: Iterable[TokenScores], num_top: int) -> Iterator[bytes]:
-    """The `logprobs` of a whole choice, as JSON."""
+    """Yield the `logprobs` of a whole chat choice, as JSON."""
     yield b'{"content":'
     yield from _array(parts, num_top, lambda token: _chat_entry(token, num_top))
     yield b',"refusal":null}'
@@ -130,12 +130,12 @@ def _chat_token(token: ScoredToken | LikelyToken) -> dict[str, Any]:
 
 
 def prompt_logprobs_pieces(scores: TokenScores | None, num_top: int) -> Iterator[bytes]:
-    """As JSON: one object a prompt token, keyed by token id: its own and the likeliest; null for the first, which
-    follows nothing."""
+    """Yield `prompt_logprobs` as JSON: for each prompt token an object of itself and the top tokens by id, null for the
+    first one, which follows nothing."""
     if scores is None or not len(scores):
         yield b"[null]"
         return
-    # where the prompt is echoed its first token is among them, else it is not
+    # The first token is included only if the prompt is echoed.
     is_led = next(iter(scores.tokens(0, 1, 0))).logprob is None
     yield from _array([scores], num_top, lambda token: _by_id(token, num_top), first=b"" if is_led else b"null")
 

@@ -1,8 +1,8 @@
 """`POST /v1/responses`: its body.
 
-The outcome of `read_response` is what is asked for, and what the answer repeats of it. Nothing is stored, so whatever
-refers to an earlier response is refused by name; so is whatever would change the answer and cannot be done yet
-(`unsupported.py`). Sampling, stops, priority and salt are read as on the other endpoints.
+`read_response` returns the request and the fields that the response echoes. Nothing is stored, so fields that refer to
+an earlier response are refused by name, as are fields that would change the response and are not implemented
+(`unsupported.py`). Sampling, stop strings, priority and salt are read as on the other endpoints.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 _ECHOED_TEXTS = ("prompt_cache_key", "safety_identifier", "user")
-"""Taken, repeated and without effect: an id that a client makes up is no reason to share a cache or to part one."""
+"""Accepted, echoed and without effect: an id chosen by a client is no reason to share or to divide a cache."""
 _OTHER_LIMITS = ("max_tokens", "max_completion_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 
 
 @attrs.frozen
 class ResponseRequest:
-    """A body that was found servable."""
+    """A body that has been checked."""
 
     wanted: GenerationRequest
     stream: bool
     with_tiers: bool
     """Cached tokens are split by tier."""
     echo: Mapping[str, Any]
-    """What every version of the response object says of the request."""
+    """Fields of the request that every version of the response object repeats."""
 
 
 async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
@@ -65,7 +65,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     )
     if fields.get("instructions"):
         wanted = attrs.evolve(wanted, system_param="instructions")
-    fields.flag("store")  # checked; nothing is
+    fields.flag("store")  # checked, although nothing is stored
     delivery = read_delivery(fields)
     return ResponseRequest(wanted, delivery.stream, delivery.with_tiers, _read_echo(fields, wanted))
 
@@ -83,7 +83,7 @@ def _refuse(fields: Fields) -> None:
     if include is not None and (type(include) is not list or any(type(item) is not str for item in include)):
         raise wrong_type("include", "a list of strings")
     if include and _LOGPROBS in include:
-        # What else can be included belongs to items that are never made here.
+        # Everything else that can be included belongs to items that this server never produces.
         raise unsupported_value("include", f"`{_LOGPROBS}` is not supported by this server")
 
 
@@ -112,7 +112,7 @@ def _read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
 
 
 def _read_service_tier(fields: Fields) -> str:
-    """The tier that serves, whichever was asked for: there is one."""
+    """Check the field, and return the only tier there is."""
     if fields.get("service_tier") is not None:
         fields.text("service_tier")
     return "default"

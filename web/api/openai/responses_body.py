@@ -1,9 +1,9 @@
-"""The response object and its usage: what `POST /v1/responses` answers, and what the events of its stream carry.
+"""The response object of `POST /v1/responses` and its usage, in whole responses and in the events of a stream.
 
-Made once a request; each version of the object (in progress, completed, incomplete, failed) is a projection of it. Its
-fields are those that the OpenAI client's types require, so that a typed reader finds all of them.
+A `Draft` is created once per request; each version of the object (in progress, completed, incomplete, failed) is a
+projection of it. It has all fields that the types of OpenAI's client require.
 
-What must always hold: usage stands on the last version only, and comes from the record that the other endpoints show.
+What must always hold: only the last version has usage, and it comes from the same record as on the other endpoints.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..usage import openai_usage, tallied_usage
 
 @attrs.frozen
 class Draft:
-    """One response: what all versions of its object share."""
+    """What all versions of one response object share."""
 
     response_id: str
     item_id: str
-    """Of its only output item."""
+    """Id of its only output item."""
     created_at: int
     """Unix seconds."""
     echo: Mapping[str, Any]
-    """What is repeated of the request."""
+    """Fields repeated from the request."""
     with_tiers: bool = False
 
     def body(
@@ -45,7 +45,7 @@ class Draft:
         error: dict[str, Any] | None = None,
         incomplete_details: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The object in one of its versions."""
+        """Return one version of the object."""
         return {
             "id": self.response_id,
             "object": "response",
@@ -60,7 +60,7 @@ class Draft:
         }
 
     def served(self, text: str, finish_reason: FinishReason | None, record: UsageRecord) -> dict[str, Any]:
-        """The last version of a response that was answered: completed, or cut short by its limit."""
+        """Return the last version of a successful response: completed, or incomplete because of its token limit."""
         is_cut = finish_reason is FinishReason.LENGTH
         status = "incomplete" if is_cut else "completed"
         return self.body(
@@ -71,7 +71,7 @@ class Draft:
         )
 
     def failed(self, text: str | None, error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
-        """The last version of a response that failed, with as much of its text as was sent. None: no item was begun."""
+        """Return the last version of a failed response, with the text that was sent. None: no item was begun."""
         usage = (
             tallied_usage(known, with_tiers=False)
             if isinstance(known, Tally)
@@ -85,18 +85,18 @@ class Draft:
         )
 
     def message(self, status: str, text: str | None = None) -> dict[str, Any]:
-        """The output item; without a text it has no content yet."""
+        """Return the output item, without content if `text` is None."""
         content = [] if text is None else [text_part(text)]
         return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """The only part of the output item."""
+    """Return the only part of the output item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a chat completion in this endpoint's words (specification of usage, section 3)."""
+    """Return the usage of a chat completion under this endpoint's names (docs/usage.md)."""
     inputs = {name: value for name, value in usage["prompt_tokens_details"].items() if name != "audio_tokens"}
     return {
         "input_tokens": usage["prompt_tokens"],
@@ -108,6 +108,6 @@ def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(error: APIError) -> dict[str, Any]:
-    # The client's type knows a fixed list of codes; ours are not in it.
+    # The client's types have a fixed list of codes that lacks ours.
     code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
     return {"code": code, "message": error.message, "type": error.error_type, "param": error.param}

@@ -1,10 +1,10 @@
 """The `input` of a response: items of a conversation, read into the messages of a chat prompt.
 
-A text is one message of the user. Of the items there are messages, what tools were asked (`function_call`), what they
-answered (`function_call_output`), and what a model thought (`reasoning`); every other type is refused by its name.
+A string is one user message. Supported items are messages, tool calls (`function_call`), their results
+(`function_call_output`) and reasoning (`reasoning`); every other type is refused by name.
 
-Items are flat where chat messages nest: calls and thoughts that stand beside an assistant's message become part of it
-(`tool_calls`, `reasoning_content`), in the form in which chat templates look for them.
+Items are flat where chat messages are nested: calls and reasoning next to an assistant message become part of it
+(`tool_calls`, `reasoning_content`), in the form that chat templates expect.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text")
 _MAX_TYPE_CHARS = 40
 _HALF_A_CHARACTER = "surrogate"
-"""In what orjson says of an escape that is half a character: no tokenizer has one, however it is written."""
+"""In orjson's message about an escaped lone surrogate, which no tokenizer can encode."""
 
 Messages = list[dict[str, Any]]
 
 
 async def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """The messages of `instructions` and `input`. Raises APIError."""
+    """Return the messages of `instructions` and `input`. Raises APIError."""
     messages: Messages = []
     instructions = fields.get("instructions")
     if instructions is not None and type(instructions) is not str:
@@ -59,7 +59,7 @@ async def _read_item(item: Any, where: str, messages: Messages, pace: Pace) -> N
     fields = Fields(item, where)
     if fields.get("type") is None and fields.get("role") is None:
         raise missing(f"{where}.type")
-    # A message may leave its type out.
+    # A message may omit its type.
     item_type = "message" if fields.get("type") is None else fields.text("type")
     read = _READERS.get(item_type)
     if read is None:
@@ -75,7 +75,7 @@ async def _read_message(fields: Fields, messages: Messages, pace: Pace) -> None:
     text = await _read_text(fields, "content", pace)
     last = messages[-1] if messages else {}
     if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
-        last["content"] = text  # what was thought before it belongs to it
+        last["content"] = text  # the preceding reasoning belongs to this message
     else:
         messages.append({"role": role, "content": text})
 
@@ -91,8 +91,8 @@ async def _read_call(fields: Fields, messages: Messages, pace: Pace) -> None:
 
 
 async def _parsed(arguments: str, param: str, pace: Pace) -> Any:
-    """Arguments as the object that templates expect; what a model wrote badly stays as it wrote it."""
-    pace.check_written(arguments, param)
+    """Return arguments as the object that templates expect. Invalid JSON of a model stays a string."""
+    pace.check_json_text(arguments, param)
     pace.rest()
     try:
         value = await parse_json(arguments.encode())
@@ -125,14 +125,14 @@ async def _read_reasoning(fields: Fields, messages: Messages, pace: Pace) -> Non
 
 
 def _last_of_assistant(messages: Messages) -> dict[str, Any]:
-    """The assistant's turn that is going on, begun if there is none."""
+    """Return the current assistant message, or begin one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
 async def _read_text(fields: Fields, name: str, pace: Pace, part_types: tuple[str, ...] = _TEXT_PARTS) -> str:
-    """A string, or the texts of a list of parts, joined."""
+    """Return a string, or the joined texts of a list of parts."""
     value = fields.get(name)
     param = fields.param(name)
     if value is None:

@@ -1,6 +1,6 @@
 """The routes of `/v1/responses`. Registered by `install_responses`.
 
-Responses are answered and forgotten: the routes that ask for an earlier one say so.
+Responses are not stored: the routes for an earlier one answer with an error that says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .shapes import RESPONSES_SHAPE
 
 
 class ResponseReply(Reply):
-    """One response object, whole or as events."""
+    """A response object, whole or as events."""
 
     def __init__(self, asked_for: ResponseRequest, request_id: str) -> None:
         super().__init__(asked_for.wanted, stream=asked_for.stream)

@@ -6,11 +6,11 @@
     response.output_text.done, response.content_part.done, response.output_item.done
     response.completed | response.incomplete
 
-A request that fails on its way ends with `error` and `response.failed` instead: clients raise at the first, and find
-the usage in the second. There is no `[DONE]`.
+A request that fails midway ends with `error` and `response.failed` instead: clients raise on the former, and find the
+usage in the latter. There is no `[DONE]`.
 
-What must always hold: `sequence_number` counts from 0 without a gap; usage stands on the last event only; the constant
-parts of a delta are encoded once, so that a token costs no more than joining bytes.
+What must always hold: `sequence_number` counts from 0 without a gap; only the last event has usage; the constant parts
+of a delta are encoded once, so that a token costs no more than joining bytes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ResponseWriter(StreamWriter):
         self._draft = draft
         self._num_events = 0
         self._has_item = False
-        """The item of the text has been begun."""
+        """The output item has been sent."""
         self._texts: list[str] = []
-        """What was sent of it."""
+        """Its text so far."""
         self._finish_reason: FinishReason | None = None
         self._record: UsageRecord | None = None
         self._part = {"item_id": draft.item_id, "output_index": 0, "content_index": 0}
@@ -79,7 +79,7 @@ class ResponseWriter(StreamWriter):
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
     def _opening(self) -> bytes:
-        """The first events, unless they were sent."""
+        """Return the first events, unless they have been sent."""
         if self._num_events:
             return b""
         response = self._draft.body("in_progress")
@@ -88,7 +88,7 @@ class ResponseWriter(StreamWriter):
         )
 
     def _open_item(self) -> bytes:
-        """The events before the first text."""
+        """Return the events before the first text."""
         self._has_item = True
         item = self._draft.message("in_progress")
         return (
@@ -116,7 +116,7 @@ class ResponseWriter(StreamWriter):
         told = {"type": error.error_type, "code": error.code, "message": error.message, "param": error.param}
         text = "".join(self._texts) if self._has_item else None
         known = self._tally if self._record is None else self._record
-        # The client's type has the fields of an `error` event side by side; what it raises on is an object of them.
+        # The client's type has the fields of an `error` event at its top level, but it raises on a nested object.
         return b"".join(
             (
                 self._opening(),

@@ -1,4 +1,4 @@
-"""Completions and chat: where the two endpoints differ, and their routes. Registered by `install_openai`."""
+"""Completions and chat: their differences, and their routes. Registered by `install_openai`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .shapes import CHAT_SHAPE, COMPLETIONS_SHAPE
 
 @attrs.frozen
 class Dialect:
-    """Where the two endpoints differ."""
+    """The differences between the two endpoints."""
 
     endpoint: str
     id_prefix: str
@@ -61,7 +61,7 @@ CHAT = Dialect(
 
 
 class ChoicesReply(Reply):
-    """A list of choices, whole or in chunks."""
+    """A response with choices, whole or in chunks."""
 
     def __init__(self, dialect: Dialect, wanted: GenerationRequest, delivery: Delivery, request_id: str) -> None:
         super().__init__(wanted, stream=delivery.stream)

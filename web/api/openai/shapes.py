@@ -1,8 +1,8 @@
-"""The fields that the readers of this folder know, so that others can be named as ignored (`../ignored_fields.py`).
+"""The fields that the readers of this folder know, so that others can be reported as ignored (`../ignored_fields.py`).
 
-A field stands here if it is read, refused unless it asks for nothing (`unsupported.py`), or only carried around by the
-API's own clients, as the `id` of an item is. `tests/web/api/test_ignored_fields.py` sees that no field is read that is
-not here.
+A field is listed if it is read, refused unless neutral (`unsupported.py`), or merely passed along by the API's own
+clients, such as the `id` of an item. `tests/web/api/test_ignored_fields.py` checks that every field that is read is
+listed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GENERATION = SAMPLING_NAMES | {
     "stream_options",
 }
 _STREAM_OPTIONS = Shape(known=frozenset({"continuous_usage_stats", "include_obfuscation", "include_usage"}))
-"""Nothing is ever added to deltas to hide their length: to ask for that or not is the same."""
+"""Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
 
 COMPLETIONS_SHAPE = Shape(
     known=_GENERATION | unsupported.COMPLETIONS.keys() | {"best_of", "echo", "logprobs", "prompt", "prompt_logprobs"},

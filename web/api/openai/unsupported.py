@@ -1,7 +1,7 @@
-"""Fields that would change the answer and that this server cannot honour yet.
+"""Fields that would change the response and are not implemented.
 
-Each is refused by name unless its value asks for nothing. Ignoring one would give the client an answer to a request
-that it did not make. A field leaves this table when what it asks for is built.
+Each is refused by name unless its value is neutral. Ignoring one would answer a request that the client did not make. A
+field leaves its table when it is implemented.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...request.errors import unsupported_parameter
 from ..fields import Fields
 
 Neutral = Callable[[Any], bool]
-"""Whether a value of the field asks for nothing. Null is not passed: it means absent."""
+"""Returns whether a value has no effect. Null is not passed: it means absent."""
 
 
 def _empty(value: Any) -> bool:
@@ -22,7 +22,7 @@ def _empty(value: Any) -> bool:
 
 
 def _false(value: Any) -> bool:
-    """Not 0, which asks for the drawn token's own."""
+    """Return whether it is false; 0 would request the logprobs of the sampled tokens."""
     return value is False
 
 
@@ -100,7 +100,7 @@ CHAT: Mapping[str, Neutral] = {
     "tool_choice": _among("none", "auto"),
     "tools": _empty,
     "verbosity": _among("medium"),
-    "web_search_options": _never,  # even an empty object asks for a search
+    "web_search_options": _never,  # even an empty object requests a search
 }
 
 RESPONSES: Mapping[str, Neutral] = {
@@ -130,14 +130,14 @@ RESPONSES: Mapping[str, Neutral] = {
 }
 
 RESPONSES_TEXT: Mapping[str, Neutral] = {"format": _is_text_format, "verbosity": _among("medium")}
-"""Of its field `text`."""
+"""Fields within `text`."""
 
 RESPONSES_CACHE: Mapping[str, Neutral] = {"prewarm": _empty}
-"""Of its field `prompt_cache_options`; how long blocks are kept and where is for the operator to say."""
+"""Fields within `prompt_cache_options`; the operator decides how long blocks are kept, and where."""
 
 
 def refuse_unsupported(fields: Fields, table: Mapping[str, Neutral]) -> None:
-    """Raise APIError for the first field of `table` that asks for something."""
+    """Raise APIError for the first field of `table` with a value that is not neutral."""
     for name, is_neutral in table.items():
         value = fields.get(name)
         if value is not None and not is_neutral(value):

@@ -1,7 +1,7 @@
-"""What one streamed answer said, and when.
+"""The contents and timing of one streamed response.
 
-`AnswerReader` takes bytes with the time at which they came, and knows at the end how the request came out. It awaits
-nothing. Unknown is not 0: a count that the server did not send stays None.
+An `AnswerReader` takes bytes with the time of their arrival and returns the request's outcome at the end. It is
+synchronous. Unknown is not 0: a count that the server did not send stays None.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from .events import EventReader
 
 DONE = b"[DONE]"
 MAX_MESSAGE = 300
-"""Characters of a server's error that are kept."""
+"""Characters of a server's error message that are kept."""
 
 
 @attrs.frozen
 class Failure:
-    """Why a request did not come to its end."""
+    """Why a request was not completed."""
 
     kind: str
-    """A short name under which equal failures are counted: `http_503`, `connect`, `stream_cut`."""
+    """A short name by which failures are counted: `http_503`, `connect`, `stream_cut`."""
     message: str
 
 
 @attrs.frozen
 class ReportedUsage:
-    """The counts that the server sent."""
+    """The counts that the server reported."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -39,14 +39,14 @@ class ReportedUsage:
 
 @attrs.frozen
 class Outcome:
-    """One request, ended. Times are of one clock."""
+    """One request that has ended. All times are of one clock."""
 
     started_s: float
     ended_s: float
     first_token_s: float | None
     last_token_s: float | None
     gaps_s: tuple[float, ...]
-    """Between the arrivals of chunks that carried output."""
+    """Times between the arrivals of chunks with output."""
     text: str
     usage: ReportedUsage
     failure: Failure | None
@@ -96,14 +96,14 @@ class AnswerReader:
     _usage: ReportedUsage = ReportedUsage()
     _failure: Failure | None = None
     _is_finished: bool = False
-    """A finish reason has come."""
+    """A finish reason has arrived."""
     _done_s: float | None = None
     has_begun: bool = False
-    """Some of the body has come."""
+    """Some of the body has arrived."""
 
     @property
     def is_done(self) -> bool:
-        """`[DONE]` has come, or an error in its place: what follows is not looked at."""
+        """Whether `[DONE]`, or an error in its place, has arrived: the rest is ignored."""
         return self._done_s is not None
 
     def feed(self, received: bytes, now_s: float) -> None:
@@ -113,11 +113,11 @@ class AnswerReader:
                 return
             if data.strip() == DONE:
                 self._done_s = now_s
-            elif data:  # an empty one only keeps the connection alive
+            elif data:  # an empty one is only a keep-alive
                 self._take(data, now_s)
 
     def end(self, now_s: float, failure: Failure | None = None) -> Outcome:
-        """Close the account. `failure`: what ended the stream, had it not said that it was done."""
+        """Return the outcome. `failure` is what ended the stream, and counts unless the stream was done."""
         saw_done = self.is_done and self._failure is None
         if not self.is_done:
             self._failure = failure
@@ -157,7 +157,7 @@ class AnswerReader:
             )
 
     def _take_choice(self, choice: _Choice) -> bool:
-        """Whether it carried output."""
+        """Return whether the choice carried output."""
         self._is_finished |= choice.finish_reason is not None
         delta = choice.delta
         text = choice.text or (delta.content if delta is not None else None)
@@ -174,7 +174,7 @@ class AnswerReader:
 
 
 def message_of(error: Any) -> str:
-    """The sentence of an error object of the OpenAI API, or of anything else that a server sends in its place."""
+    """Return the message of an error object of the OpenAI API, or of whatever a server sends in its place."""
     while isinstance(error, dict):
         inner = error.get("error", error.get("message"))
         if inner is None:
@@ -184,5 +184,5 @@ def message_of(error: Any) -> str:
 
 
 def _count(value: int | None) -> int | None:
-    """Some servers send -1 for what they do not know."""
+    """Return None for the -1 that some servers send for unknown counts."""
     return None if value is None or value < 0 else value

@@ -1,4 +1,4 @@
-"""The flags of `quipu bench serve`. Names are those of the field's benchmarks where they have one."""
+"""The flags of `quipu bench serve`, named as in the benchmarks of vLLM and SGLang if these have them."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ from .values import (
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 DATASETS = ("random", "shared-prefix", "multi-turn", "custom", "trace")
-NAMES_ELSEWHERE = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
-"""What vLLM and SGLang call a dataset of ours."""
+DATASET_ALIASES = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
+"""vLLM's and SGLang's names of our datasets."""
 FROM_FILES = ("custom", "trace")
 OFFLINE = {
-    "latency": "how long one batch takes from its first prompt to its last token, without a server",
-    "throughput": "what an engine does a second, given everything at once, without a server",
+    "latency": "measure how long one batch takes from its first prompt to its last token, without a server",
+    "throughput": "measure the throughput of an engine that gets all requests at once, without a server",
 }
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="quipu bench", description="measure a server or an engine")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, help_text in OFFLINE.items():  # with parsers of their own, see offline_arguments.py
+    for name, help_text in OFFLINE.items():  # they have parsers of their own, see offline_arguments.py
         commands.add_parser(name, help=help_text)
-    serve = commands.add_parser("serve", help="ask an OpenAI-compatible server many things, and report how it answered")
-    serve.add_argument("--quick", action=Quick, const=QUICK_DATASET, help="only whether it runs: three short requests")
-    _add_target(serve.add_argument_group("who is asked"))
-    add_dataset(serve.add_argument_group("what is asked"))
-    _add_load(serve.add_argument_group("when"))
-    _add_sampling(serve.add_argument_group("how the answers are made"))
-    _add_output(serve.add_argument_group("what is reported"))
+    serve = commands.add_parser(
+        "serve", help="send many requests to an OpenAI-compatible server, and report its latency and throughput"
+    )
+    serve.add_argument("--quick", action=Quick, const=QUICK_DATASET, help="a smoke test: three short requests")
+    _add_target(serve.add_argument_group("server"))
+    add_dataset(serve.add_argument_group("dataset"))
+    _add_load(serve.add_argument_group("load"))
+    _add_sampling(serve.add_argument_group("sampling"))
+    _add_output(serve.add_argument_group("report"))
     return parser
 
 
 class Quick(argparse.Action):
-    """`--quick`: other defaults, so that a command ends in seconds. A flag that follows it has the last word."""
+    """`--quick`: other defaults, so that a command ends in seconds. Flags that follow it override them."""
 
     def __init__(self, option_strings: list[str], dest: str, *, const: dict[str, Any], help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, const=const, default=argparse.SUPPRESS, help=help)
@@ -64,12 +66,12 @@ QUICK_DATASET = {"num_prompts": 3, "random_input_len": 16, "random_output_len": 
 
 
 def check(arguments: argparse.Namespace) -> str | None:
-    """What is wrong with flags that do not go together."""
+    """Return what is wrong with a combination of flags, None if nothing is."""
     is_chat = arguments.endpoint == CHAT
     if arguments.prompt_format == "ids" and is_chat:
         return f"--prompt-format ids: {CHAT} takes text only"
     if arguments.prompt_format == "ids" and arguments.dataset_name == "multi-turn":
-        return "--prompt-format ids: answers come back as text, so multi-turn prompts are text"
+        return "--prompt-format ids: responses are text, so multi-turn prompts must be text"
     if arguments.dataset_name in FROM_FILES and arguments.dataset_path is None:
         return f"--dataset-name {arguments.dataset_name} needs --dataset-path"
     if arguments.dataset_path is not None and arguments.dataset_name not in FROM_FILES:
@@ -81,7 +83,12 @@ def check(arguments: argparse.Namespace) -> str | None:
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--base-url", type=url, default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
+    add(
+        "--base-url",
+        type=url,
+        default="http://127.0.0.1:8000",
+        help="URL of the server, with or without /v1 (default: %(default)s)",
+    )
     add(
         "--endpoint",
         choices=[COMPLETIONS, CHAT],
@@ -89,33 +96,54 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help=f"{COMPLETIONS} (the default) or {CHAT}",
     )
-    add("--model", help="what to ask for (default: the first that GET /v1/models lists)")
-    add("--api-key", type=visible, help="sent as a bearer token (default: the environment's OPENAI_API_KEY)")
-    add("--header", action="append", type=header, default=[], metavar="K=V", help="one more header; may be repeated")
-    add("--request-timeout", type=positive_float, default=3600.0, metavar="S", help="then a request has failed")
+    add("--model", help="model to request (default: the first that GET /v1/models lists)")
+    add("--api-key", type=visible, help="sent as a bearer token (default: $OPENAI_API_KEY)")
+    add(
+        "--header",
+        action="append",
+        type=header,
+        default=[],
+        metavar="K=V",
+        help="an additional header; may be repeated",
+    )
+    add(
+        "--request-timeout",
+        type=positive_float,
+        default=3600.0,
+        metavar="S",
+        help="time after which a request has failed (default: %(default)s)",
+    )
 
 
 def add_dataset(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--dataset-name", type=_dataset, choices=DATASETS, default="random", help="(default: %(default)s)")
-    add("--dataset-path", type=Path, metavar="FILE", help="JSON lines, of `custom` and `trace`")
+    add("--dataset-path", type=Path, metavar="FILE", help="file of JSON lines, for `custom` and `trace`")
     add(
         "--num-prompts",
         type=positive,
         metavar="N",
         help="requests, or conversations (default: 1000, or all of the file)",
     )
-    add("--seed", type=count, metavar="N", default=0, help="of prompts, lengths and arrivals (default: %(default)s)")
     add(
-        "--prompt-format", choices=["ids", "text"], help="of drawn prompts (default: ids where the endpoint takes them)"
+        "--seed",
+        type=count,
+        metavar="N",
+        default=0,
+        help="seed of prompts, lengths and arrivals (default: %(default)s)",
+    )
+    add(
+        "--prompt-format",
+        choices=["ids", "text"],
+        help="format of generated prompts (default: ids if the endpoint takes them)",
     )
     add(
         "--vocab-size",
         type=positive,
         metavar="N",
-        help="of the model, for drawn ids (default: as quipu says, else a safe 8000)",
+        help="of the model, for generated ids (default: as quipu reports, otherwise 8000)",
     )
-    add("--random-input-len", type=positive, metavar="N", default=1024, help="tokens, or words (default: %(default)s)")
+    add("--random-input-len", type=positive, metavar="N", default=1024, help="tokens or words (default: %(default)s)")
     add("--random-output-len", type=positive, metavar="N", default=128, help="tokens (default: %(default)s)")
     add(
         "--random-range-ratio",
@@ -125,49 +153,49 @@ def add_dataset(group: argparse._ArgumentGroup) -> None:
         help="lengths are L*(1-r) to L*(1+r) (default: %(default)s)",
     )
     shared = partial(_add_shared_prefix, group)
-    shared("num-prefixes", "num-groups", 10, "they take turns")
-    shared("prefix-len", "system-prompt-len", 256, "tokens, or words, that prompts share")
-    shared("suffix-len", "question-len", 256, "of each prompt's own")
+    shared("num-prefixes", "num-groups", 10, "used in turn")
+    shared("prefix-len", "system-prompt-len", 256, "tokens or words that prompts share")
+    shared("suffix-len", "question-len", 256, "tokens or words of each prompt's own")
     shared("output-len", "output-len", 128, "tokens")
     add(
         "--multi-turn-num-turns",
         type=positive,
         metavar="N",
         default=4,
-        help="of a conversation (default: %(default)s)",
+        help="turns of a conversation (default: %(default)s)",
     )
     add(
         "--custom-output-len",
         type=positive,
         metavar="N",
         default=256,
-        help="of rows that say none (default: %(default)s)",
+        help="output tokens for rows without a length (default: %(default)s)",
     )
     add(
         "--trace-block-tokens",
         type=positive,
         metavar="N",
         default=512,
-        help="that a hash id stands for (default: %(default)s)",
+        help="tokens of each hash id (default: %(default)s)",
     )
     add(
         "--trace-speed",
         type=positive_float,
         default=1.0,
         metavar="X",
-        help="times as fast as recorded (default: %(default)s)",
+        help="replay speed, relative to the recording (default: %(default)s)",
     )
     add(
         "--trace-scale",
         type=positive_float,
         default=1.0,
         metavar="X",
-        help="multiplies all lengths (default: %(default)s)",
+        help="factor for all lengths (default: %(default)s)",
     )
 
 
 def _add_shared_prefix(group: argparse._ArgumentGroup, name: str, sglang_name: str, default: int, text: str) -> None:
-    """By our name, and unseen in the help by vLLM's and SGLang's."""
+    """Add a flag by our name and, hidden from the help, by vLLM's and SGLang's."""
     add = partial(group.add_argument, type=positive, metavar="N", dest=f"shared_prefix_{name.replace('-', '_')}")
     add(f"--shared-prefix-{name}", default=default, help=f"{text} (default: {default})")
     add(f"--prefix-repetition-{name}", f"--gsp-{sglang_name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -179,39 +207,51 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--request-rate",
         type=rate,
         metavar="R",
-        help="beginnings a second; inf is all at once (default: inf, or as a trace's timestamps say)",
+        help="conversations started per second; inf is all at once (default: inf, or the timestamps of a trace)",
     )
     add(
         "--burstiness",
         type=rate,
         default=1.0,
         metavar="B",
-        help="1 is Poisson, more is steadier, inf constant (default: 1)",
+        help="1 is Poisson, higher is more regular, inf is constant (default: 1)",
     )
-    add("--max-concurrency", type=positive, metavar="N", help="requests in flight at most (default: no limit)")
+    add(
+        "--max-concurrency",
+        type=positive,
+        metavar="N",
+        help="maximum number of concurrent requests (default: no limit)",
+    )
     add(
         "--num-warmups",
         type=count,
         metavar="N",
         default=0,
-        help="requests before the run, not reported (default: %(default)s)",
+        help="requests before the run that are not reported (default: %(default)s)",
     )
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
-    add("--ignore-eos", action="store_true", help="send `ignore_eos`: answers have the length that was asked for")
-    add("--extra-body", type=json_object, default={}, metavar="JSON", help="fields of every request, over all others")
+    add("--ignore-eos", action="store_true", help="send `ignore_eos`, so that responses have the requested length")
+    add(
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="fields that override those of every request"
+    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     forms = group.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    forms.add_argument("--csv", action="store_true", help="print a line of names and a line of values instead")
-    add("--save-result", type=Path, metavar="FILE", help="write the JSON there, too; a name in .csv gets CSV")
-    add("--save-detailed", action="store_true", help="with a row for each request, in JSON")
+    forms.add_argument("--csv", action="store_true", help="print CSV, a line of names and a line of values, instead")
+    add(
+        "--save-result",
+        type=Path,
+        metavar="FILE",
+        help="also write the JSON to this file, or CSV if its name ends in .csv",
+    )
+    add("--save-detailed", action="store_true", help="include a row for each request in the saved JSON")
     add(
         "--percentile-metrics",
         type=metrics,
@@ -224,4 +264,4 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _dataset(text: str) -> str:
-    return NAMES_ELSEWHERE.get(text, text)
+    return DATASET_ALIASES.get(text, text)

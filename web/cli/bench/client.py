@@ -1,8 +1,8 @@
 """One request over HTTP, from sending to its typed outcome.
 
-`Client.ask` never raises for what a server or a network does: every request ends in one `Outcome`, whose failure has a
-kind. The clock starts when the body is ready to be sent, so a new connection's handshake counts. No retries, no
-redirects, no proxies: what is measured is the server that was named.
+`Client.ask` never raises for errors of the server or the network: every request ends in one `Outcome`, whose failure
+has a kind. The clock starts when the body is ready to be sent, so the handshake of a new connection counts. There are
+no retries, redirects or proxies: exactly the given server is measured.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .answer import MAX_MESSAGE, AnswerReader, Failure, Outcome, message_of
 from .workload import Ask
 
 DRAIN_S = 1.0
-"""After `[DONE]`: how long the end of the body may take before its connection is given up."""
+"""How long the end of the body may take after `[DONE]`, before the connection is abandoned."""
 KEEPALIVE_S = 2.0
-"""Shorter than servers keep idle connections, lest a request is sent on one that is being closed."""
+"""Shorter than servers keep idle connections, so that no request is sent on one that is being closed."""
 OK = 200
 
 
 @attrs.frozen
 class Target:
-    """Who is asked, and what every request has in common."""
+    """The server, and what all requests share."""
 
     url: str
     headers: Mapping[str, str]
     fields: Mapping[str, Any]
-    """Of every body: `model`, `temperature` and the like."""
+    """Fields of every body, such as `model` and `temperature`."""
     extra_fields: Mapping[str, Any]
-    """Those of `--extra-body`, which win over all others."""
+    """Fields of `--extra-body`, which override all others."""
     timeout_s: float
 
     def body(self, ask: Ask) -> bytes:
@@ -44,9 +44,9 @@ class Target:
 
 
 def make_http(headers: Mapping[str, str]) -> httpx2.AsyncClient:
-    """As many connections as requests run; time limits are the caller's."""
+    """Return a client with a connection for every concurrent request. Timeouts are up to the caller."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
-    # Compression would make a server gather what it ought to send at once.
+    # Compression would make a server buffer what it should send at once.
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers}, limits=limits, timeout=None, trust_env=False
     )

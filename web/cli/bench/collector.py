@@ -1,4 +1,4 @@
-"""Keeps the garbage collector out of what is measured."""
+"""Keeps the garbage collector out of the measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """A collection in mid-run would show as the server's latency."""
+    """Freeze and disable the collector: a collection during the run would look like latency of the server."""
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """`quipu bench serve`: from flags to report.
 
-Standard output gets the report and nothing else; progress and errors go to standard error. Exit codes: 0 when a request
-completed, 1 when none did or the server could not be asked, 2 for flags and files that make no sense.
+Standard output gets the report and nothing else; progress and errors go to standard error. Exit codes: 0 if a request
+was completed, 1 if none was or the server could not be reached, 2 for invalid flags and files.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 SPARE_FILES = 64
-"""File descriptors besides one a connection."""
+"""File descriptors besides one per connection."""
 
 
 @attrs.frozen
 class Run:
-    """What happened, and of whom."""
+    """The result of a run, and its target."""
 
     model: str
     num_prompts: int
@@ -51,11 +51,11 @@ class Run:
 
 
 class WarmUpError(Exception):
-    """A request of the warm-up failed, so the run was not begun."""
+    """A warm-up request failed, so the run was not started."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """`argv` without `bench`. Returns the exit code."""
+    """Run the command; `argv` is without `bench`. Returns the exit code."""
     if argv[:1] and argv[0] in OFFLINE:
         from .offline import main as offline  # loads the actors
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     is_interrupted = False
     try:
         return _run(arguments)
-    except* KeyboardInterrupt:  # of whichever task ran when it came
+    except* KeyboardInterrupt:  # raised in whichever task was running
         is_interrupted = True
     assert is_interrupted
     return _complain("interrupted: nothing is reported", EXIT_INTERRUPTED)
@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def measure(arguments: argparse.Namespace) -> Run:
-    """The whole run. Raises WorkloadError, DiscoveryError, WarmUpError."""
+    """Do the whole run. Raises WorkloadError, DiscoveryError and WarmUpError."""
     headers = make_headers(arguments)
     vocab_size = arguments.vocab_size
     if vocab_size is None and takes_ids(arguments):
@@ -129,7 +129,7 @@ def make_target(arguments: argparse.Namespace, model: str, headers: dict[str, st
 
 
 def describe_run(arguments: argparse.Namespace, run: Run) -> dict[str, Any]:
-    """The report: what was asked for, then what came of it. No key and no header is in it."""
+    """Return the report: the flags, then the results. It contains no key and no header."""
     rate = arguments.request_rate
     if rate is None:
         rate = "trace" if arguments.dataset_name == "trace" else math.inf
@@ -150,7 +150,7 @@ def describe_run(arguments: argparse.Namespace, run: Run) -> dict[str, Any]:
 
 
 async def _warm_up(arguments: argparse.Namespace, wording: Wording, client: Client) -> None:
-    """Prompts of its own, so that the run finds none of them cached."""
+    """Send warm-up requests. Their prompts are their own, so that the run finds none of them cached."""
     prompts = make_random_prompts(arguments, wording)
     for place in range(arguments.num_warmups):
         outcome = await client.ask(prompts.ask(place, Kind.WARM_UP))
@@ -184,7 +184,7 @@ def _save(arguments: argparse.Namespace, report: dict[str, Any], run: Run) -> No
 
 
 def _allow_files(num_connections: int) -> None:
-    """Each connection is an open file; take as many as the system lets us."""
+    """Raise the limit of open files, since each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

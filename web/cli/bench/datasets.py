@@ -1,4 +1,4 @@
-"""From flags to what is asked: which dataset, how its prompts travel, and when each conversation begins."""
+"""From flags to a workload: the dataset, the format of its prompts, and when each conversation starts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEFAULT_NUM_PROMPTS = 1000
 
 
 def takes_ids(arguments: argparse.Namespace) -> bool:
-    """Whether drawn prompts are sent as token ids."""
+    """Return whether generated prompts are sent as token ids."""
     if arguments.endpoint == CHAT or arguments.dataset_name in ("multi-turn", "custom"):
         return False
     return bool(arguments.prompt_format != "text")
 
 
 def make_wording(arguments: argparse.Namespace, vocab_size: int | None) -> Wording:
-    """`vocab_size` is needed where ids are taken."""
+    """Return the workload's wording. `vocab_size` is needed for token ids."""
     is_chat = arguments.endpoint == CHAT
     if not takes_ids(arguments) or vocab_size is None:
         return Wording(TokenRange(0, len(WORDS)), as_ids=False, is_chat=is_chat)
@@ -42,7 +42,7 @@ def make_random_prompts(arguments: argparse.Namespace, wording: Wording) -> Rand
 
 
 def make_workload(arguments: argparse.Namespace, wording: Wording) -> Workload:
-    """The dataset that was asked for. Raises WorkloadError."""
+    """Return the requested dataset. Raises WorkloadError."""
     num_prompts = arguments.num_prompts or DEFAULT_NUM_PROMPTS
     match arguments.dataset_name:
         case "random":
@@ -84,7 +84,7 @@ def make_workload(arguments: argparse.Namespace, wording: Wording) -> Workload:
 
 
 def make_arrivals_s(arguments: argparse.Namespace, workload: Workload) -> Sequence[float]:
-    """As the trace says, unless a rate was asked for."""
+    """Return the times of the trace, unless a rate is given."""
     if arguments.request_rate is None and workload.arrivals_s is not None:
         return workload.arrivals_s
     rate = math.inf if arguments.request_rate is None else arguments.request_rate

@@ -1,4 +1,4 @@
-"""What a server says about itself before the run: its model, and, if it is a quipu, how many token ids it knows."""
+"""What a server reports about itself before the run: its model and, if it is quipu, its vocabulary size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .client import make_http
 
 PATIENCE_S = 30.0
 ASSUMED_VOCABULARY = 8000
-"""Smaller than that of any model in use, so ids below it are known everywhere."""
+"""Smaller than the vocabulary of any model in use, so ids below it are valid everywhere."""
 
 
 class DiscoveryError(Exception):
-    """The server does not say what had to be known. The message names the flag that says it instead."""
+    """The server does not report what is needed. The message names the flag that provides it."""
 
 
 class _Model(msgspec.Struct):
@@ -31,19 +31,21 @@ class _ServerInfo(msgspec.Struct):
 
 
 async def find_model(base_url: str, headers: Mapping[str, str]) -> str:
-    """The first of `GET /v1/models`. Raises DiscoveryError."""
+    """Return the first model of `GET /v1/models`. Raises DiscoveryError."""
     content = await _get(f"{base_url}/v1/models", headers)
     try:
         models = msgspec.json.decode(content, type=_Models).data
     except msgspec.DecodeError as error:
-        raise DiscoveryError(f"{base_url}/v1/models is no list of models ({error}); name one with --model") from error
+        raise DiscoveryError(
+            f"{base_url}/v1/models is not a list of models ({error}); name one with --model"
+        ) from error
     if not models:
         raise DiscoveryError(f"{base_url}/v1/models lists no model; name one with --model")
     return models[0].id
 
 
 async def find_vocab_size(base_url: str, headers: Mapping[str, str]) -> int:
-    """From `GET /server_info`, which quipu answers; else a size that every model has."""
+    """Return the size from quipu's `GET /server_info`, or else one that suits every model."""
     try:
         return msgspec.json.decode(await _get(f"{base_url}/server_info", headers), type=_ServerInfo).vocab_size
     except (DiscoveryError, msgspec.DecodeError):

@@ -1,8 +1,7 @@
-"""An engine without a server: the same actors and the same engine process, asked in this process and not over HTTP.
+"""An engine without a server: the same actors and the same engine process, called directly instead of over HTTP.
 
-Used by `quipu bench latency` and `quipu bench throughput`. Each ask of a workload becomes the same message to the
-tokenizer that its body would have become over HTTP, and ends as an `Outcome`, like a client's. Nothing is kept in a
-ledger.
+Used by `quipu bench latency` and `quipu bench throughput`. Each ask of a workload becomes the message to the tokenizer
+that its body would become over HTTP, and ends as an `Outcome`, like a client's. No ledger is written.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ POLL_S = 0.02
 
 @attrs.frozen
 class Engine:
-    """An engine that is ready."""
+    """A running engine that is ready."""
 
     runtime: Runtime
     temperature: float
 
     async def ask(self, ask: Ask) -> Outcome:
-        """Have it answered to the length asked for, whatever is drawn. Never raises for what the engine does."""
+        """Generate the requested number of tokens, whatever is sampled. Never raises for errors of the engine."""
         desk = self.runtime.desk
         model = desk.info.model_names[0]
         body = {"model": model, "temperature": self.temperature, **ask.fields, "ignore_eos": True}
@@ -59,7 +58,7 @@ class Engine:
 
 
 class Listener:
-    """Hears one request's events, and when."""
+    """Receives one request's events, and records their times."""
 
     def __init__(self, started_s: float) -> None:
         self.closed = trio.Event()

@@ -1,8 +1,8 @@
-"""Server-sent events out of bytes, however the network has cut them.
+"""Parsing of server-sent events from bytes, however the network has split them.
 
-Bytes in, the data of whole events out (WHATWG HTML, section 9.2.6). Lines stay bytes until an event is whole, so a
-character that was cut in two is never decoded in halves. What an unfinished event has said when the stream ends is
-dropped, as the standard asks; `is_between` says whether that happened.
+Bytes in, the data of complete events out (WHATWG HTML, section 9.2.6). Lines stay bytes until an event is complete, so
+a character that was split is never decoded in halves. An incomplete event at the end of the stream is dropped, as the
+standard requires; `is_between` tells whether there is one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ BOM = b"\xef\xbb\xbf"
 @attrs.define(eq=False)
 class EventReader:
     _tail: bytes = b""
-    """Of a line whose end has not come."""
+    """Bytes of a line whose end has not arrived."""
     _data: list[bytes] = attrs.field(factory=list)
     _has_begun: bool = False
 
     def feed(self, received: bytes) -> Iterator[bytes]:
-        """The data of each event that these bytes complete; consume it before feeding again."""
+        """Yield the data of each event that these bytes complete. Exhaust it before feeding again."""
         lines = (self._tail + received).splitlines(keepends=True)
         # A lone CR at the end may be the first half of a CRLF.
         self._tail = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -36,7 +36,7 @@ class EventReader:
 
     @property
     def is_between(self) -> bool:
-        """Whether all that came belongs to whole events."""
+        """Whether all bytes so far belong to complete events."""
         return not self._tail.strip(b"\r\n") and not self._data
 
     def _take(self, line: bytes) -> bytes | None:
@@ -46,4 +46,4 @@ class EventReader:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
-        return None  # comments, `event`, `id` and `retry` carry nothing that is measured
+        return None  # comments, `event`, `id` and `retry` are not measured

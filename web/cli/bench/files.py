@@ -1,7 +1,7 @@
 """Datasets that are read from a file of JSON lines: custom rows, and traces.
 
-A row that cannot be sent is refused here, with its line, before anything is sent. Only what a row says is kept; the
-prompts of a trace are made when they are sent.
+An invalid row is refused here, with its line number, before anything is sent. Only the contents of a row are stored;
+the prompts of a trace are made when they are sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row = TypeVar("Row")
 
 
 class CustomRow(msgspec.Struct):
-    """A prompt or messages; what else a row has is left out."""
+    """A prompt or messages. Other fields of a row are ignored."""
 
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
@@ -46,7 +46,7 @@ class CustomFile:
     path: Path
     wording: Wording
     output_len: int
-    """Of rows that say nothing of their own."""
+    """Output length of rows without one."""
 
     def workload(self, limit: int | None) -> Workload:
         asks = [self._ask(row, where) for row, where in read_rows(self.path, CustomRow, limit)]
@@ -54,7 +54,7 @@ class CustomFile:
 
     def _ask(self, row: CustomRow, where: str) -> Ask:
         if (row.prompt is None) == (row.messages is None):
-            raise WorkloadError(f"{where}: a row has either `prompt` or `messages`")
+            raise WorkloadError(f"{where}: a row must have either `prompt` or `messages`")
         lengths = (row.max_tokens, row.output_len, row.output_tokens)
         max_tokens = next((length for length in lengths if length is not None), self.output_len)
         if max_tokens < 1:
@@ -62,7 +62,7 @@ class CustomFile:
         fields: dict[str, Any] = {"max_tokens": max_tokens}
         if self.wording.is_chat:
             if isinstance(row.prompt, list):
-                raise WorkloadError(f"{where}: token ids in `prompt` go to /v1/completions only")
+                raise WorkloadError(f"{where}: token ids in `prompt` are for /v1/completions only")
             fields["messages"] = row.messages or [{"role": "user", "content": row.prompt}]
             fields |= {"tools": row.tools} if row.tools is not None else {}
             fields |= {"tool_choice": row.tool_choice} if row.tool_choice is not None else {}
@@ -75,23 +75,23 @@ class CustomFile:
 
 @attrs.frozen
 class TraceFile:
-    """Requests with their times, lengths and hash ids. Equal ids give equal blocks of tokens."""
+    """Requests with their times, lengths and hash ids. Equal hash ids give equal blocks of tokens."""
 
     path: Path
     wording: Wording
     seed: int
     block_tokens: int
     speed: float
-    """How much faster than it was recorded."""
+    """Replay speed, relative to the recording."""
     scale: float
-    """What lengths and blocks are multiplied with, for servers with less room than the traced one had."""
+    """Factor for lengths and blocks, for servers with less memory than the recorded one."""
 
     def workload(self, limit: int | None) -> Workload:
         rows: list[TraceRow] = []
         for row, where in read_rows(self.path, TraceRow, limit):
             self._check(row, where)
             if rows and row.timestamp < rows[-1].timestamp:
-                raise WorkloadError(f"{where}: `timestamp` falls; sort the file by it")
+                raise WorkloadError(f"{where}: `timestamp` decreases; sort the file by it")
             rows.append(row)
         start = rows[0].timestamp
         arrivals_s = [(row.timestamp - start) / 1000 / self.speed for row in rows]
@@ -121,7 +121,8 @@ class TraceFile:
 
 
 def read_rows(path: Path, kind: type[Row], limit: int | None) -> Iterator[tuple[Row, str]]:
-    """The first `limit` rows, each with its place for messages. Raises WorkloadError, also where there is none."""
+    """Yield the first `limit` rows, each with its location for messages. Raises WorkloadError, also if there are
+    none."""
     decoder = msgspec.json.Decoder(kind)
     num_rows = 0
     try:

@@ -1,7 +1,7 @@
-"""Datasets that are drawn from the seed: random, shared-prefix, multi-turn; and the warm-up's prompts.
+"""Datasets generated from the seed: random, shared-prefix, multi-turn; and the prompts of the warm-up.
 
-Each draw has a key of the seed, a number of its kind and its place, so a dataset does not change when another flag
-makes it longer.
+Each random value has a key of the seed, a number for its kind, and its index, so a dataset does not change when another
+flag makes it longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .workload import Ask, Conversation, Workload, single
 
 
 class Kind(IntEnum):
-    """First number of a key after the seed. A new one goes to the end: the others keep their prompts."""
+    """The number after the seed in a key. Append new ones, so that the others keep their prompts."""
 
     PROMPT = 0
     PROMPT_LENGTH = 1
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 @attrs.frozen
 class RandomPrompts:
-    """Prompts that share nothing."""
+    """Prompts without common prefixes."""
 
     wording: Wording
     seed: int
@@ -50,7 +50,7 @@ class RandomPrompts:
 
 @attrs.frozen
 class SharedPrefixes:
-    """Prompts of a prefix that several share and a suffix of their own. The prefixes take turns."""
+    """Prompts of a shared prefix and a suffix of their own. The prefixes are used in turn."""
 
     wording: Wording
     seed: int
@@ -71,9 +71,9 @@ class SharedPrefixes:
 
 @attrs.frozen
 class MultiTurn:
-    """Conversations in which each turn carries all before it, the server's own answers included.
+    """Conversations in which each turn contains all earlier ones, including the server's responses.
 
-    Always text: an answer comes back as text, and only the server could say which ids it was.
+    Always text: a response is text, and only the server knows its token ids.
     """
 
     wording: Wording

@@ -1,8 +1,8 @@
-"""The load generator: when each conversation begins, how many run at once, and every outcome.
+"""The load generator: when each conversation starts, how many run at once, and every outcome.
 
-One task a conversation. With a limit on concurrency a conversation holds its place from its first turn to its last, as
-a user does, so no more requests than that are in flight; the next waits for a place, in order. Each ask of the workload
-ends as an `Outcome` or as skipped; there is no third way.
+One task per conversation. With a limit on concurrency, a conversation holds its slot from its first turn to its last,
+as a user does, so no more requests than that are in flight; the others wait for a slot, in order. Each ask of the
+workload ends as an `Outcome` or as skipped.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from .workload import Ask, Conversation, Workload
 
 @attrs.frozen
 class Answered:
-    """One ask and what came of it."""
+    """One ask and its outcome."""
 
     conversation: int
     turn: int
     due_s: float
-    """When the schedule wanted its conversation to begin, on the outcome's clock."""
+    """Scheduled start of its conversation, on the outcome's clock."""
     outcome: Outcome
 
 
 @attrs.define
 class LoadResult:
     began_s: float
-    """When the schedule began."""
+    """Start of the schedule."""
     answered: list[Answered] = attrs.field(factory=list)
-    """In the order of their ends."""
+    """In the order in which they ended."""
     num_skipped: int = 0
-    """Asks never sent: turns after one that failed."""
+    """Asks that were never sent: turns after a failed one."""
 
 
 def arrival_times_s(num: int, rate: float, burstiness: float, *key: int) -> Sequence[float]:
@@ -64,7 +64,8 @@ async def run_load(
     max_concurrency: int | None = None,
     on_ended: Callable[[int], object] = lambda num_asks: None,
 ) -> LoadResult:
-    """Send every ask of `workload`. `on_ended` hears how many asks have just ended, well or not, or been skipped."""
+    """Send every ask of `workload`. `on_ended` is called with the number of asks that have just ended or been
+    skipped."""
     begin_s = anyio.current_time()
     result = LoadResult(begin_s)
     places = anyio.Semaphore(max_concurrency) if max_concurrency is not None else None

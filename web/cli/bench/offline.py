@@ -1,7 +1,7 @@
-"""`quipu bench latency` and `quipu bench throughput`: an engine by itself, from flags to report.
+"""`quipu bench latency` and `quipu bench throughput`: an engine without a server, from flags to report.
 
-Standard output gets the report and nothing else. Exit codes: 0 when every request completed, 1 when one did not or the
-engine could not be started, 2 for flags and files that make no sense.
+Standard output gets the report and nothing else. Exit codes: 0 if every request was completed, 1 if one was not or the
+engine could not be started, 2 for invalid flags and files.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .workload import Ask, WorkloadError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 PERCENTILES = (10, 25, 50, 75, 90, 99)
-"""Those that `vllm bench latency` reports."""
+"""The percentiles that `vllm bench latency` reports."""
 
 
 class RequestFailed(Exception):
-    """A request of a batch did not complete, so its time means nothing."""
+    """A request of a batch was not completed, so the batch's time is meaningless."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """`argv` without `bench`. Returns the exit code."""
+    """Run the command; `argv` is without `bench`. Returns the exit code."""
     asked = parse_offline(argv)
     logs.configure(asked.serve.log_level)
     measure = measure_latency if asked.bench.command == "latency" else measure_throughput
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def measure_latency(asked: Offline) -> dict[str, Any]:
-    """Batch after batch, each of prompts that none before had. Raises RequestFailed."""
+    """Run one batch after another, each with new prompts. Raises RequestFailed."""
     bench = asked.bench
     async with open_engine(asked.serve, bench.temperature, num_open=bench.batch_size) as engine:
         tokens = TokenRange.of_vocabulary(engine.runtime.desk.info.vocab_size)
@@ -90,7 +90,7 @@ async def measure_latency(asked: Offline) -> dict[str, Any]:
 
 
 async def time_batch(engine: Engine, batch: Sequence[Ask]) -> float:
-    """Seconds until the last of them has ended. Raises RequestFailed."""
+    """Return the seconds until the last request has ended. Raises RequestFailed."""
     outcomes: list[Outcome] = []
 
     async def ask(one: Ask) -> None:
@@ -108,7 +108,7 @@ async def time_batch(engine: Engine, batch: Sequence[Ask]) -> float:
 
 
 def summarize_latencies(latencies_s: Sequence[float], batch_size: int, output_len: int) -> dict[str, Any]:
-    """`vllm bench latency`'s names, in seconds, and what they come to."""
+    """Return the results under the names of `vllm bench latency`, in seconds."""
     average = float(np.mean(latencies_s))
     return {
         "avg_latency": average,
@@ -119,7 +119,7 @@ def summarize_latencies(latencies_s: Sequence[float], batch_size: int, output_le
 
 
 async def measure_throughput(asked: Offline) -> dict[str, Any]:
-    """The whole dataset at once. Raises WorkloadError."""
+    """Send the whole dataset at once. Raises WorkloadError."""
     bench = asked.bench
     num_open = bench.num_prompts or DEFAULT_NUM_PROMPTS
     async with open_engine(asked.serve, bench.temperature, num_open=num_open) as engine:
@@ -133,7 +133,7 @@ async def measure_throughput(asked: Offline) -> dict[str, Any]:
 
 
 def describe_throughput(summary: dict[str, Any]) -> dict[str, Any]:
-    """`vllm bench throughput`'s names beside ours."""
+    """Return the results under the names of `vllm bench throughput` and our own."""
     inputs, outputs = summary["total_input_tokens"], summary["total_output_tokens"]
     return {
         "elapsed_time": summary["duration"],
@@ -149,7 +149,7 @@ def describe_throughput(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(asked: Offline, engine: Engine) -> dict[str, Any]:
-    """What was measured: the flags, and the engine that ran, as it says itself."""
+    """Return what was measured: the flags, and the engine as it describes itself."""
     flags = {name: value for name, value in vars(asked.bench).items() if isinstance(value, int | float | str)}
     info = engine.runtime.desk.info
     ran = {} if info.engine is None else attrs.asdict(info.engine)

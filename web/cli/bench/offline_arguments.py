@@ -1,7 +1,7 @@
-"""The flags of `quipu bench latency` and `quipu bench throughput`. They have vLLM's names where it has them.
+"""The flags of `quipu bench latency` and `quipu bench throughput`, by vLLM's names if it has them.
 
-Every flag that these do not know is one of `quipu serve`, so that an engine is measured as it would serve; those that
-concern HTTP change nothing.
+All other flags are those of `quipu serve`, so that an engine is measured as it would serve; those about HTTP have no
+effect.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ QUICK_LATENCY = {"input_len": 8, "output_len": 4, "batch_size": 2, "num_iters_wa
 
 @attrs.frozen
 class Offline:
-    """What was typed."""
+    """The parsed command line."""
 
     bench: argparse.Namespace
     serve: argparse.Namespace
 
 
 def parse_offline(argv: Sequence[str]) -> Offline:
-    """`argv` without `bench`. Ends the process for flags that make no sense, as argparse does."""
+    """Parse `argv`, which is without `bench`. Exits the process for invalid flags, as argparse does."""
     parser = make_offline_parser()
     bench, rest = parser.parse_known_args(argv)
     if bench.command == "throughput":
@@ -42,7 +42,7 @@ def parse_offline(argv: Sequence[str]) -> Offline:
             parser.error(f"--dataset-name {bench.dataset_name} needs --dataset-path")
     serving = argparse.ArgumentParser(prog=f"quipu bench {bench.command}", add_help=False, allow_abbrev=False)
     add_serve_flags(serving)
-    serving.set_defaults(log_level="warning")  # a line a request would go with the numbers
+    serving.set_defaults(log_level="warning")  # a line per request would spoil the numbers
     return Offline(bench, serving.parse_args([bench.model, *rest]))
 
 
@@ -50,7 +50,7 @@ def make_offline_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="quipu bench", description="measure an engine, without a server")
     commands = parser.add_subparsers(dest="command", required=True)
     latency, throughput = (
-        # an abbreviation of ours might be a flag of `quipu serve`
+        # An abbreviation of one of these might be a flag of `quipu serve`.
         commands.add_parser(name, help=help_text, epilog=EPILOG, allow_abbrev=False)
         for name, help_text in OFFLINE.items()
     )
@@ -59,18 +59,24 @@ def make_offline_parser() -> argparse.ArgumentParser:
         add("--model", default="demo", help="a folder, a hub id, or `demo` (default: %(default)s)")
         add("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
         add("--json", action="store_true", help="print one JSON object instead of lines")
-        add("--output-json", type=Path, metavar="FILE", help="write the JSON there, too")
+        add("--output-json", type=Path, metavar="FILE", help="also write the JSON to this file")
         add("--disable-tqdm", action="store_true", help="no progress bar")
     add = latency.add_argument
-    add("--quick", action=Quick, const=QUICK_LATENCY, help="only whether it runs: one small batch")
+    add("--quick", action=Quick, const=QUICK_LATENCY, help="a smoke test: one small batch")
     add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt (default: %(default)s)")
-    add("--output-len", type=positive, default=128, metavar="N", help="tokens of each answer (default: %(default)s)")
+    add("--output-len", type=positive, default=128, metavar="N", help="tokens of each response (default: %(default)s)")
     add("--batch-size", type=positive, default=8, metavar="N", help="sequences at once (default: %(default)s)")
-    add("--num-iters-warmup", type=count, default=3, metavar="N", help="not reported (default: %(default)s)")
-    add("--num-iters", type=positive, default=10, metavar="N", help="times (default: %(default)s)")
-    add("--seed", type=count, metavar="N", default=0, help="of prompts (default: %(default)s)")
+    add(
+        "--num-iters-warmup",
+        type=count,
+        default=3,
+        metavar="N",
+        help="iterations that are not reported (default: %(default)s)",
+    )
+    add("--num-iters", type=positive, default=10, metavar="N", help="iterations (default: %(default)s)")
+    add("--seed", type=count, metavar="N", default=0, help="seed of prompts (default: %(default)s)")
     add = throughput.add_argument
-    add("--quick", action=Quick, const=QUICK_DATASET, help="only whether it runs: three short requests")
+    add("--quick", action=Quick, const=QUICK_DATASET, help="a smoke test: three short requests")
     for name in ("input", "output"):
         target = f"random_{name}_len"
         add(

@@ -1,8 +1,8 @@
-"""Prompts drawn from a seed, as token ids or as words.
+"""Prompts generated from a seed, as token ids or as words.
 
-Datasets draw lists of token ids, each from a key of its own, so equal keys give equal tokens and no order of drawing
-matters. A `Wording` then says how they travel: as ids (the server takes exactly so many tokens) or as text of one
-common word an id (about one token each in most vocabularies, but only the server knows).
+Datasets generate lists of token ids, each from a key of its own, so equal keys give equal tokens and the order of
+generation does not matter. A `Wording` then formats them: as ids (the server gets exactly that many tokens), or as text
+with one common word per id (about one token each in most vocabularies, but only the server knows).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ WORDS = tuple(_COMMON.split())
 
 @attrs.frozen
 class TokenRange:
-    """Ids that may be drawn: `low` up to but without `high`."""
+    """The ids to choose from: `low` up to, but not including, `high`."""
 
     low: int
     high: int
 
     @classmethod
     def of_vocabulary(cls, vocab_size: int) -> TokenRange:
-        """The middle of a vocabulary: special tokens and single bytes stand at its ends."""
+        """Return the middle of a vocabulary, without the special tokens and single bytes at its ends."""
         return cls(min(1000, vocab_size // 4), max(vocab_size - vocab_size // 10, 1))
 
 
 @attrs.frozen
 class Wording:
-    """How drawn ids become a request's body."""
+    """How generated ids become a request's body."""
 
     tokens: TokenRange
     as_ids: bool
@@ -57,7 +57,7 @@ class Wording:
         return " ".join(WORDS[id_ % len(WORDS)] for id_ in ids)
 
     def fields(self, ids: list[int]) -> dict[str, Any]:
-        """The `prompt` or `messages` of a request that says these."""
+        """Return the `prompt` or `messages` of a request with these ids."""
         if self.is_chat:
             return {"messages": [{"role": "user", "content": self.text(ids)}]}
         return {"prompt": ids if self.as_ids else self.text(ids)}
@@ -65,7 +65,7 @@ class Wording:
 
 @attrs.frozen
 class Lengths:
-    """Uniform between `mean * (1 - ratio)` and `mean * (1 + ratio)`, both included; never below 1."""
+    """Return an integer, uniform from `mean * (1 - ratio)` to `mean * (1 + ratio)` inclusive, and at least 1."""
 
     mean: int
     ratio: float
@@ -77,7 +77,7 @@ class Lengths:
 
 
 def generator(*key: int) -> np.random.Generator:
-    """The source of randomness of a key of numbers that are not negative."""
+    """Return the random generator of a key of non-negative numbers."""
     return np.random.default_rng(key)
 
 

@@ -1,4 +1,4 @@
-"""A report for people, and for spreadsheets."""
+"""A report as a table for humans, and as CSV."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ UNKNOWN = "unknown"
 
 
 def render_table(report: Mapping[str, Any], *, metrics: Sequence[str], percentiles: Sequence[float]) -> str:
-    """For the terminal."""
+    """Return a table for the terminal."""
     return "\n".join(_lines(report, metrics, percentiles)) + "\n"
 
 
 def render_csv(report: Mapping[str, Any]) -> str:
-    """A line of names and a line of values; errors as `kind:count` with spaces between. Unknown is empty."""
+    """Return a line of names and a line of values; errors are space-separated `kind:count` pairs. Unknown is empty."""
     flat = dict(report)
     flat["errors"] = " ".join(f"{error['kind']}:{error['count']}" for error in report["errors"])
     flat = {name: _cell(value) for name, value in flat.items() if not isinstance(value, list | dict)}

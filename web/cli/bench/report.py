@@ -1,8 +1,8 @@
-"""Many outcomes to one set of numbers, named as the field's benchmarks name them.
+"""From many outcomes to one set of numbers, named as in the benchmarks of vLLM and SGLang.
 
-Only completed requests give times and tokens; failed and skipped ones are counted beside them. Unknown is not 0: a sum
-is over the requests that reported it and null where none did, with their number beside it; a throughput in tokens is
-null where any completed request is missing from its sum.
+Only completed requests contribute times and tokens; failed and skipped ones are counted separately. Unknown is not 0: a
+sum is over the requests that reported it, with their number beside it, and null if none did; a throughput in tokens is
+null if any completed request is missing from its sum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def summarize(result: LoadResult, *, metrics: Sequence[str], percentiles: Sequence[float]) -> dict[str, Any]:
-    """The numbers of a run, ready for JSON."""
+    """Return the numbers of a run, ready for JSON."""
     outcomes = [answered.outcome for answered in result.answered]
     completed = [outcome for outcome in outcomes if outcome.failure is None]
     begin_s = min((outcome.started_s for outcome in outcomes), default=0.0)
@@ -76,7 +76,8 @@ def summarize(result: LoadResult, *, metrics: Sequence[str], percentiles: Sequen
 
 
 def describe_requests(result: LoadResult) -> list[dict[str, Any]]:
-    """One row a request, in the order of sending; `due_s` and `start_s` count from the beginning of the schedule."""
+    """Return one row per request, in the order of sending. `due_s` and `start_s` count from the start of the
+    schedule."""
     by_start = sorted(result.answered, key=lambda answered: answered.outcome.started_s)
     return [_row(answered, result.began_s) for answered in by_start]
 
@@ -124,7 +125,7 @@ def _tokens(completed: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
 
 
 def _availability(num_reported: int, num_completed: int) -> bool | Literal["partial"]:
-    """Whether the completed requests said how many of their prompt's tokens were cached."""
+    """Return whether the completed requests reported how many of their prompt tokens were cached."""
     if not num_reported:
         return False
     return True if num_reported == num_completed else "partial"
@@ -144,7 +145,7 @@ def _statistics(name: str, samples_s: list[float], percentiles: Sequence[float])
 
 
 def _errors(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """Kinds of failure, the most frequent first, each with the first message."""
+    """Return the kinds of failure, the most frequent first, each with its first message."""
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     examples: dict[str, str] = {}
     for failure in failures:

@@ -1,4 +1,4 @@
-"""What flags may say: each function turns a flag's text into its value, or says what is wrong with it."""
+"""Parsers of flag values. Each raises ArgumentTypeError for an invalid value."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def url(text: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http or https address")
     if parsed.userinfo or parsed.query or parsed.fragment:
-        raise argparse.ArgumentTypeError(f"{text!r}: say keys with --api-key or --header, and no query")
-    # as clients of the OpenAI API name it, or bare
+        raise argparse.ArgumentTypeError(f"{text!r}: give keys with --api-key or --header, and no query")
+    # With /v1, as clients of the OpenAI API expect it, or without.
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -34,9 +34,9 @@ def header(text: str) -> tuple[str, str]:
 
 
 def visible(text: str) -> str:
-    """What may stand in a header."""
+    """Return a value that is allowed in a header."""
     if not (text.isascii() and text.isprintable()):
-        raise argparse.ArgumentTypeError("a header holds printable ASCII only")
+        raise argparse.ArgumentTypeError("a header must be printable ASCII")
     return text
 
 
@@ -54,14 +54,14 @@ def metrics(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in METRICS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(METRICS)}")
+            raise argparse.ArgumentTypeError(f"unknown metric {name!r} (one of {', '.join(METRICS)})")
     return names
 
 
 def percentiles(text: str) -> list[float]:
     values = [float(part) for part in text.split(",")]
     if not all(0 <= value <= 100 for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r}: percentiles are 0 to 100")
+        raise argparse.ArgumentTypeError(f"{text!r}: percentiles must be from 0 to 100")
     return values
 
 
@@ -91,5 +91,5 @@ def rate(text: str) -> float:
 
 def ratio(text: str) -> float:
     if not 0 <= (value := float(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not within 0 and 1 (1 excluded)")
+        raise argparse.ArgumentTypeError(f"{value} is not at least 0 and below 1")
     return value

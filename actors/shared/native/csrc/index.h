@@ -1,7 +1,8 @@
-/* From a key to the block that has it: open addressing over the keys of a pool's blocks. For `pool.h` only.
+/* Maps a key to its block: a hash table with open addressing over the keys of a pool's blocks. For `pool.h` only.
  *
- * What must always hold: an entry's block has the key that was put in for it; between an entry and its home there is no
- * empty place. The seed is the process's own, so that nobody outside can choose keys that share a home. */
+ * What must always hold: an entry's block has the key that it was inserted with; there is no empty slot between an
+ * entry and its home slot. The seed is private to the process, so that clients cannot choose keys with the same home
+ * slot. */
 #ifndef QUIPU_INDEX_H
 #define QUIPU_INDEX_H
 
@@ -12,8 +13,8 @@
 #include <string.h>
 
 typedef struct {
-    uint32_t tag;   /* of the key's hash: where it belongs, and most of what makes it differ */
-    uint32_t block; /* 0, the null block, is an empty place */
+    uint32_t tag;   /* part of the key's hash: gives the home slot and rules out most other keys */
+    uint32_t block; /* 0, the null block, marks an empty slot */
 } Entry;
 
 typedef struct {
@@ -23,7 +24,7 @@ typedef struct {
     uint64_t seed;
 } Index;
 
-/* 0 where there is no memory. */
+/* Returns 0 if there is not enough memory. */
 static inline int index_make(Index *index, uint32_t num_blocks, uint64_t seed) {
     uint32_t size = 8;
     while (size < 2 * num_blocks) size *= 2;
@@ -51,7 +52,7 @@ static inline uint32_t index_tag(const Index *index, const uint8_t *key) {
     return (uint32_t)hash;
 }
 
-/* The place of a key's entry, or the empty one where it belongs. */
+/* Returns the slot of a key's entry, or the empty slot where it would be inserted. */
 static inline Entry *index_find(const Index *index, const uint8_t *key, uint32_t tag) {
     for (uint32_t at = tag & index->mask;; at = (at + 1) & index->mask) {
         Entry *entry = index->entries + at;
@@ -65,7 +66,7 @@ static inline void index_put(Index *index, Entry *empty, const uint8_t *key, uin
     memcpy(index->keys[block], key, KEY_BYTES);
 }
 
-/* Take out a block that is in it, and close the gap: those behind it move up, none of them before its home. */
+/* Removes a block's entry and closes the gap: entries after it move up, none of them before its home slot. */
 static inline void index_remove(Index *index, uint32_t block) {
     uint32_t gap = index_tag(index, index->keys[block]) & index->mask;
     while (index->entries[gap].block != block) gap = (gap + 1) & index->mask;

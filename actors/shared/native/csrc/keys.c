@@ -1,6 +1,6 @@
-/* The chain of a prompt's block keys: `chain_keys` of prefix.py, compiled.
+/* The chain of a prompt's block keys: `chain_keys` of block_keys.py in C.
  *
- * What must always hold: the same keys as there, for the same arguments; and the same errors' types. */
+ * What must always hold: the same keys and the same types of errors as there, for the same arguments. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t num_arg
     if (!keys) goto failed;
     size_t before = (size_t)parent_length;
     memcpy(message, parent, before);
-    for (Py_ssize_t i = 0; i < num_tokens; i++) { /* those of a partial block too: they are checked, if not hashed */
+    for (Py_ssize_t i = 0; i < num_tokens; i++) { /* a partial block's ids are checked, but not hashed */
         unsigned long token = PyLong_AsUnsignedLong(PyList_GetItem(tokens, i));
         if (token == (unsigned long)-1 && PyErr_Occurred()) goto failed;
         if (token > 0xffffffffUL) {

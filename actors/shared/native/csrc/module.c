@@ -1,6 +1,7 @@
-/* The module `quipu.actors.shared.native._native`: what of the engine core's decisions is worth compiling.
+/* The module `quipu.actors.shared.native._native`: the parts of the engine that are worth compiling.
  *
- * Everything in it stands in Python too (`shared/block_keys.py`, `block_manager/block_pool.py`), says the same there, and is tested against it. */
+ * Everything in it also exists in Python (`shared/block_keys.py`, `block_manager/block_pool.py`), behaves the same
+ * there, and is tested against it. */
 #include "native.h"
 
 const uint8_t *key_bytes(PyObject *key) {

@@ -1,8 +1,8 @@
-/* What the parts of the module `native` share. Written to Python's limited API: one library serves every Python. */
+/* What the parts of the module share. Uses Python's limited API, so that one library works with every version. */
 #ifndef QUIPU_NATIVE_H
 #define QUIPU_NATIVE_H
 
-#define Py_LIMITED_API 0x030B0000 /* 3.11 and whatever comes after it */
+#define Py_LIMITED_API 0x030B0000 /* 3.11 and later */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -14,7 +14,7 @@ PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t num_arg
 /* pool_type.c */
 PyObject *make_block_pool_type(PyObject *module);
 
-/* The bytes of a key. NULL with an exception where it is none. */
+/* Returns the bytes of a key, or NULL with an exception if it is not one. */
 const uint8_t *key_bytes(PyObject *key);
 
 #endif

@@ -1,15 +1,15 @@
-/* `BlockPool` of block_pool.py, compiled: the same blocks in the same order for the same calls.
+/* `BlockPool` of block_pool.py in C: the same blocks in the same order for the same calls.
  *
- * That file says what each of these does and why; this one keeps its names. The state is a handful of arrays by block
- * number, so that a block costs a few lines of the cache and no object.
+ * That file and those of its parts (eviction_queue.py, pinned_blocks.py) document each function; names are the same.
+ * The state is a handful of arrays indexed by block number, so that a block costs a few cache lines and no object.
  *
- * What must always hold: whatever is asked, the answer and the state are those of the Python class. Arguments are read
- * whole before anything is changed. */
+ * What must always hold: for any call, the result and the state are those of the Python class. Arguments are read
+ * completely before anything is changed. */
 #include "pool.h"
 
 /* ---------------------------------------------------------------- arguments and results */
 
-/* The blocks of a sequence, into the scratch: how many, or -1 with an exception. */
+/* Copies the blocks of a sequence to the scratch. Returns their number, or -1 with an exception. */
 static Py_ssize_t read_blocks(Pool *pool, PyObject *sequence) {
     PyObject *list = PyList_Check(sequence) ? Py_NewRef(sequence) : PySequence_List(sequence);
     if (!list) return -1;
@@ -49,18 +49,18 @@ static uint32_t queue_pop(Pool *pool) {
     uint32_t block = *queue_at(pool, 0);
     pool->queue_first++;
     pool->queue_length--;
-    pool->places[block]--;
+    pool->num_entries[block]--;
     return block;
 }
 
 static void queue_push(Pool *pool, uint32_t block) {
     *queue_at(pool, pool->queue_length++) = block;
-    pool->places[block]++;
+    pool->num_entries[block]++;
 }
 
-/* Whether a block that was just popped can be evicted. */
+/* Returns whether a block that was just popped can be evicted. */
 static int is_at_last_place(const Pool *pool, uint32_t block) {
-    return !pool->places[block] && !pool->references[block] && pool->has_key[block];
+    return !pool->num_entries[block] && !pool->references[block] && pool->has_key[block];
 }
 
 static void tidy_queue(Pool *pool) {
@@ -109,7 +109,7 @@ PyObject *pool_share(Pool *pool, PyObject *blocks) {
         uint32_t block = pool->scratch[i];
         int32_t held = pool->references[block]++;
         if (!held) pool->num_cached--;
-        else if (held == 1 && pool->owners[block]) pool->num_pinned_only--;
+        else if (held == 1 && pool->pin_counts[block]) pool->num_pinned_only--;
     }
     Py_RETURN_NONE;
 }
@@ -121,12 +121,12 @@ PyObject *pool_unshare(Pool *pool, PyObject *blocks) {
         uint32_t block = pool->scratch[i];
         int32_t held = --pool->references[block];
         if (!held) pool->num_cached++;
-        else if (held == 1 && pool->owners[block]) pool->num_pinned_only++;
+        else if (held == 1 && pool->pin_counts[block]) pool->num_pinned_only++;
     }
     Py_RETURN_NONE;
 }
 
-/* Tell the observers, if there is something to tell. Takes the keys. */
+/* Tells the observers, if there is anything to tell. Steals the reference to the keys. */
 static int tell_removed(const Pool *pool, PyObject *keys) {
     int failed = !keys;
     Py_ssize_t num_observers = failed || !PyList_Size(keys) ? 0 : PyList_Size(pool->observers);
@@ -139,8 +139,8 @@ static int tell_removed(const Pool *pool, PyObject *keys) {
     return failed ? -1 : 0;
 }
 
-/* Free the `count` cached blocks that were freed first, into `blocks`. There are as many. Gives what observers want to
- * know. */
+/* Evicts the `count` cached blocks that were freed first, into `blocks`. There must be that many. Returns what
+ * observers have to be told. */
 static PyObject *evict(Pool *pool, uint32_t *blocks, Py_ssize_t count) {
     PyObject *keys = PyList_New(0);
     int is_watched = PyList_Size(pool->observers) > 0;
@@ -171,14 +171,14 @@ PyObject *pool_take(Pool *pool, PyObject *argument) {
     PyObject *removed = NULL;
     if (count > num_blank) removed = evict(pool, pool->scratch + num_blank, count - num_blank);
     for (Py_ssize_t i = 0; i < count; i++) pool->references[pool->scratch[i]] = 1;
-    PyObject *blocks = block_list(pool->scratch, count); /* observers may ask, which needs the scratch */
+    PyObject *blocks = block_list(pool->scratch, count); /* observers may call back, which uses the scratch */
     if (count > num_blank && tell_removed(pool, removed)) Py_CLEAR(blocks);
     return blocks;
 }
 
 static void release_one(Pool *pool, uint32_t block) {
     int32_t held = --pool->references[block];
-    if (held == 1 && pool->owners[block]) pool->num_pinned_only++;
+    if (held == 1 && pool->pin_counts[block]) pool->num_pinned_only++;
     if (held) return;
     if (pool->has_key[block]) {
         queue_push(pool, block);
@@ -188,7 +188,7 @@ static void release_one(Pool *pool, uint32_t block) {
 
 static void release_all(Pool *pool, Py_ssize_t count) {
     while (count--) release_one(pool, pool->scratch[count]);
-    if (pool->queue_length > MAX_PLACES * pool->num_blocks) tidy_queue(pool);
+    if (pool->queue_length > MAX_QUEUE_ENTRIES * pool->num_blocks) tidy_queue(pool);
 }
 
 PyObject *pool_release(Pool *pool, PyObject *blocks) {
@@ -205,7 +205,7 @@ PyObject *pool_pin(Pool *pool, PyObject *blocks) {
     if (count < 0) return NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
         uint32_t block = pool->scratch[i];
-        if (pool->owners[block]++) continue;
+        if (pool->pin_counts[block]++) continue;
         pool->num_owned++;
         if (!pool->references[block]++) {
             pool->num_cached--;
@@ -220,7 +220,7 @@ PyObject *pool_unpin(Pool *pool, PyObject *blocks) {
     if (count < 0) return NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
         uint32_t block = pool->scratch[i];
-        if (--pool->owners[block]) continue;
+        if (--pool->pin_counts[block]) continue;
         pool->num_owned--;
         if (pool->references[block] == 1) pool->num_pinned_only--;
         pool->scratch[num_gone++] = block;
@@ -232,7 +232,7 @@ PyObject *pool_unpin(Pool *pool, PyObject *blocks) {
 PyObject *pool_num_unpinned(Pool *pool, PyObject *blocks) {
     Py_ssize_t count = read_blocks(pool, blocks), num = 0;
     if (count < 0) return NULL;
-    for (Py_ssize_t i = 0; i < count; i++) num += !pool->owners[pool->scratch[i]];
+    for (Py_ssize_t i = 0; i < count; i++) num += !pool->pin_counts[pool->scratch[i]];
     return PyLong_FromSsize_t(num);
 }
 
@@ -240,7 +240,7 @@ PyObject *pool_is_freed_by(Pool *pool, PyObject *blocks) {
     Py_ssize_t count = read_blocks(pool, blocks);
     if (count < 0) return NULL;
     while (count--) {
-        if (pool->owners[pool->scratch[count]] > 1) Py_RETURN_FALSE;
+        if (pool->pin_counts[pool->scratch[count]] > 1) Py_RETURN_FALSE;
         if (pool->references[pool->scratch[count]] == 1) Py_RETURN_TRUE;
     }
     Py_RETURN_FALSE;
@@ -295,7 +295,7 @@ PyObject *pool_commit(Pool *pool, PyObject *const *args, Py_ssize_t num_args) {
     Py_ssize_t count = read_blocks(pool, args[0]);
     long long step = PyLong_AsLongLong(args[1]);
     PyObject *runs = count < 0 || PyErr_Occurred() ? NULL : PyList_New(0);
-    if (!step) count = 0; /* nobody waits for COMMITTED */
+    if (!step) count = 0; /* nothing is pending for COMMITTED */
     for (Py_ssize_t begin = 0, end; runs && begin < count; begin = end + 1) {
         for (end = begin; end < count && pool->pending[pool->scratch[end]] == step; end++)
             pool->pending[pool->scratch[end]] = 0;

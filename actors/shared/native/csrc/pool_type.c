@@ -1,9 +1,9 @@
-/* The Python type of a pool of blocks: making and freeing one, its counts, and what it is made of.
+/* The Python type of a block pool: construction, destruction, counts, and the state for checks.
  *
- * `block_manager/pools.py` has the class that the engine uses, with the checks of pool_checks.py on top. */
+ * `block_manager/pools.py` has the class that the engine uses, which adds the checks of pool_checks.py. */
 #include "pool.h"
 
-/* ---------------------------------------------------------------- what it is made of, for checks */
+/* ---------------------------------------------------------------- the state, for checks */
 
 static int put_number(PyObject *dict, long long key, PyObject *value) {
     PyObject *number = PyLong_FromLongLong(key);
@@ -13,20 +13,21 @@ static int put_number(PyObject *dict, long long key, PyObject *value) {
     return failed;
 }
 
-/* (references, keys, pending, owners, blank, queue, places), as the Python class has them. */
+/* (references, keys, pending, pin_counts, blank, queue, num_entries), as in the Python class. */
 static PyObject *pool_parts(Pool *pool, PyObject *nothing) {
     (void)nothing;
-    PyObject *references = PyList_New(0), *keys = PyList_New(0), *places = PyList_New(0), *queue = PyList_New(0);
-    PyObject *pending = PyDict_New(), *owners = PyDict_New(), *blank = block_list(pool->blank, pool->num_blank);
-    if (!references || !keys || !places || !queue || !pending || !owners || !blank) goto failed;
+    PyObject *references = PyList_New(0), *keys = PyList_New(0), *num_entries = PyList_New(0), *queue = PyList_New(0);
+    PyObject *pending = PyDict_New(), *pin_counts = PyDict_New(), *blank = block_list(pool->blank, pool->num_blank);
+    if (!references || !keys || !num_entries || !queue || !pending || !pin_counts || !blank) goto failed;
     for (uint32_t block = 0; block < pool->num_blocks; block++) {
-        PyObject *held = PyLong_FromLong(pool->references[block]), *place = PyLong_FromUnsignedLong(pool->places[block]);
+        PyObject *held = PyLong_FromLong(pool->references[block]);
+        PyObject *place = PyLong_FromUnsignedLong(pool->num_entries[block]);
         PyObject *key = pool->has_key[block] ? key_object(pool, block) : Py_NewRef(Py_None);
-        int bad = !held || !place || !key || PyList_Append(references, held) || PyList_Append(places, place) ||
+        int bad = !held || !place || !key || PyList_Append(references, held) || PyList_Append(num_entries, place) ||
                   PyList_Append(keys, key);
         Py_XDECREF(held), Py_XDECREF(place), Py_XDECREF(key);
         if (bad || (pool->pending[block] && put_number(pending, block, PyLong_FromLongLong(pool->pending[block]))) ||
-            (pool->owners[block] && put_number(owners, block, PyLong_FromLong(pool->owners[block]))))
+            (pool->pin_counts[block] && put_number(pin_counts, block, PyLong_FromLong(pool->pin_counts[block]))))
             goto failed;
     }
     for (uint32_t i = 0; i < pool->queue_length; i++) {
@@ -35,10 +36,10 @@ static PyObject *pool_parts(Pool *pool, PyObject *nothing) {
         Py_XDECREF(number);
         if (bad) goto failed;
     }
-    return Py_BuildValue("(NNNNNNN)", references, keys, pending, owners, blank, queue, places);
+    return Py_BuildValue("(NNNNNNN)", references, keys, pending, pin_counts, blank, queue, num_entries);
 failed:
-    Py_XDECREF(references), Py_XDECREF(keys), Py_XDECREF(places), Py_XDECREF(queue), Py_XDECREF(pending);
-    Py_XDECREF(owners), Py_XDECREF(blank);
+    Py_XDECREF(references), Py_XDECREF(keys), Py_XDECREF(num_entries), Py_XDECREF(queue), Py_XDECREF(pending);
+    Py_XDECREF(pin_counts), Py_XDECREF(blank);
     return NULL;
 }
 
@@ -90,19 +91,19 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     if (!pool) return NULL;
     uint32_t count = pool->num_blocks = (uint32_t)num_blocks;
     pool->queue_room = 1;
-    while (pool->queue_room <= (MAX_PLACES + 1) * count) pool->queue_room *= 2;
+    while (pool->queue_room <= (MAX_QUEUE_ENTRIES + 1) * count) pool->queue_room *= 2;
     pool->observers = PyList_New(0);
     pool->references = calloc(count, sizeof *pool->references);
     pool->pending = calloc(count, sizeof *pool->pending);
-    pool->owners = calloc(count, sizeof *pool->owners);
-    pool->places = calloc(count, sizeof *pool->places);
+    pool->pin_counts = calloc(count, sizeof *pool->pin_counts);
+    pool->num_entries = calloc(count, sizeof *pool->num_entries);
     pool->has_key = calloc(count, 1);
     pool->blank = calloc(count, sizeof *pool->blank);
     pool->scratch = calloc(count, sizeof *pool->scratch);
     pool->queue = calloc(pool->queue_room, sizeof *pool->queue);
     int has_index = index_make(&pool->index, count, seed);
-    if (!pool->observers || !pool->references || !pool->pending || !pool->owners || !pool->places || !pool->has_key ||
-        !pool->blank || !pool->scratch || !pool->queue || !has_index) {
+    if (!pool->observers || !pool->references || !pool->pending || !pool->pin_counts || !pool->num_entries ||
+        !pool->has_key || !pool->blank || !pool->scratch || !pool->queue || !has_index) {
         Py_DECREF(pool);
         return PyErr_NoMemory();
     }
@@ -125,7 +126,7 @@ static void destroy(Pool *pool) {
     PyTypeObject *type = Py_TYPE((PyObject *)pool);
     PyObject_GC_UnTrack((PyObject *)pool);
     clear(pool);
-    free(pool->references), free(pool->pending), free(pool->owners), free(pool->places), free(pool->has_key);
+    free(pool->references), free(pool->pending), free(pool->pin_counts), free(pool->num_entries), free(pool->has_key);
     free(pool->blank), free(pool->scratch), free(pool->queue);
     index_free(&pool->index);
     freefunc release_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);

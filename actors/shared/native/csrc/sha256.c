@@ -1,7 +1,7 @@
-/* SHA-256 (FIPS 180-4): with the processor's own instructions where it has them, else in plain C.
+/* SHA-256 (FIPS 180-4), with the processor's own instructions if it has them, otherwise in plain C.
  *
- * Called by `keys.c` only. hashlib does the same; for the hundred bytes of a block its set-up costs more than the hash.
- * What must always hold: both ways give the standard's digest, on little- and big-endian machines. */
+ * Called by `keys.c` only. hashlib computes the same, but for the hundred bytes of a block its setup costs more than
+ * the hash. What must always hold: both ways give the standard's digest, on little- and big-endian machines. */
 #include "sha256.h"
 
 #include <string.h>
@@ -48,7 +48,7 @@ static void mix_plainly(uint32_t *state, const uint8_t *chunk) {
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
-/* The instructions keep the eight words as (a, b, e, f) and (c, d, g, h), the highest first, and do two rounds each. */
+/* The instructions keep the eight words as (a, b, e, f) and (c, d, g, h), highest first, and do two rounds each. */
 __attribute__((target("sha,sse4.1,ssse3"))) static void mix_by_instructions(uint32_t *state, const uint8_t *chunk) {
     const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);
     __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)state), 0xB1);
@@ -62,7 +62,7 @@ __attribute__((target("sha,sse4.1,ssse3"))) static void mix_by_instructions(uint
         __m128i now = w[i % 4], sum = _mm_add_epi32(now, _mm_loadu_si128((const __m128i *)(ROUND + 4 * i)));
         cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
         abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0E));
-        if (i < 12) { /* the four words that are used four turns later */
+        if (i < 12) { /* the four words that are used four iterations later */
             __m128i next = _mm_sha256msg1_epu32(now, w[(i + 1) % 4]);
             next = _mm_add_epi32(next, _mm_alignr_epi8(w[(i + 3) % 4], w[(i + 2) % 4], 4));
             w[i % 4] = _mm_sha256msg2_epu32(next, w[(i + 3) % 4]);

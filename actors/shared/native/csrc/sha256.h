@@ -1,4 +1,4 @@
-/* SHA-256 of one short message (FIPS 180-4), without an object, a set-up or a lock: what a chain of block keys needs. */
+/* SHA-256 of one short message (FIPS 180-4), without an object, setup or lock, for chains of block keys. */
 #ifndef QUIPU_SHA256_H
 #define QUIPU_SHA256_H
 
@@ -7,7 +7,7 @@
 
 #define SHA256_BYTES 32
 
-/* The digest of message[0..length), in 32 bytes. */
+/* Writes the 32-byte digest of message[0..length). */
 void sha256(const uint8_t *message, size_t length, uint8_t *digest);
 
 #endif

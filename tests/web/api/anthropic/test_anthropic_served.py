@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.actors.tokenizer.vocabulary import Vocabulary
 from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.runtimes import BLOCK, Client, small_runtime
 from tests.traps.wire import COMPLETIONS, over_http, samples, settle
+from tests.vocabularies import Vocabulary
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
 from tests.web.fakes import Client as HttpClient
 

@@ -157,7 +157,7 @@ def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     ("reply", "complaint"),
     [
         (Reply(401, "application/json", [b"{}"]), "401"),
-        (Reply(200, "application/json", [b"{}"]), "no list of models"),
+        (Reply(200, "application/json", [b"{}"]), "not a list of models"),
         (Reply(200, "application/json", [b'{"data": []}']), "lists no model"),
     ],
 )
@@ -228,7 +228,7 @@ def test_tools_reach_the_server(tmp_path: Path) -> None:
         (["--dataset-path", "x"], "reads no file"),
         (["--dataset-name", "custom", "--dataset-path", "/none/rows.jsonl"], "/none/rows.jsonl: No such file"),
         (["--endpoint", "/v1/chat/completions", "--prompt-format", "ids"], "takes text only"),
-        (["--dataset-name", "multi-turn", "--prompt-format", "ids"], "multi-turn prompts are text"),
+        (["--dataset-name", "multi-turn", "--prompt-format", "ids"], "multi-turn prompts must be text"),
         (["--save-detailed"], "--save-result"),
     ],
 )

@@ -131,7 +131,7 @@ def test_requests_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
     """Prompts that do not fit are told with their reason, in both commands, and the exit code is 1."""
     short = ("--max-model-len", "64", "--input-len", "60", "--output-len", "30")
     assert quipu(["bench", "throughput", "--num-prompts", "3", *short, *FAKE]) == 1
-    assert "failed: 3 x invalid: this model's maximum context length is 64" in capsys.readouterr().out
+    assert "failed: 3 x invalid: This model's maximum context length is 64" in capsys.readouterr().out
     assert quipu(["bench", "latency", *short, *FAKE]) == 1
     assert "maximum context length is 64" in capsys.readouterr().err
     assert quipu(["bench", "latency", "--model", "./nowhere"]) == 2

@@ -196,7 +196,7 @@ def test_trace_as_text(tmp_path: Path) -> None:
     ("row", "complaint"),
     [
         (trace_row(3000, 1200, 0, 1), "3 blocks of 512, and `hash_ids` has 2"),
-        (trace_row(1000, 512, 0), "`timestamp` falls"),
+        (trace_row(1000, 512, 0), "`timestamp` decreases"),
         (trace_row(3000, 0), "must be positive"),
         (trace_row(3000, 10, -1), "hash id is negative"),
         ({"timestamp": 1, "input_length": 1}, "output_length"),

@@ -1,6 +1,6 @@
-"""A runtime in which somebody lies to the books: each actor of the engine, and the way between the processes.
+"""A runtime with faults injected into the engine's actors and into its link to the web process.
 
-`Lies` are the dials; with all of them off the runtime is honest. Turn them once the runtime is warm.
+`EngineFaults` has the dials; with all of them off the runtime is correct. Set them once the runtime is warm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from quipu.actors.config import EngineConfig
 from quipu.actors.engine import LoopHost
 from quipu.actors.executor.block_tags import BlockTags
-from quipu.actors.executor.executor import Executor
+from quipu.actors.executor.step_runner import Executor
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.executor import StepPlan
@@ -40,8 +40,8 @@ NO_ADMISSIONS: dict[str, list[Any]] = {
 
 
 @attrs.define
-class Lies:
-    """What is not true. Blocks are counted in blocks."""
+class EngineFaults:
+    """Which faults to inject. Counted in blocks unless said otherwise."""
 
     over_read: int = 0
     """The executor confirms so many more than its tags do."""
@@ -65,40 +65,40 @@ class Lies:
     """The columns of admissions are empty."""
     ragged: bool = False
     """One of them is."""
-    num_told: int = 0
-    """Lies told."""
+    num_injected: int = 0
+    """EngineFaults told."""
 
 
-class LyingTags(BlockTags):
-    def __init__(self, num_blocks: int, lies: Lies) -> None:
+class FaultyTags(BlockTags):
+    def __init__(self, num_blocks: int, faults: EngineFaults) -> None:
         super().__init__(num_blocks, BLOCK)
-        self.lies = lies
+        self.faults = faults
 
     def num_confirmed_tokens(self, table: Sequence[int], keys: Sequence[bytes]) -> int:
-        by = self.lies.over_read - self.lies.under_read
-        self.lies.num_told += by != 0
+        by = self.faults.over_read - self.faults.under_read
+        self.faults.num_injected += by != 0
         return super().num_confirmed_tokens(table, keys) + by * BLOCK
 
 
-class LyingExecutor(Executor):
-    def __init__(self, backend: Backend, max_num_seqs: int, lies: Lies) -> None:
+class FaultyExecutor(Executor):
+    def __init__(self, backend: Backend, max_num_seqs: int, faults: EngineFaults) -> None:
         super().__init__(backend, max_num_seqs=max_num_seqs)
-        self.lies = lies
-        self._tags = LyingTags(backend.memory_plan.num_blocks, lies)
+        self.faults = faults
+        self._tags = FaultyTags(backend.memory_plan.num_blocks, faults)
 
     def run(self, plan: StepPlan) -> StepResult:
-        if self.lies.overwritten and plan.admitted_ids and plan.admitted_keys[0]:
-            self.lies.num_told += 1
+        if self.faults.overwritten and plan.admitted_ids and plan.admitted_keys[0]:
+            self.faults.num_injected += 1
             block = plan.row_new_blocks[plan.row_ids.index(plan.admitted_ids[0])][0]
             self._overwrite(block, plan)
         result = super().run(plan)
-        if self.lies.over_copied and isinstance(result, StepDone) and result.read_ids:
-            self.lies.num_told += 1
-            result = msgspec.structs.replace(result, copied_tokens=[self.lies.over_copied] * len(result.read_ids))
+        if self.faults.over_copied and isinstance(result, StepDone) and result.read_ids:
+            self.faults.num_injected += 1
+            result = msgspec.structs.replace(result, copied_tokens=[self.faults.over_copied] * len(result.read_ids))
         return result
 
     def _overwrite(self, block: int, plan: StepPlan) -> None:
-        """A pass of somebody whom the manager never admitted."""
+        """Run a pass of a sequence that the manager never admitted."""
         ghost = -1
         columns: dict[str, Any] = {name: [] for name in StepPlan.__struct_fields__}
         columns.update(step=plan.step, generation=plan.generation, admitted_ids=[ghost], admitted_root_keys=[b"ghost"])
@@ -109,25 +109,27 @@ class LyingExecutor(Executor):
         self._release(ghost)
 
 
-def lying_grant(grant: Callable[[Reserve, float], Granted], lies: Lies, proposal: Reserve, now: float) -> Granted:
-    """The block manager's answer, as the dials have it."""
+def faulty_grant(
+    grant: Callable[[Reserve, float], Granted], faults: EngineFaults, proposal: Reserve, now: float
+) -> Granted:
+    """Change the block manager's answer as the dials say."""
     granted = grant(proposal, now)
     for index, sequence_id in enumerate(granted.admitted_ids):
         row = granted.sequence_ids.index(sequence_id)
-        if lies.over_grant:
-            lies.num_told += 1
-            granted.starts[row] += lies.over_grant * BLOCK
-            granted.counts[row] -= lies.over_grant * BLOCK
-            granted.admitted_reused[index] += lies.over_grant * BLOCK
+        if faults.over_grant:
+            faults.num_injected += 1
+            granted.starts[row] += faults.over_grant * BLOCK
+            granted.counts[row] -= faults.over_grant * BLOCK
+            granted.admitted_reused[index] += faults.over_grant * BLOCK
     return granted
 
 
-class LyingLink:
-    """One engine's way to the web side. What it changes is numbered anew, unless it is meant to be missed."""
+class FaultyLink:
+    """The link to the web side. Changed reports are renumbered, unless their loss is to be noticed."""
 
-    def __init__(self, link: EngineLink, lies: Lies) -> None:
+    def __init__(self, link: EngineLink, faults: EngineFaults) -> None:
         self._link = link
-        self._lies = lies
+        self._lies = faults
         self._number = 0
         self._held_back: list[StepReport] = []
         self.incarnation = link.incarnation
@@ -142,24 +144,24 @@ class LyingLink:
                 await self._link.deliver([message])
 
     def _distort(self, report: StepReport) -> list[StepReport]:
-        lies = self._lies
+        faults = self._lies
         reports = [report]
-        if lies.lose is not None and lies.lose(report):
-            lies.num_told += 1
+        if faults.lose is not None and faults.lose(report):
+            faults.num_injected += 1
             self._number += 1
             return []
-        if lies.under_report and report.admitted_ids:
-            lies.num_told += 1
-            less = [reused - lies.under_report * BLOCK for reused in report.admitted_reused]
+        if faults.under_report and report.admitted_ids:
+            faults.num_injected += 1
+            less = [reused - faults.under_report * BLOCK for reused in report.admitted_reused]
             reports = [msgspec.structs.replace(report, admitted_reused=less)]
-        if lies.no_admissions and report.admitted_ids:
-            lies.num_told += 1
+        if faults.no_admissions and report.admitted_ids:
+            faults.num_injected += 1
             reports = [msgspec.structs.replace(report, **NO_ADMISSIONS)]
-        if lies.ragged and report.admitted_ids:
-            lies.num_told += 1
+        if faults.ragged and report.admitted_ids:
+            faults.num_injected += 1
             reports = [msgspec.structs.replace(report, admitted_read=[])]
-        if lies.spans_after_terminal:
-            lies.num_told += 1
+        if faults.spans_after_terminal:
+            faults.num_injected += 1
             self._held_back.append(report)
             reports = [msgspec.structs.replace(report, **NO_SPANS)]
             if report.terminal_ids:
@@ -169,8 +171,8 @@ class LyingLink:
         for each in reports:
             self._number += 1
             numbered.append(msgspec.structs.replace(each, number=self._number))
-        if lies.repeat:
-            lies.num_told += 1
+        if faults.repeat:
+            faults.num_injected += 1
             numbered = [each for each in numbered for _ in range(2)]
         return numbered
 
@@ -182,22 +184,22 @@ class LyingLink:
         return msgspec.structs.replace(report, **{**empty, **spans}, num_preempted=0)
 
 
-class LyingHost(LoopHost):
-    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], Executor], *, lies: Lies) -> None:
-        def load_liar(config: EngineConfig) -> Executor:
-            return LyingExecutor(load(config).backend, config.max_num_seqs, lies)
+class FaultyHost(LoopHost):
+    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], Executor], *, faults: EngineFaults) -> None:
+        def load_faulty(config: EngineConfig) -> Executor:
+            return FaultyExecutor(load(config).backend, config.max_num_seqs, faults)
 
-        super().__init__(config, load_liar)
-        self.lies = lies
+        super().__init__(config, load_faulty)
+        self.faults = faults
 
     async def run(self, link: EngineLink) -> Death:
-        return await super().run(LyingLink(link, self.lies))
+        return await super().run(FaultyLink(link, self.faults))
 
 
 @asynccontextmanager
-async def lying_runtime(lies: Lies, **changes: Any) -> AsyncIterator[Client]:
-    """`small_runtime`, with dials for lies."""
-    async with small_runtime(make_host=partial(LyingHost, lies=lies), **changes) as client:
+async def faulty_runtime(faults: EngineFaults, **changes: Any) -> AsyncIterator[Client]:
+    """Open `small_runtime` with the given faults."""
+    async with small_runtime(make_host=partial(FaultyHost, faults=faults), **changes) as client:
         manager = client.engine.block_manager
-        manager.grant = partial(lying_grant, manager.grant, lies)
+        manager.grant = partial(faulty_grant, manager.grant, faults)
         yield client

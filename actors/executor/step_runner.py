@@ -83,8 +83,7 @@ class Executor:
         copies = self._confirm_copies(plan, read) if any(plan.admitted_copy_sources) else {}
         if copies:
             plan = skip_copied(plan, copies)
-        for state, start, end in zip(states, plan.row_starts, ends, strict=True):
-            self._tags.clear(state, start, end)
+        self._tags.clear(states, plan.row_starts, ends)
 
         batch = make_batch(
             plan,
@@ -97,8 +96,7 @@ class Executor:
 
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
             states[row].draw(token_id)
-        for state, start, end in zip(states, plan.row_starts, ends, strict=True):
-            self._tags.write(state, start, end)
+        self._tags.write(states, plan.row_starts, ends)
         return StepDone(
             step=plan.step,
             generation=plan.generation,

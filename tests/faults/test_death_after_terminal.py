@@ -1,4 +1,4 @@
-"""An engine dies just after its last words on a request: what had arrived counts, and the request is finished."""
+"""An engine dies just after a request's Terminal: what had arrived counts, and the request is finished."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def script(submit: Submit) -> Sequence[Sequence[Said]]:
 
 
 class DyingHost(ScriptedHost):
-    """Its first engine dies once it has said what there is to say of all requests, but for `num_unsaid` reports."""
+    """Its first engine dies once all requests are reported, except for `num_unsaid` reports."""
 
     num_unsaid = 0
 
@@ -52,7 +52,7 @@ class OneUnsaid(DyingHost):
 async def test_death_after_the_last_terminal(
     autojump_clock: trio.abc.Clock, make_host: type[DyingHost], num_failed: int
 ) -> None:
-    """Requests whose text, finish reason and Terminal came before the death are finished, and nothing is disputed."""
+    """Requests whose text, finish reason and Terminal arrived are finished, and nothing is disputed."""
     journal = KeptJournal()
     answers: list[Answer] = []
     async with scripted_runtime(script, journal=journal, make_host=make_host) as client:

@@ -1,7 +1,7 @@
-"""Somebody lies to the books: each kind of lie is caught, and the client is answered all the same.
+"""Faulty reports to the accountant: each kind is detected, and the client is answered anyway.
 
-The account is disputed, counted and logged as an error; the client has its answer, with the numbers of the first
-admission; nothing is left behind. The same runtime with every dial off disputes nothing.
+The account is disputed, counted and logged as an error; the client gets its response, with the numbers of the first
+admission; nothing is left behind. Without faults the same runtime disputes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 
 from quipu.actors.messages.accountant import StepReport
 from quipu.kernels.fake import continuation
-from tests.liars import Lies, lying_runtime
+from tests.faulty_engine import EngineFaults, faulty_runtime
 from tests.runtimes import BLOCK, Client, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
@@ -28,7 +28,7 @@ TELLING = "account.disputed", "report.lost", "report.repeated", "report.unreadab
 
 @attrs.frozen
 class Told:
-    """What a client, an operator and the log were told of one request."""
+    """What a client, an operator and the log were told about one request."""
 
     status: int
     text: str
@@ -44,7 +44,7 @@ class Told:
 
 
 async def ask(client: Client, *, stream: bool) -> Told:
-    """One request for PROMPT over HTTP, to its very end."""
+    """Send one request for PROMPT over HTTP and read it to the end."""
     before = samples(client)["usage_disputed_total"]
     with structlog.testing.capture_logs() as lines:
         if stream:
@@ -60,22 +60,22 @@ async def ask(client: Client, *, stream: bool) -> Told:
 
 
 async def with_dials(*, stream: bool, **dials: Any) -> Told:
-    """A runtime that is warm and honest, until the dials are turned."""
-    lies = Lies()
-    async with lying_runtime(lies, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
+    """Open a warm runtime without faults, then set the dials."""
+    faults = EngineFaults()
+    async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
         for seed in (10, 11):  # every block has held something
             await client.ask(prompt_of(168, seed))
         await client.ask([*KNOWN, 300], max_tokens=1)
         await settle(client)
         for name, value in dials.items():
-            setattr(lies, name, value)
+            setattr(faults, name, value)
         told = await ask(client, stream=stream)
-        assert lies.num_told > 0 or not dials, "the dial was turned for nothing"
+        assert faults.num_injected > 0 or not dials, "the dial was turned for nothing"
         return told
 
 
 def first_span(report: StepReport) -> bool:
-    """The report of a chunk in the middle of the prompt: no admission, no token."""
+    """Match the report of a chunk in the middle of the prompt: no admission, no token."""
     return bool(report.span_ids) and not report.admitted_ids and not report.token_ids
 
 
@@ -100,7 +100,7 @@ LIES: list[Any] = [
 
 @BOTH
 @pytest.mark.parametrize(("dials", "cached", "problem"), LIES)
-async def test_a_lie_is_caught(
+async def test_fault_is_detected(
     autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
 ) -> None:
     """Disputed, counted, logged, answered."""
@@ -117,8 +117,8 @@ async def test_a_lie_is_caught(
 
 @BOTH
 @pytest.mark.parametrize("dials", [{}, {"repeat": True}], ids=["every dial off", "reports come twice"])
-async def test_no_lie(autojump_clock: trio.abc.Clock, dials: dict[str, Any], stream: bool) -> None:
-    """An honest runtime disputes nothing; and a report that is heard again is booked, and handed out, once."""
+async def test_no_fault(autojump_clock: trio.abc.Clock, dials: dict[str, Any], stream: bool) -> None:
+    """A correct runtime disputes nothing; a repeated report is booked and passed on once."""
     told = await with_dials(stream=stream, **dials)
     assert told.num_disputed == 0
     assert told.text == text_of(continuation(PROMPT, 8))
@@ -128,10 +128,10 @@ async def test_no_lie(autojump_clock: trio.abc.Clock, dials: dict[str, Any], str
 
 
 async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> None:
-    """Counters, gauges and histograms are those of a runtime where every report comes once."""
+    """Counters, gauges and histograms are the same as if every report came once."""
     seen = []
     for repeat in (False, True):
-        async with lying_runtime(Lies(repeat=repeat)) as client:
+        async with faulty_runtime(EngineFaults(repeat=repeat)) as client:
             await ask(client, stream=False)
             seen.append({name: value for name, value in samples(client).items() if "_seconds_" not in name})
             seen[-1]["tokens timed"] = samples(client)["inter_token_latency_seconds_count"]
@@ -139,7 +139,7 @@ async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> No
 
 
 def nth(number: int) -> Callable[[StepReport], bool]:
-    """That report of those heard from now on."""
+    """Match the n-th report from now on."""
     count = 0
 
     def is_it(report: StepReport) -> bool:
@@ -156,15 +156,15 @@ NUM_REPORTS = 11
 
 @pytest.mark.parametrize("number", range(1, NUM_REPORTS + 2))
 async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: int) -> None:
-    """With tokens or a Terminal in it, too: the next report shows it, and then nothing is left; others are served."""
-    lies = Lies()
-    async with lying_runtime(lies, max_num_batched_tokens=32) as client:
+    """Even one with tokens or a Terminal: the next report reveals it, nothing leaks, and others are served."""
+    faults = EngineFaults()
+    async with faulty_runtime(faults, max_num_batched_tokens=32) as client:
         ticket = client.open(PROMPT)
         await ticket.start()
-        lies.lose = nth(number)
+        faults.lose = nth(number)
         await trio.sleep(1)
-        was_lost = lies.num_told == 1
-        lies.lose = None
+        was_lost = faults.num_injected == 1
+        faults.lose = None
         others = [await client.ask(prompt_of(20, seed=seed)) for seed in (5, 6)]
         await trio.sleep(1)
         closed = ticket.mailbox.closed
@@ -179,10 +179,10 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
     assert not others[1].record.disputed
 
 
-async def test_spans_of_a_sequence_that_has_ended(autojump_clock: trio.abc.Clock) -> None:
-    """They come while a sibling still runs: too late to be believed, though everything would add up."""
-    lies = Lies(spans_after_terminal=True)
-    async with lying_runtime(lies, max_num_seqs=1) as client:
+async def test_spans_after_the_end_are_disputed(autojump_clock: trio.abc.Clock) -> None:
+    """They come while a sibling still runs, too late to be counted, though everything would balance."""
+    faults = EngineFaults(spans_after_terminal=True)
+    async with faulty_runtime(faults, max_num_seqs=1) as client:
         with structlog.testing.capture_logs() as lines:
             answer = await client.ask(PROMPT, n=2, temperature=1.0)
             await settle(client)
@@ -191,14 +191,14 @@ async def test_spans_of_a_sequence_that_has_ended(autojump_clock: trio.abc.Clock
     assert "Span after its end" in str(line["problems"])
 
 
-async def test_a_mismatch_of_one_request_is_nobody_else_s(autojump_clock: trio.abc.Clock) -> None:
-    """The request before and the request after are in order."""
-    lies = Lies()
-    async with lying_runtime(lies) as client:
+async def test_mismatch_affects_only_its_own_request(autojump_clock: trio.abc.Clock) -> None:
+    """The request before and the request after are not disputed."""
+    faults = EngineFaults()
+    async with faulty_runtime(faults) as client:
         before = await client.ask(PROMPT)
-        lies.over_read = 1
+        faults.over_read = 1
         disputed = await client.ask(PROMPT)
-        lies.over_read = 0
+        faults.over_read = 0
         after = await client.ask(PROMPT)
         await settle(client)
     assert [answer.record.disputed for answer in (before, disputed, after)] == [False, True, False]

@@ -1,7 +1,7 @@
-"""Lives of a runtime whose accountant has a doom: one fixed scenario, and everything that came of it.
+"""One fixed scenario in a runtime whose accountant crashes as planned, and everything observable about it.
 
-Two lives are equal when records, counters, `prefix_cache.stats`, the journal and what clients were told are; ids,
-times and drawn seeds are left out, since they differ from one server to the next.
+Two results are equal if records, counters, `prefix_cache.stats`, the journal and what clients were told are equal; ids,
+times and drawn seeds are left out, since they differ between servers.
 """
 
 from __future__ import annotations
@@ -31,87 +31,87 @@ TIGHT = {"num_blocks": 8, "max_model_len": 7 * 16, "watermark": 0.0, "max_num_ba
 TIMES = {"received_at", "admitted_at", "first_token_at", "closed_at", "request_id", "seed"}
 
 
-class Killed(Exception):
-    """What the accountant dies of in these tests."""
+class PlannedCrash(Exception):
+    """The exception that the accountant crashes with in these tests."""
 
 
 @attrs.define
-class Doom:
-    """When it dies: at this point of its message number `at`, counted from 1, or of every message; once each."""
+class CrashPlan:
+    """When to crash: at `point` of message number `at`, counted from 1, or of every message; once each."""
 
     point: str | None = None
     at: int | None = None
     """None: at every message."""
-    num_heard: int = 0
-    num_deaths: int = 0
+    num_messages: int = 0
+    num_crashes: int = 0
     _last: Pending | None = None
-    _struck: set[int] = attrs.field(factory=set)
+    _done: set[int] = attrs.field(factory=set)
 
-    def hear(self, pending: Pending) -> None:
+    def note(self, pending: Pending) -> None:
         if pending is not self._last:
             self._last = pending
-            self.num_heard += 1
+            self.num_messages += 1
 
-    def strike(self, point: str) -> None:
-        if point == self.point and self.at in (None, self.num_heard) and self.num_heard not in self._struck:
-            self._struck.add(self.num_heard)
-            self.num_deaths += 1
-            raise Killed(f"message {self.num_heard}, {point}")
+    def crash_if_due(self, point: str) -> None:
+        if point == self.point and self.at in (None, self.num_messages) and self.num_messages not in self._done:
+            self._done.add(self.num_messages)
+            self.num_crashes += 1
+            raise PlannedCrash(f"message {self.num_messages}, {point}")
 
 
-class Mortal(Accountant):
-    """An accountant with a doom."""
+class CrashingAccountant(Accountant):
+    """An accountant that crashes as planned."""
 
-    def __init__(self, *arguments: Any, doom: Doom, **options: Any) -> None:
+    def __init__(self, *arguments: Any, plan: CrashPlan, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.doom = doom
-        self._detokenizer = MortalSender(self._detokenizer.send, doom)
+        self.plan = plan
+        self._detokenizer = CrashingSender(self._detokenizer.send, plan)
         apply_due, write_report = self._effects.apply_due, self._writer.write_report
 
-        def apply_and_die(request: RequestEntries, now: float) -> None:
+        def apply_and_crash(request: RequestEntries, now: float) -> None:
             apply_due(request, now)
-            doom.strike("between effects")
+            plan.crash_if_due("between effects")
 
-        def write_and_die(report: StepReport, now: float) -> None:
+        def write_and_crash(report: StepReport, now: float) -> None:
             write_report(report, now)
-            doom.strike("written")
+            plan.crash_if_due("written")
 
-        self._effects.apply_due = apply_and_die
-        self._writer.write_report = write_and_die
+        self._effects.apply_due = apply_and_crash
+        self._writer.write_report = write_and_crash
 
     async def _handle(self, pending: Pending) -> None:
-        self.doom.hear(pending)
-        self.doom.strike("unwritten")
+        self.plan.note(pending)
+        self.plan.crash_if_due("unwritten")
         await super()._handle(pending)
-        self.doom.strike("done")
+        self.plan.crash_if_due("done")
 
     def _write(self, pending: Pending) -> RequestEntries | None:
         request = super()._write(pending)
-        self.doom.strike("written")
+        self.plan.crash_if_due("written")
         return request
 
     def _end_those_with_gaps(self, report: StepReport) -> None:
-        self.doom.strike("after the send")
+        self.plan.crash_if_due("after the send")
         super()._end_those_with_gaps(report)
 
 
 @attrs.frozen
-class MortalSender:
+class CrashingSender:
     _send: Callable[[Tokens], Awaitable[None]]
-    _doom: Doom
+    _plan: CrashPlan
 
     async def send(self, tokens: Tokens) -> None:
         await trio.lowlevel.checkpoint()
-        self._doom.strike("at the send")
+        self._plan.crash_if_due("at the send")
         await self._send(tokens)
 
 
-# ---------------------------------------------------------------- one life
+# ---------------------------------------------------------------- one run
 
 
 @attrs.frozen
-class Life:
-    """What came of the scenario."""
+class ScenarioResult:
+    """Everything observable about one run of the scenario."""
 
     told: dict[str, Any]
     """By client's id."""
@@ -122,31 +122,31 @@ class Life:
 
 
 def without_ids(answer: Any) -> Any:
-    """What does not differ from one server to the next."""
+    """Remove what differs between servers."""
     if isinstance(answer, list):
         return [without_ids(item) for item in answer]
     return {k: v for k, v in answer.items() if k not in ("id", "created")} if isinstance(answer, dict) else answer
 
 
-def timeless(record: UsageRecord) -> dict[str, Any]:
+def without_times(record: UsageRecord) -> dict[str, Any]:
     return {name: value for name, value in attrs.asdict(record, recurse=False).items() if name not in TIMES}
 
 
-async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
-    """Streamed, plain, two choices, two prompts, preempted ones, one that leaves, one whose step fails."""
+async def run_scenario(plan: CrashPlan, journal: KeptJournal | None = None) -> ScenarioResult:
+    """Streamed, plain, two choices, two prompts, preempted, one whose client leaves, one whose step fails."""
     told: dict[str, Any] = {}
     dials, journal = Dials(step_seconds=0.01), KeptJournal() if journal is None else journal
     runtime = small_runtime(
-        dials, journal=journal, make_accountant=partial(Mortal, doom=doom), max_restarts=10_000, **TIGHT
+        dials, journal=journal, make_accountant=partial(CrashingAccountant, plan=plan), max_restarts=10_000, **TIGHT
     )
-    with structlog.testing.capture_logs():  # rendering a hundred deaths takes longer than dying them
+    with structlog.testing.capture_logs():  # rendering a hundred tracebacks takes longer than the crashes
         async with runtime as client:
             with trio.fail_after(60):
                 await scenario(client, dials, told)
             counters = samples(client)
-            return Life(
+            return ScenarioResult(
                 told=told,
-                records={str(record.client_request_id): timeless(record) for record in journal.closed},
+                records={str(record.client_request_id): without_times(record) for record in journal.closed},
                 admitted=sorted((str(r.client_request_id), r.prompt_tokens, r.cached_tokens) for r in journal.admitted),
                 counters={n: v for n, v in counters.items() if "_seconds_" not in n or n.endswith("_seconds_count")},
                 stats=client.runtime.entry_store.stats.fields(),
@@ -154,7 +154,7 @@ async def live(doom: Doom, journal: KeptJournal | None = None) -> Life:
 
 
 async def scenario(client: Client, dials: Dials, told: dict[str, Any]) -> None:
-    """One request after the other, but for a crowd that outgrows the pool."""
+    """Send one request after the other, except for a group that outgrows the block pool."""
     http = over_http(client)
 
     async def whole(name: str, path: str, request: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Bodies drawn from each endpoint's own fields: nothing breaks, nothing is lost, everything is accounted for.
+"""Random bodies made of each endpoint's own fields: nothing breaks, nothing leaks, everything is accounted for.
 
-What the bodies are is in `bench/bodies.py`; the same ones are sent to a real server by `python -m bench.stalls --fuzz`.
-40 runtimes get 10 bodies each for each of five endpoints: 2,000 (100,000 with `--hypothesis-profile long`).
+`bench/bodies.py` makes the bodies; `python -m bench.stalls --fuzz` sends the same ones to a real server. 40 runtimes
+get 10 bodies each for each of five endpoints: 2,000 in all (100,000 with `--hypothesis-profile long`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def send(client: HttpClient, endpoint: str, sent: bytes, answers: list[Ans
 
 
 def check(answer: Answer, endpoint: str) -> None:
-    """It is what a client of this endpoint can read, and no fault of the server."""
+    """Assert that a response is readable for the endpoint's clients and no server error."""
     assert answer.status < HTTPStatus.INTERNAL_SERVER_ERROR, (answer.sent, answer.body)
     if answer.content_type.startswith("text/event-stream"):
         assert answer.status == HTTPStatus.OK
@@ -60,7 +60,7 @@ def check(answer: Answer, endpoint: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_drawn_bodies(endpoint: str) -> None:
+def test_random_bodies(endpoint: str) -> None:
     """No 5xx; afterwards no account is open and no block held, and records, counters and clients agree."""
 
     @given(st.data())
@@ -98,6 +98,6 @@ async def serve_them(endpoint: str, drawn: list[bytes]) -> None:
 
 
 def app_bytes(client: HttpClient) -> int:
-    """What the web layer still holds of bodies."""
+    """Return how many bytes of bodies the web layer still holds."""
     held: int = client.app.bodies.num_bytes
     return held

@@ -1,0 +1,109 @@
+"""The interface between the tokenizer and the workers that encode prompts.
+
+`text_workers/pooled_encoder.py` implements it, with threads and processes. `wiring.py` builds that and passes it to the
+tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, TypeVarTuple
+
+import attrs
+
+from ..messages.outcomes import RequestError
+from ..messages.prompts import Breakpoint, Prompt, PromptText
+from ..messages.tokenizer import Encode
+from .encoder import TextEncoder
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@attrs.frozen
+class EncodedPrompt:
+    token_ids: list[int]
+    breakpoints: tuple[Breakpoint, ...] = ()
+    echo: PromptText | None = None
+
+
+@attrs.frozen
+class EncodingOptions:
+    """The fields of a request that decide how its prompts are encoded."""
+
+    tenant: str
+    prompt_param: str
+    system_param: str = ""
+    echo: bool = False
+    skip_special_tokens: bool = True
+    owner: str | None = None
+    """Whose cached segments may be used and added; None disables the cache."""
+
+
+def options_of(request: Encode) -> EncodingOptions:
+    # requests that share no blocks share no cached segments either: response times would reveal one to the other
+    owner = f"{len(request.domain)}:{request.domain}{request.cache_salt}"
+    return EncodingOptions(
+        tenant=request.domain,
+        prompt_param=request.prompt_param,
+        system_param=request.system_param,
+        echo=request.echo,
+        skip_special_tokens=request.skip_special_tokens,
+        owner=owner,
+    )
+
+
+class EncodingSlot(Protocol):
+    """A request's place in the queue for a worker, and later its hold on one. Leave it at the end."""
+
+    async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Wait for the request's turn, then return what `call` returns. Once started, `call` runs to its end."""
+        ...
+
+    async def encode(self, call: Callable[[TextEncoder], T]) -> T:
+        """As `run`, with an encoder. If the worker is a process, cancelling this ends it.
+
+        Raises WorkerUnavailable, and what `call` raises.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Let other tenants go first, between two texts of one request. This is a checkpoint."""
+        ...
+
+    def leave(self) -> None:
+        """Give up the place or the worker. Later calls have no effect."""
+        ...
+
+
+class PromptEncoder(Protocol):
+    def inline_slot(self) -> EncodingSlot:
+        """Return the slot for a request that is encoded entirely in the event loop (see `prompt_sizes.is_short`)."""
+        ...
+
+    def enter(self, tenant: str, num_bytes: int) -> EncodingSlot:
+        """Take a place in the queue for texts of `num_bytes` in total; 0 for what fits the event loop.
+
+        Raises QueueFull.
+        """
+        ...
+
+    async def encode(
+        self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int
+    ) -> EncodedPrompt | RequestError:
+        """Encode one prompt in `slot`; a chat enters a queue of its own.
+
+        Raises TemplateError, LibraryPanic, WorkerUnavailable and QueueFull.
+        """
+        ...
+
+    async def encode_bad_words(self, words: Sequence[str], slot: EncodingSlot) -> list[tuple[int, ...]]:
+        """Return the ids of strings that no output may contain. Raises LibraryPanic."""
+        ...
+
+    async def count(self, prompt: Prompt, options: EncodingOptions, max_model_len: int) -> int | RequestError:
+        """Count a prompt's tokens, even if they do not fit the context, unless it is refused untokenized.
+
+        Raises as `encode`.
+        """
+        ...

@@ -1,0 +1,79 @@
+"""Decisions about a prompt from its size alone, before it is encoded: in which queue it waits, and whether it can fit.
+
+What must always hold: the event loop encodes at most `INLINE_CHARACTERS` of text between two checkpoints.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from ..messages.outcomes import RequestError
+from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ..messages.tokenizer import Encode
+from .context_length import prompt_too_long
+from .encoder import TextEncoder
+
+SHORT_BYTES = 64 << 10
+"""Requests with fewer bytes of text in total have threads of their own, so that they never wait for long ones."""
+INLINE_CHARACTERS = 2048
+"""Text encoded in the event loop: a round trip to a thread costs as much. The worst text takes 2.5 ms."""
+INLINE_TOKENS = 16384
+"""Token ids copied in the event loop."""
+INLINE_ECHOED_TOKENS = 512
+"""Token ids decoded in the event loop."""
+TOKEN_BYTES = 8
+"""What an id to be decoded counts for in the queue."""
+INLINE_SEQUENCES = 16
+INLINE_BAD_WORDS = 32
+
+
+def is_short(request: Encode) -> bool:
+    """Return whether a request can be encoded entirely in the event loop."""
+    prompts, bad_words = request.prompts, request.bad_words
+    if len(prompts) * request.num_choices > INLINE_SEQUENCES or len(bad_words) > INLINE_BAD_WORDS:
+        return False
+    num_characters = sum(map(len, bad_words))
+    num_tokens = 0
+    for prompt in prompts:
+        match prompt:
+            case TextPrompt():
+                num_characters += len(prompt.text)
+            case TokenPrompt():
+                num_tokens += len(prompt.token_ids)
+            case ChatPrompt():
+                return False
+    max_tokens = INLINE_ECHOED_TOKENS if request.echo else INLINE_TOKENS
+    return num_characters <= INLINE_CHARACTERS and num_tokens <= max_tokens
+
+
+def num_bytes_to_encode(prompts: Iterable[Prompt], bad_words: Sequence[str], *, echo: bool) -> int:
+    """Return how many bytes a request queues for encoding, chats apart; 0 if the event loop can encode them."""
+    prompts = list(prompts)
+    texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
+    if echo:
+        num_echoed = sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt))
+        if num_echoed > INLINE_ECHOED_TOKENS:
+            return num_echoed * TOKEN_BYTES + sum(map(_num_bytes, (*texts, *bad_words)))
+    return num_text_bytes(*texts, *bad_words)
+
+
+def num_text_bytes(*texts: str) -> int:
+    """Return the bytes of texts that are encoded together; 0 if the event loop can encode them."""
+    return 0 if sum(map(len, texts)) <= INLINE_CHARACTERS else sum(map(_num_bytes, texts))
+
+
+def _num_bytes(text: str) -> int:
+    """Return a text's bytes in UTF-8 or, if it is long, in memory, which takes no time."""
+    return len(text.encode("utf-8", "replace")) if len(text) < SHORT_BYTES else sys.getsizeof(text)
+
+
+def exceeds_context(prompt: Prompt, prompt_param: str, encoder: TextEncoder, max_model_len: int) -> RequestError | None:
+    """Return an error if a prompt's length alone shows that it does not fit the context."""
+    match prompt:
+        case TokenPrompt() if len(prompt.token_ids) >= max_model_len:
+            return prompt_too_long(prompt_param, len(prompt.token_ids), max_model_len)
+        case TextPrompt() if (found := encoder.too_long(prompt.text, max_tokens=max_model_len - 1)) is not None:
+            return prompt_too_long(prompt_param, found.num_tokens, max_model_len, is_exact=False)
+        case _:
+            return None

@@ -1,0 +1,121 @@
+"""From encoded prompts to the messages that announce and submit their sequences, one per prompt and choice.
+
+Used by the tokenizer. What must always hold: the root of the block keys contains the cache domain and the salt, so
+nobody finds blocks of another domain; a request's sequences are numbered by prompt, then by choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from ..config import RuntimeConfig
+from ..messages.accountant import Prompted
+from ..messages.detokenizer import Track
+from ..messages.handler import Outlet
+from ..messages.sampling import SamplingParams
+from ..messages.scheduler import Submit
+from ..messages.tokenizer import Encode
+from ..shared.block_keys import root_key
+from ..shared.breakpoints import in_whole_blocks, pins_of
+from ..shared.seeds import sequence_seed
+from .prompt_encoder import EncodedPrompt
+from .prompt_scoring import prompt_scoring
+
+PROMPT_TAIL = 8
+"""Prompt ids that a decoder may need as context for the first output."""
+
+
+def root_key_of(request: Encode, config: RuntimeConfig) -> bytes:
+    """Return the key that the block keys of a request's prompts start from."""
+    return root_key(
+        domain=request.domain,
+        salt=request.cache_salt,
+        model=config.model_names[0],
+        kv_dtype=config.kv_dtype,
+        kv_layout="head_major",
+        block_size=config.engine.block_size,
+    )
+
+
+@attrs.frozen
+class Submission:
+    """A request that is ready to be submitted. `prompts`, `budgets` and `block_keys` have equal lengths."""
+
+    request: Encode
+    prompts: Sequence[EncodedPrompt]
+    budgets: Sequence[int]
+    """Output tokens that each prompt may have."""
+    sampling: SamplingParams
+    root_key: bytes
+    block_keys: Sequence[list[bytes]]
+    config: RuntimeConfig
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompts) * self.request.num_choices
+
+    def _places(self) -> list[tuple[int, int]]:
+        """Return each sequence's prompt and choice."""
+        return [(prompt, choice) for prompt in range(len(self.prompts)) for choice in range(self.request.num_choices)]
+
+    def prompted(self, sequence_ids: tuple[int, ...]) -> Prompted:
+        """Return what the accountant must know before any of the sequences is submitted."""
+        places, prompts = self._places(), self.prompts
+        block_size = self.config.engine.block_size
+        return Prompted(
+            request_id=self.request.request_id,
+            sequence_ids=sequence_ids,
+            prompt_indexes=tuple(prompt for prompt, _ in places),
+            choice_indexes=tuple(choice for _, choice in places),
+            num_prompt_tokens=tuple(len(prompts[prompt].token_ids) for prompt, _ in places),
+            breakpoints=tuple(in_whole_blocks(prompts[prompt].breakpoints, block_size) for prompt, _ in places),
+        )
+
+    def messages(self, sequence_ids: tuple[int, ...], outlet: Outlet) -> Iterator[tuple[Submit, Track]]:
+        """Yield the messages of each sequence, for the scheduler and the detokenizer."""
+        request, sampling, engine = self.request, self.sampling, self.config.engine
+        places = self._places()
+        tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in places)
+        for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
+            encoded, budget = self.prompts[prompt], self.budgets[prompt]
+            token_ids = encoded.token_ids
+            tokens_to_come -= len(token_ids)
+            scoring = prompt_scoring(request, sampling, sequence_id, choice, len(token_ids))
+            submit = Submit(
+                sequence_id=sequence_id,
+                prompt_token_ids=token_ids,
+                root_key=self.root_key,
+                block_keys=self.block_keys[prompt],
+                tenant=request.domain,
+                priority=request.priority,
+                sampling=attrs.evolve(
+                    sampling,
+                    max_tokens=max(1, budget),
+                    seed=sequence_seed(sampling.seed, prompt, choice),
+                    prompt_logprobs=scoring.prompt_logprobs,
+                ),
+                reads_cache=scoring.reads_cache,
+                pins=pins_of(encoded.breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
+                group_id=sequence_ids[0],
+                num_to_come=len(places) - index - 1,
+                tokens_to_come=tokens_to_come,
+            )
+            track = Track(
+                request_id=request.request_id,
+                sequence_id=sequence_id,
+                index=index,
+                prompt_tail=tuple(token_ids[-PROMPT_TAIL:]),
+                stop=request.stop,
+                include_stop=request.include_stop,
+                skip_special_tokens=request.skip_special_tokens,
+                outlet=outlet,
+                is_scored=sampling.logprobs is not None,
+                scores_from=scoring.scores_from,
+                num_prompt_scores=scoring.num_prompt_scores,
+                echo=encoded.echo,
+                prompt_only=budget == 0,
+                min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,
+            )
+            yield submit, track
