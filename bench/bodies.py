@@ -1,6 +1,6 @@
 """Bodies drawn from each endpoint's own fields: most of them right, some nearly, some not at all.
 
-Hypothesis strategies, used by the fuzz tests (`tests/faults/test_drawn_bodies.py`) and by `python -m bench.stalls
+Hypothesis strategies, used by the fuzz tests (`tests/faults/test_random_bodies.py`) and by `python -m bench.stalls
 --fuzz`. A new field of an endpoint gets its line here; sampling fields are drawn as they are declared.
 """
 
