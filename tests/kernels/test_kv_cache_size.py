@@ -98,11 +98,11 @@ def test_a_profile_is_run_only_where_it_is_needed() -> None:
         ({"available": 100 * MIB}, "the default of 50.00MiB gives 50.00MiB"),
         (
             {"kv_memory": KVMemory(num_bytes=GIB), "available": GIB // 2},
-            r"asks for 1.00GiB .* 512.00MiB of memory are left",
+            r"asks for 1.00GiB .* 512.00MiB of memory is available",
         ),
         (
             {"kv_memory": KVMemory(utilization=1.0), "available": 4 * GIB},
-            r"asks for 13.00GiB .* 4.00GiB of memory are left",
+            r"asks for 13.00GiB .* 4.00GiB of memory is available",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_weights_larger_than_memory(
         monkeypatch.setattr(
             f"quipu.kernels.{executor}.{executor}_backend.memory", lambda a=available: Memory(8 * GIB, a)
         )
-        with pytest.raises(ValueError, match="the weights take" if available < num_bytes else "of memory are left"):
+        with pytest.raises(ValueError, match="the weights take" if available < num_bytes else "of memory is available"):
             load_backend(executor, backend_config(checkpoints["llama"]))
 
 

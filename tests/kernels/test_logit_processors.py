@@ -113,7 +113,7 @@ def test_rules_are_what_their_definitions_say(
     split = max(0, len(outputs) - num_noted)
     processor = LogitProcessor(rules, prompt, outputs[:split])
     for token_id in outputs[split:]:
-        processor.note(token_id)
+        processor.add_output(token_id)
     masks = [] if mask is None else [words_of(mask, VOCAB_SIZE)]
     with edited(Processing([0], [processor], [0] * len(masks), masks), [0], row[None, :]):
         found = row.tolist()

@@ -40,7 +40,7 @@ def test_too_large_for_the_dtype_asked_for(folder: Path, executor: str) -> None:
     """A number that rounding makes infinite is refused, too, as what it was and what it was to be."""
     change_tensors(lambda tensors: tensors[UP].__setitem__((0, 0), 3.4e38))(folder)
     load_backend(executor, backend_config(folder, dtype="float32"))
-    with pytest.raises(ValueError, match=rf"{UP} holds a number that is not finite as bfloat16: 3.4\S+ at \(0, 0\)"):
+    with pytest.raises(ValueError, match=rf"{UP} has a value that is not finite as bfloat16: 3.4\S+ at \(0, 0\)"):
         load_backend(executor, backend_config(folder, dtype="bfloat16"))
 
 

@@ -55,7 +55,7 @@ def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
         ({"num_key_value_heads": 3}, "multiple of num_key_value_heads 3"),
         ({"max_position_embeddings": 512}, "max_position_embeddings 512"),
         ({"attention_bias": True}, "lacks tensor model.layers.0.self_attn.q_proj.bias"),
-        ({"num_hidden_layers": 1}, "no place for: model.layers.1"),
+        ({"num_hidden_layers": 1}, "does not use: model.layers.1"),
         ({"num_hidden_layers": 3}, "lacks tensor model.layers.2"),
         ({"intermediate_size": 64}, r"gate_proj.weight has shape \(128, 64\), config.json says \(64, 64\)"),
         ({"dtype": "float64"}, "dtype 'float64'"),
@@ -89,7 +89,7 @@ def test_unknown_backend(checkpoints: dict[str, Path]) -> None:
         ("llama", lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
         ("llama", lambda folder: (folder / "model.safetensors").write_bytes(b"PK"), "cannot be read"),
         ("qwen3-tied", lambda folder: sorted(folder.glob("*-of-*"))[1].unlink(), "lacks file model-00002"),
-        ("qwen3-tied", lambda folder: next(folder.glob("*.index.json")).write_text("{}"), "is no index"),
+        ("qwen3-tied", lambda folder: next(folder.glob("*.index.json")).write_text("{}"), "not a valid index"),
     ],
 )
 def test_broken_folders(copy: Callable[..., Path], name: str, spoil: Callable[[Path], None], named: str) -> None:

@@ -76,7 +76,7 @@ def test_progress_in_the_log(
 ) -> None:
     """Where stderr is no terminal, a line now and then, and one at the end; no bar."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0.0)
     caplog.set_level(logging.INFO, "quipu.kernels")
     source = opened(tmp_path)
     num_bytes = sum(tensor.nbytes for tensor in stored.values())

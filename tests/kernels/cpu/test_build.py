@@ -61,7 +61,7 @@ def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
 )
 def test_instruction_sets_follow_the_processor(flags: frozenset[str], names: list[str]) -> None:
     """The best first; one for which a single flag is missing is none."""
-    assert [found.name for found in usable_instruction_sets(flags, ask_for_tiles=lambda: "")] == names
+    assert [found.name for found in usable_instruction_sets(flags, request_tiles=lambda: "")] == names
 
 
 def test_no_instruction_set_at_all() -> None:
@@ -73,8 +73,8 @@ def test_no_instruction_set_at_all() -> None:
 def test_tiles_that_the_system_refuses() -> None:
     """AMX needs the system's leave, whatever the processor says; without it the next best runs."""
     flags = AVX512 | TILES
-    assert usable_instruction_sets(flags, ask_for_tiles=lambda: "no leave")[0].name == "avx512"
-    assert usable_instruction_sets(flags, ask_for_tiles=lambda: "")[0].name == "amx_bf16"
+    assert usable_instruction_sets(flags, request_tiles=lambda: "no permission")[0].name == "avx512"
+    assert usable_instruction_sets(flags, request_tiles=lambda: "")[0].name == "amx_bf16"
 
 
 def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,8 @@ def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'avx512_bf16', which cannot run here: the processor lacks avx512_bf16"):
         usable_instruction_sets(AVX512)
     monkeypatch.setenv(FORCED, "amx_bf16")
-    with pytest.raises(ValueError, match="'amx_bf16', which cannot run here: no leave"):
-        usable_instruction_sets(AVX512 | TILES, ask_for_tiles=lambda: "no leave")
+    with pytest.raises(ValueError, match="'amx_bf16', which cannot run here: no permission"):
+        usable_instruction_sets(AVX512 | TILES, request_tiles=lambda: "no permission")
     monkeypatch.setenv(FORCED, "sse9")
     with pytest.raises(ValueError, match="'sse9', which is none of amx_bf16"):
         usable_instruction_sets(AVX512)

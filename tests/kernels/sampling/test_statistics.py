@@ -119,7 +119,7 @@ def test_a_history_between_draws() -> None:
     processors = [LogitProcessor(rules, [], []) for _ in range(3000)]
     for position in range(3):
         for processor, token_id in zip(processors, draws(logits, range(3000), position, processors), strict=True):
-            processor.note(token_id)
+            processor.add_output(token_id)
     assert chi_square(Counter(tuple(processor.outputs) for processor in processors), distribution) < 3
 
 

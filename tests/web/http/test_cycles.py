@@ -50,7 +50,6 @@ def garbage() -> Iterator[list[Any]]:
         yield found
     finally:
         gc.set_debug(0)
-        gc.unfreeze()
         gc.enable()
         found.clear()
 

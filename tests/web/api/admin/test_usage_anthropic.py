@@ -170,7 +170,7 @@ async def test_groups_and_filters(form: str) -> None:
     assert [result["api_key_id"] for result in keys] == ["k1", "k2"]
 
     async def num(**filters: list[str]) -> int:
-        return sum(result["output_tokens"] for result in await results(**filters)) // 10
+        return int(sum(result["output_tokens"] for result in await results(**filters)) // 10)
 
     assert await num() == 3
     assert await num(workspace_ids=["acme", "nobody"]) == 2
