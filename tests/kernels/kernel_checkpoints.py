@@ -134,7 +134,7 @@ EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) f
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
-    """Make a checkpoint whose weights are large enough to spread logits (transformers' init leaves them nearly flat)."""
+    """Make a checkpoint with weights large enough to spread logits (transformers' init leaves them nearly flat)."""
     torch.manual_seed(sorted(CONFIGS).index(name))
     model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
     with torch.no_grad():

@@ -26,7 +26,7 @@ MAKE: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in THOROUGH])
 def test_bits_do_not_change(checkpoints: dict[str, Path], name: str, dtype: str, backend_name: str) -> None:
-    """Compute the bits of one prefill in chunks, one by one, in other blocks, beside others, and upon a cached prefix."""
+    """Compute the bits of one prefill in chunks, one by one, in other blocks, beside others, on a cached prefix."""
     backend = MAKE[backend_name](checkpoints[name], dtype=dtype)
     cold = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
     assert cold.isfinite().all()
