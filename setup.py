@@ -1,9 +1,9 @@
-"""What pyproject.toml cannot say: a wheel brings the CPU kernels, compiled for every instruction set they exist for.
+"""What pyproject.toml cannot express: a wheel contains the CPU kernels, compiled for every supported instruction set.
 
-Each has the flags of its instruction set and no others (never those of the machine that builds), and the one that fits
-is chosen where the wheel runs. Without a C++ compiler, or for another processor, the wheel has the sources only, and
-they are compiled at the first start, or the reference executor runs. An installation from a checkout compiles nothing
-here: `make` does, for its own machine (see quipu/kernels/cpu/build.py).
+Each library is compiled with the flags of its instruction set only (never those of the build machine), and the one that
+fits is chosen where the wheel runs. Without a C++ compiler, or on another architecture, the wheel has the sources only;
+they are compiled at the first start, or the reference executor is used. An installation from a checkout compiles
+nothing here: `make` does, for its own machine (see quipu/kernels/cpu/build.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
-sys.path.insert(0, str(Path(__file__).parent / "src"))  # the build has nothing of ours installed
+sys.path.insert(0, str(Path(__file__).parent / "src"))  # the build environment does not have quipu installed
 
 from quipu.kernels.cpu.compiling import build
 from quipu.kernels.cpu.instruction_sets import INSTRUCTION_SETS, CannotBuild
 
 
 class BuildWithKernels(build_ext):
-    """Extension modules, and the kernels' libraries beside their sources."""
+    """Build extension modules, and the kernels' libraries next to their sources."""
 
     def run(self) -> None:
         super().run()

@@ -1,1 +1,1 @@
-"""What is measured, and against whom; each module is a command. Not part of the installed package."""
+"""Benchmarks, most of them against a peer; each module is a command. Not part of the installed package."""

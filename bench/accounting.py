@@ -1,15 +1,14 @@
-"""What the accounts cost: `quipu serve` beside the same server with an accountant that keeps none.
+"""Measure what accounting costs: `quipu serve` compared with the same server and an accountant that keeps no accounts.
 
     python -m bench.accounting [--json] [--quick] [--pairs 10] [--streams 64] [--requests 512]
 
-A fake executor takes 5 ms a step and computes nothing; 64 streams are open at any time until all requests are served.
-Measured is the processor time of both processes, web and engine, for each token, its requests' beginnings and ends and
-the ledger included. Both servers are up; a pair is eight turns of a second or two, in the order a b b a b a a b, and
-the one that begins changes with every pair: so a busy moment of the machine meets both. The result is the median of the
-pairs' differences, with an interval in which the true median lies with the confidence printed, whatever the
-distribution (order statistics).
+A fake executor takes 5 ms per step and computes nothing; 64 streams are open at any time until all requests are served.
+The benchmark measures the processor time of both processes, web and engine, per token; starting and ending requests and
+the ledger are included. Both servers run throughout. A pair is eight turns of a second or two in the order a b b a b a
+a b, and the server that starts alternates between pairs, so that other load on the machine affects both. The result is
+the median of the pairs' differences with a distribution-free confidence interval (order statistics).
 
-`books` is the server as it is; `null` see `accounting_null.py`.
+`books` is the unchanged server; for `null` see `accounting_null.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ KINDS = ("null", "books")
 
 class Cost(NamedTuple):
     web_us: float
-    """Processor time of the web process for each token."""
+    """Processor time of the web process per token."""
     engine_us: float
     tokens_per_s: float
 
@@ -63,7 +62,7 @@ class Work(NamedTuple):
 
 
 def make_work(num_requests: int, seed: int, lengths: tuple[int, int] = (64, 192)) -> list[Work]:
-    """Greedy streams: two cached blocks, one of their own, and outputs of so many tokens, the last included."""
+    """Make greedy streams: prompts of two cached blocks and one of their own; output lengths within `lengths`."""
     rng = random.Random(seed)
     shared = rng.choices(range(300, 4000), k=SHARED_TOKENS)
     work = []
@@ -76,7 +75,7 @@ def make_work(num_requests: int, seed: int, lengths: tuple[int, int] = (64, 192)
 
 
 def serve_all(port: int, work: list[Work], num_streams: int) -> int:
-    """Send everything, so many at a time, and read it to the end; the number of tokens."""
+    """Send all requests, `num_streams` at a time, read the responses to the end and return the number of tokens."""
     poll, tails, socks = select.epoll(), {}, {}
     waiting = list(reversed(work))
 
@@ -108,18 +107,18 @@ def serve_all(port: int, work: list[Work], num_streams: int) -> int:
             if waiting:
                 open_one()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(socks)} streams are not over")
+            raise TimeoutError(f"{len(socks)} streams have not ended")
     poll.close()
     return sum(one.num_tokens for one in work)
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a whole process, its threads that have ended included (Linux: the clock of another process)."""
+    """Return the processor time of a whole process, ended threads included (Linux: another process's CPU clock)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 class Server:
-    """One server of its own, in a folder of its own."""
+    """A server process with its own data folder."""
 
     def __init__(self, kind: str, data_dir: str, flags: list[str]) -> None:
         with socket.socket() as probe:
@@ -149,7 +148,7 @@ class Server:
             finally:
                 connection.close()
             time.sleep(0.05)
-        raise RuntimeError("the server did not get ready")
+        raise RuntimeError("the server did not become ready")
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -159,7 +158,7 @@ class Server:
 def measure_pair(
     servers: dict[str, Server], *, first: str, num_streams: int, num_requests: int, lengths: tuple[int, int], seed: int
 ) -> dict[str, Cost]:
-    """Turns of both; each turn's work is the other's, too."""
+    """Measure one pair: both servers take turns with the same work."""
     second = next(kind for kind in servers if kind != first)
     order = [first, second, second, first, second, first, first, second]
     spent = {kind: [0.0, 0.0, 0.0, 0.0] for kind in servers}  # web, engine, wall, tokens
@@ -177,7 +176,7 @@ def measure_pair(
 
 
 def median_interval(values: list[float]) -> Interval:
-    """The tightest pair of order statistics around the median that holds it with 95 % confidence, or the outermost."""
+    """Return the tightest pair of order statistics that contains the median with 95 % confidence, or the outermost."""
     ordered, n = sorted(values), len(values)
     best = Interval(ordered[0], ordered[-1], 1 - 2 * 0.5**n)
     for k in range(1, n // 2):
@@ -190,11 +189,11 @@ def median_interval(values: list[float]) -> Interval:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.accounting", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: one pair, a few short streams")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--quick", action="store_true", help="smoke test: one pair, a few short streams")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=512, help="of each server in each pair (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=512, help="per server and pair (default: %(default)s)")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for both servers")
     arguments = parser.parse_args()
     lengths = (64, 192)

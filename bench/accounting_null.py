@@ -1,10 +1,10 @@
-"""Servers of `bench.accounting`: `quipu serve` as it is, or with an accountant that keeps no accounts.
+"""The servers of `bench.accounting`: `quipu serve` unchanged, or with an accountant that keeps no accounts.
 
     python -m bench.accounting_null books|null FLAGS...
 
-`null` does what clients need of an accountant to be answered at all, and nothing else: it passes tokens on, says when
-an answer begins and when it is over. It books no entry, checks no equation, counts nothing and keeps no record; the
-ledger is open beside it and has nothing to do.
+`null` does only what clients need of an accountant to get a response: it forwards tokens and reports when a response
+starts and ends. It writes no entries, checks no invariants, counts nothing and keeps no records; the ledger is open but
+unused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OpenRequest:
     outlet: Outlet
     prompted: Prompted | None = None
     num_ends: int = 0
-    """Terminals and completions heard of: two a sequence."""
+    """Terminals and completions received so far: two per sequence."""
 
 
 class NullAccountant:
@@ -89,7 +89,7 @@ class NullAccountant:
             return
         request.num_ends += 1
         if request.num_ends == 2 * len(request.prompted.sequence_ids):
-            nothing = Known(0)  # a client that asks is told so
+            nothing = Known(0)  # what usage reports
             record = UsageRecord(
                 request_id=request_id, outcome=Outcome.FINISHED, prompt=nothing, cached=nothing, cache_write=nothing
             )
@@ -104,7 +104,7 @@ class NullAccountant:
 
 
 def split(config: Any, info: Any, journal: Any = None) -> Any:
-    """In place of `wiring.split`, and the same but for the accountant and its journal."""
+    """Replace `wiring.split`; only the accountant and its journal differ."""
     environment = dict(os.environ)
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     host = ProcessHost(config.engine, environment)
@@ -115,5 +115,5 @@ def split(config: Any, info: Any, journal: Any = None) -> Any:
 if __name__ == "__main__":
     which, *flags = sys.argv[1:]
     if which == "null":
-        setattr(serve_command, "split", split)  # noqa: B010 - a name that it imports, and does not offer
+        setattr(serve_command, "split", split)  # noqa: B010 - an imported name, which mypy does not let others assign
     sys.exit(cli.main(["serve", *flags]))

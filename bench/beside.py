@@ -1,13 +1,14 @@
-"""A decode step beside something else that wants the processor, against the same step alone.
+"""Compare a decode step that shares the processor with other work to the same step alone.
 
     python -m bench.beside [--json] [--quick] [--layers 28] [--rounds 5] [--num-seqs 1]
 
 - planning: another thread of the process plans 256 sequences while the step runs, as the engine's own loop does. A step
-  is one call without the interpreter lock, so with a core left over planning should not show; where the step has every
-  core, planning takes its share of one of them. Both are measured: one thread less than there are cores, and all.
-- neighbour: another process keeps one core busy, all threads computing.
+  is one call that releases the GIL, so planning should cost nothing if a core is free; if the step uses every core,
+  planning takes its share of one. Both are measured: with one thread fewer than there are cores, and with all.
+- neighbour: another process keeps one core busy while the step uses all threads.
 
-Steps alone and beside take turns. A ratio is of medians: the machine's other guests disturb both alike.
+Steps with and without the other work alternate, and a ratio is of medians, so that other load on the machine affects
+both alike.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-# as the server's engine process has it; read once, when torch loads
+# the same setting as in the server's engine process; torch reads it once, when it loads
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
@@ -42,7 +43,7 @@ STEPS_A_TURN = 6
 
 
 class Planner:
-    """A thread that plans one step of many sequences each time it is told to."""
+    """A thread that plans one step of many sequences at each `begin`."""
 
     def __init__(self) -> None:
         self._engine = decoding_engine(num_seqs=PLANNED, num_blocks=NUM_BLOCKS, block_size=execution.BLOCK_SIZE)
@@ -76,7 +77,7 @@ class Planner:
 
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """A process that does nothing but use one core."""
+    """Keep one core busy with another process while the block runs."""
     core = min(os.sched_getaffinity(0))
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -96,7 +97,7 @@ def timed(step: Callable[[], object]) -> float:
 
 
 def beside_planning(step: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Medians in milliseconds."""
+    """Return medians in milliseconds."""
     planner = Planner()
     alone, beside = [], []
 
@@ -151,10 +152,10 @@ def measure(num_seqs: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.beside", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, one round")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--num-seqs", type=int, default=1, help="sequences that decode")
+    parser.add_argument("--num-seqs", type=int, default=1, help="decoding sequences")
     arguments = parser.parse_args()
     SHAPE["num_hidden_layers"] = arguments.layers
     if arguments.quick:

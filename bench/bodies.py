@@ -1,7 +1,7 @@
-"""Bodies drawn from each endpoint's own fields: most of them right, some nearly, some not at all.
+"""Random request bodies made of each endpoint's own fields: most of them valid, some nearly, some not at all.
 
-Hypothesis strategies, used by the fuzz tests (`tests/faults/test_drawn_bodies.py`) and by `python -m bench.stalls
---fuzz`. A new field of an endpoint gets its line here; sampling fields are drawn as they are declared.
+Hypothesis strategies, used by the fuzz tests (`tests/faults/test_random_bodies.py`) and by `python -m bench.stalls
+--fuzz`. A new field of an endpoint needs a line here; sampling fields are generated from their declarations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _nested(depth: int, kind: str) -> Any:
 
 
 def mostly(right: Strategy[Any], wrong: Strategy[Any]) -> Strategy[Any]:
-    """One in twenty or so is wrong."""
+    """Draw from `wrong` about once in twenty times, otherwise from `right`."""
     return st.sampled_from([right] * 19 + [wrong]).flatmap(lambda strategy: strategy)
 
 
@@ -40,7 +40,7 @@ JUNK: Strategy[Any] = st.one_of(
     st.integers(-3, 3),
     st.sampled_from([2**31, 2**63, 2**64, -(2**63) - 1, 10**30, -1, 0, 1e308, -0.0, 0.5, 1e-320]),
     st.text(max_size=20),
-    # half a pair of surrogates is no character, but JSON can write it
+    # a lone surrogate is not a character, but JSON can express it
     st.sampled_from(["", " ", "\x00", "\ud800", "a\udfffb", "\ufdd0", "\ufdd1", "\u2028", "{{ 7 * 7 }}", "<|im_end|>"]),
     st.builds(_nested, st.sampled_from([1, 5, 50, 300, 990, MAX_NESTED]), st.sampled_from(["list", "object"])),
     st.lists(st.none() | st.integers(-1, 5) | st.text(max_size=3), max_size=4),
@@ -63,7 +63,7 @@ SCHEMA = st.fixed_dictionaries(
 
 
 def _numbers(field: SamplingField) -> Strategy[Any]:
-    """Numbers within the bounds of a field, its default among them, and a few outside of them."""
+    """Draw numbers within the bounds of a field, including its default, and a few outside them."""
     bounds = field.bounds
     low = next((limit for limit in (bounds.minimum, bounds.above) if limit is not None), -1)
     right, wrong = [field.default], [low - 1]
@@ -89,7 +89,7 @@ _VALUES: Mapping[str, Strategy[Any]] = {
     "token_ids": mostly(st.lists(st.integers(0, 4095), max_size=4), st.lists(TOKEN, max_size=4)),
     "words": st.lists(TEXT.map(lambda text: text[:300]), max_size=4),
 }
-"""By the reader that takes them (`web/api/sampling.py`)."""
+"""By the parser that reads them (`web/api/sampling.py`)."""
 SAMPLING: Mapping[str, Strategy[Any]] = {
     field.name: _VALUES[field.reader] if field.reader in _VALUES else _numbers(field) for field in SAMPLING_FIELDS
 }
@@ -268,7 +268,7 @@ LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_t
 
 @st.composite
 def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
-    """One request's body."""
+    """Draw the body of one request."""
     body: dict[str, Any] = {"model": MODEL}
     if endpoint in LIMIT:
         body[LIMIT[endpoint]] = draw(MAX_TOKENS)

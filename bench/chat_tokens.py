@@ -1,10 +1,10 @@
-"""What it costs to tokenise a chat that has grown by one turn: all of it, or only what is new.
+"""Measure what it costs to tokenise a chat that has grown by one turn: the whole chat, or only the new turn.
 
     python -m bench.chat_tokens [--json] [--quick] [--rounds 7] [--model FOLDER]
 
-The same chat three ways, in turns: `whole` renders it and encodes the text at once, as every server does; `first` is
-quipu's way with an empty cache, `next` with a cache that has seen the turns before. The ids are compared, too. Best of
-the rounds, in milliseconds; rendering the template is part of each.
+The same chat is encoded in three ways, alternately: `whole` renders it and encodes the text in one piece, as most
+servers do; `first` is quipu's way with an empty cache, `next` with a cache that holds the previous turns. The ids must
+be equal. Results are the best of the rounds, in milliseconds; each includes rendering the template.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CACHE_BYTES = 64 << 20
 
 
 def make_chat(num_turns: int, num_words: int, draw: random.Random) -> tuple[dict[str, str], ...]:
-    """Turns of words, and a short question at the end."""
+    """Return turns of random words, with a short question at the end."""
     turns = [
         {"role": "user" if turn % 2 == 0 else "assistant", "content": " ".join(draw.choices(WORDS, k=num_words))}
         for turn in range(num_turns)
@@ -44,7 +44,7 @@ def make_chat(num_turns: int, num_words: int, draw: random.Random) -> tuple[dict
 def measure_row(
     library: Library, source: TemplateSource, num_turns: int, num_words: int, rounds: int
 ) -> dict[str, Any]:
-    """One chat. Raises ValueError where the ids differ."""
+    """Measure one chat. Raises ValueError if the ids differ."""
     encoder, template = load_encoder(library), ChatTemplate(source.source, source.variables)
     chat = make_chat(num_turns, num_words, random.Random(num_turns * num_words))
     before, after = ChatPrompt(chat[:-2]), ChatPrompt(chat)
@@ -84,7 +84,7 @@ def main() -> None:
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m bench.chat_tokens", description=summary)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: the shortest chats, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: the shortest chats, one round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint (default: the demo)")
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Two checkouts of quipu against each other: whether a change made anything slower.
+"""Compare two checkouts of quipu: whether a change made anything slower.
 
     python -m bench.commits BEFORE [--runs 7] [--json] [--quick]
 
-BEFORE is a checkout of the older commit with its C module built. It and this checkout run `bench.engine_core`,
-`bench.sse` and `bench.execution` by turns, `--runs` times each, with the settings in `JOBS`. For each row the median is
-compared; a row is slower if its ratio is below 0.98 and the difference is larger than the older commit's spread against
-itself (the medians of every other run).
+BEFORE is a checkout of the older commit with its C module built. It and this checkout alternate in running
+`bench.engine_core`, `bench.sse` and `bench.execution`, `--runs` times each, with the settings in `JOBS`. Medians are
+compared row by row. A row is slower if its ratio is below 0.98 and the difference exceeds the older commit's spread
+against itself (the medians of every other run).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JOBS = {
 LEAST_RATIO = 0.98
 
 Rates = dict[str, float]
-"""By row: how much is done in a unit of time, so that more is better."""
+"""Work per unit of time, by row: higher is better."""
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class Compared:
     before: float
     after: float
     ratio: float
-    """Of medians, after to before; above 1 is faster."""
+    """Ratio of the medians, after to before; above 1 is faster."""
     spread: float
     """The ratio of the medians of every other run of the older commit, at least 1."""
 
@@ -84,10 +84,10 @@ def compare(before: list[Rates], after: list[Rates]) -> list[Compared]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.commits", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", type=Path, nargs="?", default=HERE, help="(default: this checkout, against itself)")
-    parser.add_argument("--runs", type=int, default=7, help="of each commit (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=7, help="runs per commit (default: %(default)s)")
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: one short run of each")
+    parser.add_argument("--quick", action="store_true", help="smoke test: one short run of each")
     arguments = parser.parse_args()
     compared: list[Compared] = []
     for job in arguments.jobs:

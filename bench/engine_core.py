@@ -1,10 +1,10 @@
-"""Scheduler and block manager, in microseconds, beside vLLM's scheduler and KV-cache manager in the same run.
+"""Measure scheduler and block manager in microseconds, and vLLM's scheduler and KV-cache manager in the same run.
 
     python -m bench.engine_core [--json] [--quick] [--trace TRACE]
 
 Nothing is computed: results of steps are made up outside the timers. Quipu's jobs run in this process
-(`engine_jobs.py`), the peer's in one of its own with the environment that `make peers` builds
-(`peers/vllm_engine.py`); the two take turns, and a row has the median of each one's rounds. Without that environment
+(`engine_jobs.py`), the peer's in a separate process with the environment that `make peers` builds
+(`peers/vllm_engine.py`). The two alternate, and a row has the median of each side's rounds. Without that environment
 the peer's numbers are null.
 """
 
@@ -39,7 +39,7 @@ OURS: dict[str, Callable[..., Numbers]] = {
 }
 BLOCK = 16
 ROW_STEPS = 20_000
-"""Steps times sequences that a round has at least: a few milliseconds tell how fast a processor wakes up."""
+"""Minimum of steps times sequences in a round: a few milliseconds would only measure how fast a processor wakes up."""
 TRACE_BLOCKS, TRACE_BLOCK = 50_000, 512
 PROMPT_ROWS = {
     "hash_us": "hash a prompt",
@@ -52,12 +52,12 @@ PROMPT_ROWS = {
 
 @attrs.frozen
 class Task:
-    """One job for both sides, and the rows that its numbers become."""
+    """One job for both sides, and the names of its rows."""
 
     job: str
     arguments: dict[str, Any]
     rows: dict[str, str]
-    """Name of the row by name of the number."""
+    """Row name by the name of the number."""
 
 
 @attrs.frozen
@@ -66,17 +66,17 @@ class Row:
     quipu_us: float
     vllm_us: float | None
     ratio: float | None
-    """vLLM's time over quipu's."""
+    """vLLM's time divided by quipu's."""
 
 
 class Peer:
-    """The other process, which does one job at a time."""
+    """The peer's process, which does one job at a time."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def run(self, job: str, arguments: dict[str, Any]) -> Numbers:
-        """Raises ConnectionError if the process has died."""
+        """Run a job and return its numbers. Raises ConnectionError if the process has died."""
         process = self._process
         if process.stdin is None or process.stdout is None:
             raise ValueError("the peer has no pipes")
@@ -84,7 +84,7 @@ class Peer:
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            raise ConnectionError(f"the peer died over {job} {arguments}")
+            raise ConnectionError(f"the peer died running {job} {arguments}")
         numbers: Numbers = json.loads(line)
         return numbers
 
@@ -99,14 +99,14 @@ def open_peer() -> Iterator[Peer]:
             yield Peer(process)
         except (ConnectionError, BrokenPipeError) as error:
             errors.seek(0)
-            raise ConnectionError(f"{error}; its last words:\n{errors.read()[-2000:]}") from error
+            raise ConnectionError(f"{error}; its last output:\n{errors.read()[-2000:]}") from error
         finally:
             process.kill()
             process.communicate()
 
 
 def step_task(job: str, num_seqs: int, num_blocks: int, num_steps: int, name: str) -> Task:
-    # a sequence starts with two blocks at most; nobody may have to be preempted while it is timed
+    # a sequence starts with at most two blocks; none may have to be preempted while it is timed
     room = (num_blocks // num_seqs - 2) * BLOCK - engine_jobs.NUM_STEPS_TO_SETTLE - 2
     arguments = {"num_seqs": num_seqs, "num_blocks": num_blocks, "block_size": BLOCK, "num_steps": min(num_steps, room)}
     return Task(job, arguments, {"step_us": name})
@@ -136,7 +136,7 @@ def make_tasks(*, quick: bool, num_steps: int, trace: Path | None) -> list[Task]
 
 
 def measure(task: Task, peer: Peer | None, rounds: int) -> tuple[Numbers, Numbers | None]:
-    """Medians of both sides, which take turns, so that a busy moment of the machine meets both."""
+    """Return the medians of both sides, which alternate so that other load on the machine affects both."""
     with_peer = peer is not None and task.job != "actors"
     ours: list[Numbers] = []
     theirs: list[Numbers] = []
@@ -168,13 +168,15 @@ def print_row(row: Row) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.engine_core", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="a few small rows, quipu alone: does it run at all?")
-    parser.add_argument("--trace", type=Path, help=f"replay this trace, too, at {TRACE_BLOCKS} blocks of {TRACE_BLOCK}")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a few small rows, quipu alone")
+    parser.add_argument(
+        "--trace", type=Path, help=f"also replay this trace with {TRACE_BLOCKS} blocks of {TRACE_BLOCK}"
+    )
     parser.add_argument(
         "--steps",
         type=int,
         default=200,
-        help="timed in a round, and more where sequences are few (default: %(default)s)",
+        help="timed per round, more if there are few sequences (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     arguments = parser.parse_args()
@@ -204,7 +206,7 @@ def main() -> None:
     for side, numbers in traced.items():
         if numbers is not None:
             print(f"trace: {side} found {numbers['hit_blocks']:.0f} blocks in {numbers['manager_seconds']:.3f} s")
-    print(f"load of the machine when it began: {load_before:.2f}")
+    print(f"load of the machine at the start: {load_before:.2f}")
 
 
 @contextmanager

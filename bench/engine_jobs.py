@@ -1,7 +1,7 @@
-"""What `engine_core` measures, on quipu's side. `peers/vllm_engine.py` has jobs of the same names for the peer.
+"""The jobs that `engine_core` times on quipu's side. `peers/vllm_engine.py` has jobs of the same names for the peer.
 
-A job takes numbers and returns numbers, times in microseconds; it makes an engine of its own. What is timed is nothing
-but calls of quipu: requests, prompts and results of steps are made outside the timers.
+A job takes numbers and returns numbers, times in microseconds, and creates its own engine. Only calls of quipu are
+timed: requests, prompts and results of steps are made outside the timers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def draw_tokens(count: int) -> list[int]:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """The garbage collector as it is in the engine's process: what is there at the start is not looked at again."""
+    """Set up the garbage collector as in the engine process: objects that exist at the start are frozen."""
     gc.collect()
     gc.freeze()
     thresholds = gc.get_threshold()
@@ -58,7 +58,7 @@ def quiet_collector() -> Iterator[None]:
 
 
 def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> SimulatedEngine:
-    """An engine with so many sequences that all decode; one in `block_size` of them opens a block in each step."""
+    """Return an engine with `num_seqs` decoding sequences; one in `block_size` of them opens a block in each step."""
     engine = SimulatedEngine(
         SchedulerConfig(
             block_size=block_size,
@@ -72,7 +72,7 @@ def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> Simul
     for index in range(num_seqs):
         token_ids = draw_tokens(block_size + index % block_size)
         keys = chain_keys(ROOT, token_ids, block_size)
-        # as long as the context and the pool allow, so that nobody ends while there is somebody who measures
+        # as long as the context and the pool allow, so that none ends while steps are timed
         max_tokens = min(MAX_LEN, num_blocks * block_size) - len(token_ids)
         engine.submit(Job(index, token_ids, len(token_ids), keys, max_tokens, ROOT))
     engine.pump()
@@ -86,7 +86,7 @@ def decoding_engine(*, num_seqs: int, num_blocks: int, block_size: int) -> Simul
 
 
 def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
-    """Hearing of a step, and planning one: `on_done` and `next_action`, `grant` and `accept` where it asks."""
+    """Time handling a step's result and planning the next: `on_done`, `next_action`, `grant` and `accept` if needed."""
     engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
     with quiet_collector():
         engine.step_times.clear()
@@ -95,7 +95,7 @@ def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> 
             engine.pump()
     times = engine.step_times
     if len(times) != num_steps or engine.num_preemptions or len(engine.plans[-1].row_ids) != num_seqs:
-        raise RuntimeError("a step did something but decode")
+        raise RuntimeError("a step did something other than decode")
     return {
         "step_us": statistics.median(t.scheduler_ns + t.manager_ns for t in times) / 1000,
         "manager_us": statistics.median(t.manager_ns for t in times) / 1000,
@@ -103,7 +103,7 @@ def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> 
 
 
 def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -> Numbers:
-    """What a long prompt costs the block manager, per full block: nothing of it cached, all of it, all of it in use."""
+    """Time a long prompt in the block manager, per full block: not cached, fully cached, fully cached and in use."""
     token_ids = draw_tokens(num_tokens + 1)  # at least one token is computed
     num_full = num_tokens // block_size
     times: dict[str, list[int]] = {name: [] for name in ("hash", "cold", "idle", "held", "release")}
@@ -124,7 +124,7 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
         engine.submit(Job(next(ids), tokens, len(tokens), keys, max_tokens, ROOT))
 
     def in_manager(act: Callable[[], None]) -> int:
-        """Nanoseconds in the block manager while `act` and what follows of it are done."""
+        """Return the nanoseconds in the block manager during `act` and its consequences."""
         before = engine.manager_ns
         act()
         engine.pump()
@@ -154,15 +154,15 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
             engine.finish_step()
             engine.pump()
     if any(reused not in (0, num_full * block_size) for reused in engine.reused.values()):
-        raise RuntimeError("a prompt was found in part")
+        raise RuntimeError("a prompt was found partially")
     if sum(reused > 0 for reused in engine.reused.values()) != 2 * repeats + 1:
         raise RuntimeError("a cached prompt was not found")
     return {f"{name}_us": statistics.median(ns) / 1000 / num_full for name, ns in times.items()}
 
 
 def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
-    """A whole trace, one request after the other; its time in the block manager, per request."""
-    # a prompt is one chunk, and nothing is planned ahead, as the peer allocates it
+    """Replay a trace one request at a time; return the time in the block manager per request."""
+    # a prompt is one chunk and nothing is planned ahead, which is how the peer allocates it
     setting = Setting(
         num_blocks,
         block_size,
@@ -185,9 +185,9 @@ def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
 
 
 def actors(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
-    """The same step as in `step`, in the actors' loop: scheduler and block manager over channels.
+    """Time the same step as `step` in the actors' loop: scheduler and block manager over channels.
 
-    From the executor's answer to its next plan; the report of the step before is written meanwhile.
+    The time is from the executor's reply to its next plan; the previous step's report is written meanwhile.
     """
     engine = decoding_engine(num_seqs=num_seqs, num_blocks=num_blocks, block_size=block_size)
     with quiet_collector():
@@ -203,7 +203,7 @@ async def _run_actors(engine: SimulatedEngine, num_steps: int) -> float:
     times: list[int] = []
 
     async def execute() -> None:
-        held = engine.plans  # answers one only when it has got the next, as a device does that is never idle
+        held = engine.plans  # replies to a plan only when it has the next, like a device that is never idle
         for _ in range(num_steps + NUM_STEPS_TO_SETTLE):
             done = engine.answer(held.popleft())
             began = time.perf_counter_ns()

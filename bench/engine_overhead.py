@@ -1,12 +1,12 @@
-"""What everything around the executor costs a step, over HTTP: scheduler, block manager, channels, both processes.
+"""Measure what everything around the executor adds to a step, over HTTP: scheduler, block manager, channels, processes.
 
     python -m bench.engine_overhead [--json] [--quick] [--rounds 3] [--model FOLDER]
 
-A whole server with dummy weights in the true shape of Qwen3-0.6B; clients stream. The executor's own time is that of
-the backend's call, taken in the engine process; the period of a step is what clients see between two tokens of a
-stream, in the same seconds. `overhead_N` is what the period is longer, as a share of the step, with N streams.
-`first_token_warm_1024` is the time to the first token of a cached prompt of 1,024 tokens less one decode step of the
-same stream. Both are medians of the rounds: a busy moment lengthens step and period alike, or hits one round.
+A whole server runs with dummy weights in the shape of Qwen3-0.6B; clients stream. The executor's time is that of the
+backend's call, measured in the engine process; the period of a step is the time that clients see between two tokens of
+a stream, over the same steps. `overhead_N` is how much longer the period is, as a fraction of the step, with N streams.
+`first_token_warm_1024` is the time to first token of a cached prompt of 1,024 tokens minus one decode step of the same
+stream. Both are medians of the rounds: other load on the machine lengthens step and period alike, or affects one round.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ LIMITS = {"overhead_1": 0.04, "overhead_8": 0.04, "first_token_warm": 8.0}
 
 @attrs.frozen
 class Period:
-    """Steps of one load, in seconds."""
+    """Durations of the steps of one load, in seconds."""
 
     num_streams: int
     period_s: float
-    """Between two tokens of a stream, as its client sees it."""
+    """Between two tokens of a stream, as the client sees them."""
     step_s: float
-    """The executor's own."""
+    """Of the executor alone."""
     gap_s: float
-    """From the end of one step to the beginning of the next."""
+    """From the end of one step to the start of the next."""
 
     @property
     def overhead(self) -> float:
@@ -53,13 +53,13 @@ class Period:
 
 
 def period_of(answers: Sequence[Answer], steps: Sequence[Span]) -> Period:
-    """From the tokens of streams that decode together, and the steps that made them."""
+    """Compute the period from the tokens of concurrently decoding streams and the steps that produced them."""
     begin_s = max(answer.tokens_s[0] for answer in answers)
     end_s = min(answer.tokens_s[-1] for answer in answers)
     seen = [at_s for at_s in answers[0].tokens_s if begin_s <= at_s <= end_s]
     inside = [step for step in steps if begin_s <= step.start_s and step.end_s <= end_s and step.size == len(answers)]
     if len(inside) < 2 or len(seen) < 2:
-        raise ValueError("the streams never decoded together: take longer answers")
+        raise ValueError("the streams never decoded at the same time: use longer outputs")
     gaps = [later.start_s - earlier.end_s for earlier, later in pairwise(inside)]
     return Period(
         len(answers),
@@ -70,7 +70,7 @@ def period_of(answers: Sequence[Answer], steps: Sequence[Span]) -> Period:
 
 
 def measure(model: Path, flags: Sequence[str], *, rounds: int, num_tokens: int, long_prompt: int) -> dict[str, Any]:
-    """Everything of one server, in turns."""
+    """Run every load on one server, in alternation."""
     draw = random.Random(0)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
 
@@ -97,7 +97,7 @@ def measure(model: Path, flags: Sequence[str], *, rounds: int, num_tokens: int, 
 
 
 def describe(periods: Sequence[Period], warm: Sequence[tuple[float, float]], long_prompt: int) -> dict[str, Any]:
-    """The rows, and what they are made of in milliseconds."""
+    """Return the rows, with their parts in milliseconds."""
     rows = []
     for num_streams in sorted({period.num_streams for period in periods}):
         some = [period for period in periods if period.num_streams == num_streams]
@@ -120,14 +120,14 @@ def describe(periods: Sequence[Period], warm: Sequence[tuple[float, float]], lon
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise servers would outlive this process
     parser = argparse.ArgumentParser(
         prog="python -m bench.engine_overhead", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: the demo model, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: the demo model, one round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--model", type=Path, help="a checkpoint (default: the peers', made where it is not there)")
+    parser.add_argument("--model", type=Path, help="a checkpoint (default: that of bench.peers, created if missing)")
     arguments, flags = parser.parse_known_args()
     if arguments.quick:
         arguments.model = arguments.model or DEMO

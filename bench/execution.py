@@ -1,14 +1,14 @@
-"""The executor alone, in the shape of Qwen3-0.6B with dummy weights, beside what this machine could do at best.
+"""Measure the executor alone, in the shape of Qwen3-0.6B with dummy weights, against the limits of this machine.
 
     python -m bench.execution [--json] [--quick] [--executor cpu] [--layers 28] [--rounds 5]
 
-Limits are measured in the same run, each the best of torch's way and our own: bytes a second read (torch's sum over
-more memory than any cache, and our own product of one row with a large matrix) and products a second (torch's matrix
-product in bfloat16 and float32, and our own). A step's limit is the larger of its bytes (weights and the KV that it
-reads) over the first and its operations over the second; `share_of_limit` is the part of the limit that was reached.
-What memory gives changes by the minute where it is shared with others, twofold here. So each row is compared with the
-limits of its own moment, taken right before and after it, for about as long as a step; a row's numbers are those of the
-round with the median share. The rates that are printed are the best of the whole run.
+Limits are measured in the same run, each the best of torch's kernels and our own: bytes read per second (torch's sum
+over more memory than any cache, and our product of one row with a large matrix) and operations per second (torch's
+matrix product in bfloat16 and float32, and ours). A step's limit is the larger of its bytes (weights and the KV that it
+reads) divided by the first and its operations divided by the second; `share_of_limit` is the fraction of the limit that
+was reached. On a machine shared with others the memory bandwidth changes by the minute, here by a factor of two. So
+each row is compared with limits measured right before and after it, for about as long as a step; a row's numbers are
+those of the round with the median share. The printed rates are the best of the whole run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# as the server's engine process has it; read once, when torch loads
+# the same setting as in the server's engine process; torch reads it once, when it loads
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
@@ -50,22 +50,22 @@ PRODUCT_COLUMNS = 32768
 
 @attrs.frozen
 class Work:
-    """What a step cannot do without."""
+    """The minimum of bytes and operations that a step needs."""
 
     name: str
     num_rows: int
     num_tokens: int
-    """Of each row, the last of its context."""
+    """New tokens per row, at the end of its context."""
     context: int
 
     def bytes_read(self) -> float:
-        """Weights once, and the keys and values that stood there before."""
+        """Return the bytes of all weights, and of the keys and values from earlier steps."""
         kept = 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * 2 * SHAPE["num_hidden_layers"]
         embedding = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
         return float(2 * _layer_weights() + embedding + self.num_rows * (self.context - self.num_tokens) * kept)
 
     def operations(self) -> float:
-        """Multiplications and additions: matrices, attention up to each token's place, one token a row in the head."""
+        """Count multiplications and additions: matrices, causal attention, and one token per row in the LM head."""
         tokens = self.num_rows * self.num_tokens
         seen = self.num_rows * sum(range(self.context - self.num_tokens + 1, self.context + 1))
         attention = 4 * SHAPE["num_attention_heads"] * SHAPE["head_dim"] * seen * SHAPE["num_hidden_layers"]
@@ -74,7 +74,7 @@ class Work:
 
 
 def _layer_weights() -> int:
-    """Numbers in the matrices of all layers."""
+    """Count the elements of the matrices of all layers."""
     hidden, mlp, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
     heads, kv_heads = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
     layer = hidden * width * (2 * heads + 2 * kv_heads) + 3 * hidden * mlp
@@ -90,7 +90,7 @@ WORKS = [
 
 
 def make_backend(executor: str, folder: Path) -> Backend:
-    """The shape with dummy weights, and room for the largest row."""
+    """Load dummy weights in this shape, with room for the largest row."""
     (folder / "config.json").write_text(json.dumps(SHAPE))
     return load_backend(
         executor,
@@ -108,7 +108,7 @@ def make_backend(executor: str, folder: Path) -> Backend:
 
 
 def make_batch(work: Work) -> StepBatch:
-    """Rows whose blocks lie anywhere; greedy."""
+    """Make greedy rows with scattered blocks."""
     draw = random.Random(work.name)
     blocks = list(range(1, 1 + NUM_SEQS * CONTEXT // BLOCK_SIZE))
     draw.shuffle(blocks)
@@ -124,7 +124,7 @@ def make_batch(work: Work) -> StepBatch:
 
 
 def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]:
-    """What to time for the limits, and how many bytes or operations each is; `read_bytes` are read."""
+    """Return what to time for the limits, each with its bytes (`read_bytes`) or operations."""
     memory = torch.ones(read_bytes // 8, dtype=torch.int64)
     left, right = torch.randn(1024, 1024), torch.randn(1024, 4096)
     left_half, right_half = left[:128].bfloat16(), right.bfloat16()
@@ -132,7 +132,7 @@ def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]
     jobs: dict[str, tuple[Callable[[], object], float]] = {
         "read, torch": (memory.sum, read_bytes),
         "products, torch float32": (lambda: left @ right, operations),
-        # few rows: where it has no instructions for it, torch is hundreds of times slower
+        # few rows: torch is hundreds of times slower on processors without bfloat16 instructions
         "products, torch bfloat16": (lambda: left_half @ right_half, operations / 8),
     }
     try:
@@ -147,13 +147,13 @@ def limit_jobs(read_bytes: int) -> dict[str, tuple[Callable[[], object], float]]
 
 @attrs.frozen
 class Moment:
-    """One round of one row, and what the machine gave just before and after it: the best rate of each kind."""
+    """One round of one row, and the best rate of each kind that was measured right before and after it."""
 
     step_s: float
     read: float
-    """Bytes a second."""
+    """Bytes per second."""
     products: float
-    """Operations a second."""
+    """Operations per second."""
 
     def row(self, work: Work) -> dict[str, Any]:
         tokens = work.num_rows * work.num_tokens
@@ -172,21 +172,21 @@ def best_s(job: Callable[[], object], repeats: int) -> float:
 
 
 class Limits:
-    """What the machine does at best, asked for again and again."""
+    """Measures the limits of the machine, repeatedly."""
 
     def __init__(self, read_bytes: int) -> None:
         self._jobs = limit_jobs(read_bytes)
         self._slow: set[str] = set()
         self.best = dict.fromkeys(self._jobs, 0.0)
         self.measure()
-        # torch's products of a type that the processor has no instructions for take seconds, and are no limit
+        # torch's products of a type without processor support take seconds, and are not a limit
         self._slow = {name for name, rate in self.best.items() if rate < self._best_of(name) / 4}
 
     def _best_of(self, name: str) -> float:
         return max(rate for other, rate in self.best.items() if other.split(",")[0] == name.split(",")[0])
 
     def measure(self) -> dict[str, float]:
-        """The best rate of each kind now."""
+        """Return the best rate of each kind at this moment."""
         now = {"read": 0.0, "products": 0.0}
         for name, (job, amount) in self._jobs.items():
             if name not in self._slow:
@@ -198,11 +198,11 @@ class Limits:
 
 
 def measure(executor: str, rounds: int, read_bytes: int = READ_BYTES) -> dict[str, Any]:
-    """Everything, in turns; of each row the round whose share is the median."""
+    """Run all rows in alternation; return the round with the median share for each."""
     with tempfile.TemporaryDirectory() as folder:
         backend = make_backend(executor, Path(folder))
         batches = {work: make_batch(work) for work in WORKS}
-        for batch in batches.values():  # touches memory for the first time
+        for batch in batches.values():  # the first run touches memory for the first time
             backend.step(batch)
         limits = Limits(read_bytes)
         moments: dict[Work, list[Moment]] = {work: [] for work in WORKS}
@@ -232,9 +232,9 @@ def measure(executor: str, rounds: int, read_bytes: int = READ_BYTES) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.execution", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, one round")
     parser.add_argument("--executor", choices=["auto", "cpu", "reference"], default="auto")
-    parser.add_argument("--layers", type=int, default=28, help="fewer make it quick, and the head weigh more")
+    parser.add_argument("--layers", type=int, default=28, help="fewer are faster, but give the LM head more weight")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     SHAPE["num_hidden_layers"] = arguments.layers

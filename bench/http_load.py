@@ -1,8 +1,8 @@
-"""A load for OpenAI-compatible servers that costs little itself: streams of token ids in, times of events out.
+"""A cheap load generator for OpenAI-compatible servers: prompts of token ids in, arrival times of events out.
 
-Used by `web/auth/local_clients.py` and `engine_overhead.py`. All requests of a call are sent at once over connections
-of their own, and every event with a choice counts as one token, whatever text it brings: random weights draw broken
-characters.
+Used by `bench.peers`, `bench.engine_overhead`, `bench.request_budget` and `bench.stalls`. All requests of a call are
+sent at once over separate connections. Every event with a choice counts as one token, whatever its text: random weights
+produce incomplete characters.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ COMPLETIONS = "/v1/completions"
 
 
 class LoadFailed(Exception):
-    """A server did not answer as it should; the message says what came."""
+    """A server did not respond as expected; the message quotes what it sent."""
 
 
 @attrs.frozen
 class Answer:
-    """When one request was sent, and when its tokens came; of one clock."""
+    """When one request was sent and when its tokens arrived, on the same clock."""
 
     sent_s: float
     tokens_s: tuple[float, ...]
 
     @property
     def first_token_s(self) -> float:
-        """After it was sent."""
+        """Time to first token."""
         return self.tokens_s[0] - self.sent_s
 
 
 @attrs.define(eq=False)
 class EventCounter:
-    """Finds the events of a stream in whatever pieces it comes."""
+    """Counts the events of a stream that arrives in arbitrary pieces."""
 
     is_done: bool = False
     _rest: bytes = b""
     _is_body: bool = False
 
     def feed(self, received: bytes) -> int:
-        """How many tokens these bytes complete. Raises LoadFailed for an answer that is no stream of events."""
+        """Return how many tokens these bytes complete. Raises LoadFailed if the response is not an event stream."""
         data = self._rest + received
         if not self._is_body:
             head, found, data = data.partition(b"\r\n\r\n")
@@ -69,7 +69,7 @@ class EventCounter:
 
 
 def _is_token(event: dict[str, Any]) -> bool:
-    """Neither usage alone, nor a role, nor an end that brings nothing."""
+    """Return whether an event carries a token: not only usage, a role, or an empty last chunk."""
     if not event["choices"]:
         return False
     choice = event["choices"][0]
@@ -79,20 +79,20 @@ def _is_token(event: dict[str, Any]) -> bool:
 
 
 def request_of(port: int, body: dict[str, Any], path: str = COMPLETIONS) -> bytes:
-    """A whole request; the connection is closed behind its answer."""
+    """Return the bytes of a request, with `Connection: close`."""
     payload = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(payload), payload)
 
 
 def completion(model: str, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-    """The body that all servers are sent: greedy, streamed, and of exactly this length."""
+    """Return the body that all servers are sent: greedy, streamed, and with exactly `max_tokens` output tokens."""
     fields = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": True}
     return fields | {"ignore_eos": True, "min_tokens": max_tokens}
 
 
 def ask_all(port: int, bodies: Sequence[dict[str, Any]], path: str = COMPLETIONS) -> list[Answer]:
-    """Send everything at once and read it to the end. Raises LoadFailed."""
+    """Send all requests at once and read the responses to the end. Raises LoadFailed."""
     poll, answers = select.epoll(), []
     open_socks: dict[int, Any] = {}
     try:
@@ -112,14 +112,14 @@ def ask_all(port: int, bodies: Sequence[dict[str, Any]], path: str = COMPLETIONS
             ready = poll.poll(1.0)
             now_s = time.perf_counter()
             if now_s > deadline:
-                raise LoadFailed(f"{len(open_socks)} streams are not over after {PATIENCE_S:.0f} s")
+                raise LoadFailed(f"{len(open_socks)} streams have not ended after {PATIENCE_S:.0f} s")
             for descriptor, _ in ready:
                 index, sock, counter, times_s = open_socks[descriptor]
                 received = sock.recv(1 << 18)
                 times_s += [now_s] * counter.feed(received)
                 if counter.is_done or not received:
                     if not counter.is_done or not times_s:
-                        raise LoadFailed("a stream ended without its end")
+                        raise LoadFailed("a stream ended early")
                     tokens[index] = times_s
                     poll.unregister(descriptor)
                     sock.close()
@@ -132,10 +132,10 @@ def ask_all(port: int, bodies: Sequence[dict[str, Any]], path: str = COMPLETIONS
 
 
 def decode_rate(answers: Sequence[Answer]) -> float:
-    """Tokens a second of all streams together, while every one of them decodes."""
+    """Return tokens per second over all streams, counted only while every stream decodes."""
     begin_s = max(answer.tokens_s[0] for answer in answers)
     end_s = min(answer.tokens_s[-1] for answer in answers)
     num_tokens = sum(begin_s < at_s <= end_s for answer in answers for at_s in answer.tokens_s)
     if num_tokens == 0:
-        raise LoadFailed("the streams never decoded together: take longer answers")
+        raise LoadFailed("the streams never decoded at the same time: use longer outputs")
     return num_tokens / (end_s - begin_s)

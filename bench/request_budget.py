@@ -1,11 +1,11 @@
-"""Where the time of one warm request goes, from its first byte to its first token, part by part.
+"""Measure where the time of one warm request goes, from its first byte to its first token, part by part.
 
     python -m bench.request_budget [--json] [--quick] [--rounds 20] [--prompt-tokens 1024] [--turns 8] [--model FOLDER]
 
-A chat of several turns, about 1,024 tokens in all, was just served; it comes again with a new turn of a few words, and
-its answer is streamed. A whole server (dummy weights in the true shape of Qwen3-0.6B) serves it over HTTP; its parts
-are watched where they run (`timed_server.py`) and put on one line of time with what the client saw. A part is the time
-in its functions between sending and first token; `elsewhere` is all the rest: reading HTTP, the hops between actors and
+A chat of several turns, about 1,024 tokens in all, was just served; it is sent again with a new turn of a few words,
+and the response is streamed. A whole server (dummy weights in the shape of Qwen3-0.6B) serves it over HTTP; its
+functions are timed in place (`timed_server.py`) and put on one timeline with what the client saw. A part is the time
+spent in its functions between sending and first token; `elsewhere` is the rest: reading HTTP, hops between actors and
 between the two processes, and waiting for the processor. Medians of the rounds, in milliseconds.
 """
 
@@ -32,15 +32,15 @@ from bench.timed_server import MODEL, TimedServer
 from quipu.actors.shared.checkpoint import DEMO
 
 PARTS = {
-    "parse": "the body, checked field by field",
-    "tokenise": "template, and the ids of what is new",
+    "parse": "parsing and validating the body",
+    "tokenise": "the chat template, and the ids of the new text",
     "hash": "block keys of the prompt",
-    "schedule": "what the next step is",
-    "match": "cached blocks found and taken",
-    "step": "the pass that draws the first token",
-    "books": "the executor's own record around it",
+    "schedule": "planning the next step",
+    "match": "finding and taking cached blocks",
+    "step": "the pass that samples the first token",
+    "books": "the executor's own bookkeeping around it",
     "detokenise": "its text",
-    "write": "its event, encoded and written to the socket",
+    "write": "encoding its event and writing it to the socket",
     "elsewhere": "HTTP, hops between actors and processes, waiting for the processor",
 }
 WORDS = [f"{what}{number}" for what in ("knot", "cord", "day") for number in range(10)]
@@ -50,7 +50,7 @@ MAX_TOKENS = 4
 
 
 def make_chat(num_turns: int, words_a_turn: int, draw: random.Random) -> list[dict[str, str]]:
-    """Turns of words, the last by the user."""
+    """Return turns of random words, the last from the user."""
     return [
         {"role": "user" if turn % 2 == 0 else "assistant", "content": " ".join(draw.choices(WORDS, k=words_a_turn))}
         for turn in range(num_turns // 2 * 2 + 1)
@@ -63,17 +63,17 @@ def body_of(messages: Sequence[dict[str, str]]) -> dict[str, Any]:
 
 
 def budget_of(answer: Answer, spans: Sequence[Span]) -> dict[str, float]:
-    """Milliseconds of each part between sending and first token. Raises ValueError where no step ran meanwhile."""
+    """Return the milliseconds of each part between sending and first token. Raises ValueError if no step ran."""
     begin_s, end_s = answer.sent_s, answer.tokens_s[0]
     seconds = dict.fromkeys(PARTS, 0.0)
-    # the client may have its token before the function that wrote it has returned
+    # the client may receive its token before the function that wrote it has returned
     inside = [attrs.evolve(span, end_s=min(span.end_s, end_s)) for span in spans if begin_s <= span.start_s < end_s]
     steps = [span for span in inside if span.name == "step"]
     if not steps:
         raise ValueError("no step ran between a request and its first token")
     first = steps[0]
     for span, own_s in zip(inside, own_seconds(inside), strict=True):
-        # the next step is planned while this one runs: that takes the request no time
+        # the next step is planned while this one runs: it does not delay the request
         if span.thread == first.thread or not first.start_s <= span.start_s <= first.end_s:
             seconds[span.name] += own_s
     seconds["elsewhere"] = end_s - begin_s - sum(seconds.values())
@@ -81,7 +81,7 @@ def budget_of(answer: Answer, spans: Sequence[Span]) -> dict[str, float]:
 
 
 def measure(model: Path, flags: Sequence[str], *, rounds: int, num_tokens: int, num_turns: int) -> dict[str, Any]:
-    """The chat and its next turn, round after round, each a chat of its own."""
+    """Send a chat and its next turn in every round, each round with a new chat."""
     draw = random.Random(0)
     words_a_turn = max(1, round(num_tokens / (num_turns + 1) / TOKENS_A_WORD))
     answers = []
@@ -98,7 +98,7 @@ def measure(model: Path, flags: Sequence[str], *, rounds: int, num_tokens: int, 
 
 
 def describe(budgets: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """A row a part, the whole last."""
+    """Return a row for each part, and the total last."""
     whole = statistics.median(budget["first_token"] for budget in budgets)
     rows = []
     for name in [*PARTS, "first_token"]:
@@ -108,15 +108,15 @@ def describe(budgets: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise servers would outlive this process
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m bench.request_budget", description=summary)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: the demo model, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: the demo model, one round")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--prompt-tokens", type=int, default=1024, help="of the chat, about")
+    parser.add_argument("--prompt-tokens", type=int, default=1024, help="approximate length of the chat")
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--model", type=Path, help="a checkpoint (default: the peers', made where it is not there)")
+    parser.add_argument("--model", type=Path, help="a checkpoint (default: that of bench.peers, created if missing)")
     arguments, flags = parser.parse_known_args()
     if arguments.quick:
         arguments.rounds, arguments.prompt_tokens, arguments.model = 1, 256, arguments.model or DEMO

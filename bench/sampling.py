@@ -1,11 +1,11 @@
-"""The sampler and the scores in C beside torch's ways to draw and to score, from the same logits in the same run.
+"""Compare the sampler and the logprobs in C with torch's, on the same logits in the same run.
 
     python -m bench.sampling [--json] [--quick] [--rows 64] [--rounds 5] [--flat]
 
-Logits fall with the logarithm of their rank, as a model's do, by 1.5 for each e-fold; `--flat` takes normal numbers of
-deviation 3 instead, in which thousands of tokens matter: the hard case. Torch's side is what one writes with it:
-argmax, or the filters, softmax and a draw; log-softmax, ranks and the likeliest; all rows at once. Best of rounds, per
-row.
+Logits fall with the logarithm of their rank, as a model's do, by 1.5 per e-fold. `--flat` uses normal values with
+standard deviation 3 instead, in which thousands of tokens matter: the hard case. The torch side is the straightforward
+implementation: argmax, or the filters, softmax and a draw; log-softmax, ranks and top tokens; all rows at once. Numbers
+are the best of the rounds, per row.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def measure(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
 
 
 def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]]:
-    """Of the token that each row would draw."""
+    """Measure the logprobs of the token that each row would draw."""
     library = load(choose_instruction_set(processor_flags()))
     logits, threads = make_logits(rows, flat=flat), torch.get_num_threads()
     token_ids = draw(library, make_batch(rows, {}), range(rows), logits, num_threads=threads)
@@ -139,7 +139,7 @@ def measure_scores(rows: int, rounds: int, *, flat: bool) -> list[dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sampling", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: two rows, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: two rows, one round")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--flat", action="store_true", help="logits in which thousands of tokens matter")

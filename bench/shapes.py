@@ -1,6 +1,6 @@
-"""Qwen3-0.6B's true shape, which the benchmarks of execution run in: no weights of it, only its numbers.
+"""The shape of Qwen3-0.6B, used by the execution benchmarks: its config only, none of its weights.
 
-`TINY` is what `--quick` runs in: the same kind of model, and nothing that takes time.
+`--quick` uses `TINY`: the same architecture, small enough to take no time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QWEN3_06B: dict[str, Any] = {
     "rope_theta": 1_000_000.0,
     "tie_word_embeddings": True,
 }
-"""A `config.json`, as far as quipu reads it."""
+"""The part of a `config.json` that quipu reads."""
 
 TINY: dict[str, Any] = {
     "vocab_size": 4096,
@@ -34,4 +34,4 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-"""Over the true shape; the demo's tokenizer has as many entries."""
+"""Overrides of `QWEN3_0_6B`; the vocabulary is that of the demo's tokenizer."""

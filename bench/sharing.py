@@ -1,14 +1,14 @@
-"""What it is worth that newcomers wait for a prefix which somebody else is computing.
+"""Measure the benefit of having a new sequence wait for a prefix that another one is computing.
 
     python -m bench.sharing [--json] [--step-ms 10] [--token-us 20]
 
-The real scheduler and block manager serve the same requests three times, in virtual time: nobody waits (`off`);
-everybody waits whom that delays by two steps at most (`always`); and by the rule that is served (`rule`, see
+The real scheduler and block manager serve the same requests three times, in virtual time: no sequence waits (`off`);
+every sequence waits that is delayed by at most two steps (`always`); and by the server's rule (`rule`, see
 `actors/block_manager/pending.py`). A pass takes `--step-ms` and `--token-us` for each position that it computes.
 
-A workload is bursts of requests that begin alike and end each in its own way. `prompt tokens` are those computed, a
-request's time to first token runs from its arrival, `last token` from the first arrival of all. `us/step` is wall time
-in scheduler and block manager: what the waiting itself costs.
+A workload consists of bursts of requests with a common prefix and different suffixes. `prompt tokens` are those
+computed; a request's time to first token starts at its arrival, `last token` at the first arrival of all. `us/step` is
+wall time in scheduler and block manager: the cost of the waiting itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quipu.actors.shared.block_keys import chain_keys
 BLOCK_SIZE = 16
 NUM_BLOCKS = 100_000
 NUM_BATCHED_TOKENS = 2048
-"""What is served unless told otherwise."""
+"""The server's default."""
 VOCABULARY = 128_000
 ROOT = bytes(32)
 
@@ -44,14 +44,14 @@ class Workload:
 
     burst: int
     num_shared: int
-    """Prompt tokens that the requests of one burst begin with."""
+    """Prompt tokens that the requests of one burst share."""
     num_own: int = 64
-    """Prompt tokens that follow, each request's own."""
+    """Prompt tokens after those, different for each request."""
     num_bursts: int = 1
     every_s: float = 0.0
     num_outputs: int = 32
     num_decoding: int = 0
-    """Sequences that decode all the while."""
+    """Sequences that decode throughout."""
     max_chunk: int = 0
     """`--long-prefill-token-threshold`."""
 
@@ -80,7 +80,7 @@ QUICK = [Workload(4, 512), Workload(2, 32), Workload(2, 0, num_bursts=3, every_s
 
 @attrs.frozen
 class Costs:
-    """What a pass takes of virtual time."""
+    """The virtual time of a pass."""
 
     step_s: float
     token_s: float
@@ -98,7 +98,7 @@ MODES = [Mode("off", False, 0), Mode("always", True, 0), Mode("rule", True, STEP
 
 @attrs.define
 class Course:
-    """One workload as it went."""
+    """The results of one workload."""
 
     arrivals: dict[int, float]
     first_tokens: dict[int, float] = attrs.field(factory=dict)
@@ -108,7 +108,7 @@ class Course:
     num_tokens: int = 0
 
     def note(self, plan: StepPlan, now: float, num_prompt: int) -> None:
-        """The pass has ended now."""
+        """Record that the pass has ended at `now`."""
         for sequence_id, start, count, samples in zip(
             plan.row_ids, plan.row_starts, plan.row_counts, plan.row_samples, strict=True
         ):
@@ -121,7 +121,7 @@ class Course:
 
 
 def make_jobs(workload: Workload, rng: random.Random) -> deque[tuple[float, Job]]:
-    """Requests in the order of their arrival."""
+    """Return the requests in order of arrival."""
     jobs: deque[tuple[float, Job]] = deque()
     for burst in range(workload.num_bursts):
         shared = rng.choices(range(VOCABULARY), k=workload.num_shared)
@@ -134,7 +134,7 @@ def make_jobs(workload: Workload, rng: random.Random) -> deque[tuple[float, Job]
 
 
 def make_engine(workload: Workload, mode: Mode) -> SimulatedEngine:
-    """An engine in which `num_decoding` sequences decode already, without an end."""
+    """Return an engine in which `num_decoding` sequences are already decoding, endlessly."""
     engine = SimulatedEngine(
         SchedulerConfig(
             block_size=BLOCK_SIZE,
@@ -158,12 +158,12 @@ def make_engine(workload: Workload, mode: Mode) -> SimulatedEngine:
 
 
 def serve(engine: SimulatedEngine, workload: Workload, costs: Costs) -> Course:
-    """Serve it all, one pass after the other."""
+    """Serve the workload, one pass after another."""
     arriving = make_jobs(workload, random.Random(1))
     course = Course({job.id: arrival for arrival, job in arriving})
     num_to_come = len(arriving) * workload.num_outputs
     now = 0.0
-    done_at: float | None = None  # of the pass that runs now
+    done_at: float | None = None  # end of the current pass
     while course.num_tokens < num_to_come:
         if done_at is None and engine.plans:
             done_at = now + costs.step_s + costs.token_s * sum(engine.plans[0].row_counts)
@@ -196,8 +196,8 @@ def measure(workload: Workload, mode: Mode, costs: Costs) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sharing", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--step-ms", type=float, default=10.0, help="virtual time of a pass (default: %(default)s)")
-    parser.add_argument("--token-us", type=float, default=20.0, help="and of each position (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few small workloads: only whether it runs")
+    parser.add_argument("--token-us", type=float, default=20.0, help="virtual time per position (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a few small workloads")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     costs = Costs(arguments.step_ms / 1000, arguments.token_us / 1e6)
@@ -212,7 +212,7 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Each measure as `off / always / rule`."""
+    """Return the rows as a Markdown table, with each measure as `off / always / rule`."""
     lines = [
         "| workload | prompt tokens | TTFT p50 ms | TTFT p99 ms | last token ms | us/step |",
         "|---|---|---|---|---|---|",

@@ -1,12 +1,12 @@
-"""An engine whose device is a clock: the real Batcher and BlockManager, and an executor that only says "done".
+"""An engine whose device is a clock: the real Batcher and BlockManager, and an executor that only reports completion.
 
-Used by `trace_replay`, `sharing` and `engine_core`: what they need not know of the columns of the engine's messages.
+Used by `trace_replay`, `sharing` and `engine_core`; hides the columns of the engine's messages from them.
 
     submit ─▶ pump: next_action ─▶ grant ─▶ accept ─▶ plans      (timed; not every step asks the block manager)
                 ▲                                    │
                 └── finish_step: on_done (timed) ◀───┘ answer (not timed)
 
-What must always hold: no decision is made here; what happens between two clock readings is quipu's own code.
+What must always hold: no decision is made here, and everything between two clock readings is quipu's own code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ clock = time.perf_counter_ns
 
 @attrs.frozen
 class Job:
-    """One request. Its first `num_prompt_tokens` tokens are the prompt; any others are outputs known beforehand."""
+    """One request. Its first `num_prompt_tokens` tokens are the prompt; the others are outputs known in advance."""
 
     id: int
     token_ids: list[int]
@@ -42,13 +42,13 @@ class Job:
     keys: list[bytes]
     """Chain keys of the prompt's full blocks."""
     max_tokens: int
-    """Outputs to be drawn, one a step; at least 1."""
+    """Outputs to sample, one per step; at least 1."""
     root_key: bytes = bytes(32)
 
 
 @attrs.frozen
 class StepTime:
-    """Nanoseconds of one step, from hearing the result before it to having its plan."""
+    """Nanoseconds of one step, from receiving the previous result to having the plan."""
 
     scheduler_ns: int
     manager_ns: int
@@ -72,9 +72,9 @@ class SimulatedEngine:
         explain_misses: bool = True,
         draw: Callable[[int], list[int]] = draw_zeros,
     ) -> None:
-        """Defaults are those that are served; `watermark` is a share of the blocks.
+        """Create an engine; defaults are the server's, `watermark` is a fraction of the blocks.
 
-        `cache_outputs` False keeps every block without a key that holds a token after the prompt.
+        With `cache_outputs` False, blocks that hold a token after the prompt get no key.
         """
         self.limits = limits
         self.batcher = Batcher(limits)
@@ -88,12 +88,12 @@ class SimulatedEngine:
             watermark_blocks=math.ceil(watermark * limits.num_blocks),
         )
         self.plans: deque[StepPlan] = deque()
-        """Sent, not answered; oldest first."""
+        """Sent but not yet answered; oldest first."""
         self.step_times: list[StepTime] = []
         self.scheduler_ns = 0
         self.manager_ns = 0
         self.reused: dict[int, int] = {}
-        """Prompt tokens found in the cache at each one's first admission, once its step was done."""
+        """Prompt tokens found in the cache at each request's first admission, once its step was done."""
         self.rejected: set[int] = set()
         self.num_open = 0
         self.num_preemptions = 0
@@ -101,7 +101,7 @@ class SimulatedEngine:
         self._cache_outputs = cache_outputs
         self._draw = draw
         self._jobs: dict[int, Job] = {}
-        """Those that are open: what they hold is let go of outside the timers."""
+        """Open requests: what they hold is released outside the timers."""
         self._before = StepTime(0, 0)
 
     def submit(self, job: Job) -> None:
@@ -119,7 +119,7 @@ class SimulatedEngine:
         self.scheduler_ns += clock() - began
 
     def pump(self) -> None:
-        """Plan steps until there is nothing more to plan: what the scheduler's actor does after it has listened."""
+        """Plan steps until there is nothing left to plan, as the scheduler's actor does after reading its messages."""
         while True:
             began = clock()
             action = self.batcher.next_action()
@@ -143,7 +143,7 @@ class SimulatedEngine:
                 return
 
     def _ask(self, proposal: Reserve) -> tuple[Outgoing, bool]:
-        """What to send, and whether somebody was preempted for it."""
+        """Return what to send, and whether a sequence was preempted for it."""
         if not self._cache_outputs:
             self._cut_to_prompts(proposal)
         a = clock()
@@ -155,14 +155,14 @@ class SimulatedEngine:
         return outgoing, bool(granted.preempted_ids)
 
     def finish_step(self) -> None:
-        """The oldest plan has run."""
+        """Complete the oldest plan."""
         done = self.answer(self.plans.popleft())
         began = clock()
         self.batcher.on_done(done)
         self.scheduler_ns += clock() - began
 
     def answer(self, plan: StepPlan) -> StepDone:
-        """What an executor says of a plan that it has run."""
+        """Return what an executor reports about a plan that it has run."""
         sampled = [row for row, samples in enumerate(plan.row_samples) if samples]
         return StepDone(
             step=plan.step,
@@ -179,9 +179,9 @@ class SimulatedEngine:
         )
 
     def _cut_to_prompts(self, proposal: Reserve) -> None:
-        """Let the block manager hear of no key, and of no candidate's token, beyond the prompt.
+        """Remove keys and candidates' tokens beyond the prompt from what the block manager is sent.
 
-        Tokens beyond it follow as rows of their own in the next steps, as they do for a long prompt.
+        Tokens beyond the prompt follow as rows of the next steps, as they do for a long prompt.
         """
         for name in FILLED_COLUMNS:
             getattr(proposal, name).clear()

@@ -1,7 +1,7 @@
-"""When named things happened in the processes of one server: written while it runs, read when it is over.
+"""Timed spans from the processes of one server: written while it runs, read afterwards.
 
-Functions are watched in place (`watch`), so that what is measured is the server as it is, at 3 us a span. All times are
-of the machine's monotonic clock, which its processes share with `time.perf_counter` of the client.
+Functions are wrapped in place (`watch`), so that the unchanged server is measured, at a cost of 3 us per span. All
+times are from the machine's monotonic clock, which its processes share with `time.perf_counter` of the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 FOLDER = "QUIPU_BENCH_SPANS"
-"""Environment variable: where spans go."""
+"""Environment variable: the folder to write spans to."""
 RECORD = struct.Struct("=16sddIQ")
 
 
@@ -30,7 +30,7 @@ class Span:
     start_s: float
     end_s: float
     size: int
-    """Whatever the watcher counts: rows of a step."""
+    """A number from the `size` function of `watch`, such as the rows of a step."""
     thread: tuple[int, int] = (0, 0)
     """Process and thread."""
 
@@ -46,9 +46,9 @@ def _descriptor() -> int:
 
 
 def watch(owner: Any, attribute: str, name: str, size: Callable[..., int] = lambda *_, **__: 0) -> None:
-    """Have every call of `owner.attribute` written down as `name`; `size` is called with the same arguments.
+    """Record every call of `owner.attribute` as a span `name`; `size` is called with the same arguments.
 
-    Of a coroutine every turn is a span, from where it goes on to where it waits.
+    For a coroutine every turn is a span, from where it resumes to where it waits.
     """
     watched = getattr(owner, attribute)
 
@@ -73,7 +73,7 @@ def watch(owner: Any, attribute: str, name: str, size: Callable[..., int] = lamb
 
 @types.coroutine
 def _in_turns(coroutine: Coroutine[Any, Any, Any], write: Callable[[float], None]) -> Generator[Any, Any, Any]:
-    """Drive a coroutine; `write` is called with the start of each turn when it is over."""
+    """Drive a coroutine; `write` is called with the start of each turn after it."""
     turn = functools.partial(coroutine.send, None)
     while True:
         start_s = time.perf_counter()
@@ -85,12 +85,12 @@ def _in_turns(coroutine: Coroutine[Any, Any, Any], write: Callable[[float], None
             write(start_s)
         try:
             turn = functools.partial(coroutine.send, (yield wanted))
-        except BaseException as error:  # a cancellation, say, is the coroutine's to hear
+        except BaseException as error:  # a cancellation, for example, is passed to the coroutine
             turn = functools.partial(coroutine.throw, error)
 
 
 def read_spans(folder: Path) -> list[Span]:
-    """Of all processes, in the order of their starts."""
+    """Read the spans of all processes, ordered by start."""
     spans = []
     for path in folder.glob("*.spans"):
         data = path.read_bytes()
@@ -103,7 +103,7 @@ def read_spans(folder: Path) -> list[Span]:
 
 
 def own_seconds(spans: Sequence[Span]) -> list[float]:
-    """Of each span, what it did not spend in spans inside it; those of other threads are not inside."""
+    """Return each span's time excluding nested spans of the same thread."""
     own = [span.seconds for span in spans]
     open_ones: dict[tuple[int, int], list[int]] = {}
     for index in sorted(range(len(spans)), key=lambda at: (spans[at].start_s, -spans[at].end_s)):

@@ -1,15 +1,15 @@
-"""Server-sent events: what a token costs the web side, beside a bare Starlette application in the same run.
+"""Measure what a streamed token costs the web side, and a bare Starlette application in the same run.
 
     python -m bench.sse [--json] [--quick] [--streams 1 16 64 256] [--seconds 3]
 
-An engine that computes nothing makes one token a stream and step. The next step begins when the client has counted
-every event of the last one: nothing is dropped, nothing piles up, and every event is a write of its own. Server and
-client have a core each, where there are two. `sse_quipu.py` is the real web side (application, HTTP server, accountant,
-detokenizer); `sse_starlette.py` is the peer. Both speak the same little protocol with the client, over a socket pair:
+An engine that computes nothing produces one token per stream and step. The next step starts when the client has counted
+every event of the last one: nothing is dropped, nothing accumulates, and every event is a separate write. Server and
+client each have a core if there are two. `sse_quipu.py` is the real web side (application, HTTP server, accountant,
+detokenizer); `sse_starlette.py` is the peer. Both use the same small protocol with the client, over a socket pair:
 
     server -> client   its port, once it listens
-    client -> server   b"n": how many streams are open?   b"t": how much processor time (ns)?   b"s": make a step
-    server -> client   eight bytes, the answer to either question
+    client -> server   b"n": number of open streams?   b"t": processor time (ns)?   b"s": run a step
+    server -> client   eight bytes, the answer to b"n" or b"t"
 """
 
 from __future__ import annotations
@@ -78,22 +78,22 @@ class Streams:
             self._tails[sock.fileno()] = b""
 
     def read_events(self, count: int) -> None:
-        """Return when so many events have come, over all streams."""
+        """Return when `count` events have arrived, over all streams."""
         tails, socks = self._tails, self._socks
         deadline = time.monotonic() + PATIENCE_S
         while count > 0:
             ready = self._poll.poll(PATIENCE_S)
             if time.monotonic() > deadline:  # heartbeats may still come
-                raise TimeoutError(f"{count} events did not come")
+                raise TimeoutError(f"{count} events did not arrive")
             for descriptor, _ in ready:
                 data = socks[descriptor].recv(65536)
                 if not data:
-                    raise ConnectionError("a stream has ended")
-                data = tails[descriptor] + data  # an event may begin at the end of what was read before
+                    raise ConnectionError("a stream ended")
+                data = tails[descriptor] + data  # an event may start at the end of the previous read
                 count -= data.count(EVENT)
                 tails[descriptor] = data[1 - len(EVENT) :]
         if count < 0:
-            raise RuntimeError("more events came than were made")
+            raise RuntimeError("more events arrived than were sent")
 
     def close(self) -> None:
         self._poll.close()
@@ -102,7 +102,7 @@ class Streams:
 
 
 def measure(module: str, *, num_streams: int, detokenize: bool, seconds: float) -> Speed:
-    """Start a server of its own on its core, and count events for so long."""
+    """Start a server on its core and count events for `seconds`."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", module, str(theirs.fileno()), str(SERVER_CORE), "text" if detokenize else "plain"]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).resolve().parent.parent)
@@ -148,7 +148,7 @@ def has_peer() -> bool:
 def measure_row(
     names: list[str], *, num_streams: int, detokenize: bool, seconds: float, rounds: int
 ) -> dict[str, float | int | bool | None]:
-    """The servers in turns, so that a busy moment of the machine meets all; the median of each number."""
+    """Measure the servers alternately, so that other load on the machine affects all; return medians."""
     speeds: dict[str, list[Speed]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
@@ -167,10 +167,12 @@ def measure_row(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sse", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: two streams, once")
+    parser.add_argument("--quick", action="store_true", help="smoke test: two streams, once")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each server in each row (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns into which those are cut (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per server and row (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of turns into which that time is split (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     names = list(SERVERS)
     if not has_peer():

@@ -1,7 +1,7 @@
-"""The server of `bench.sse`: quipu's whole web side, with an engine that makes tokens out of nothing.
+"""The server of `bench.sse`: quipu's whole web side, with an engine that produces tokens without computing.
 
-Everything is what `quipu serve` runs in its web process, but for the socket to the engine process: the engine's host
-is in this loop and hands over step reports as they would arrive.
+Everything is what `quipu serve` runs in its web process except the socket to the engine process: the engine's host is
+in this event loop and delivers step reports as they would arrive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDLESS = 1 << 30
 
 
 class PlainDecoder(Decoder):
-    """Its decoders say the same word for every token: the cost of everything but detokenizing."""
+    """Its decoders return the same word for every token, to measure everything except detokenization."""
 
     class OneWord:
         def push(self, token_id: int) -> str:
@@ -48,7 +48,7 @@ class PlainDecoder(Decoder):
 
 
 class TokenHost:
-    """In place of an engine: one token for every sequence at each step that the client asks for."""
+    """Replaces the engine: one token for every sequence in each step that the client requests."""
 
     def __init__(self, control: trio.SocketStream) -> None:
         self._control = control
@@ -76,16 +76,16 @@ class TokenHost:
         return Death("the benchmark is over")
 
     async def _take(self, link: EngineLink) -> None:
-        while True:  # clients leave only at the end, when nothing matters any more
+        while True:  # clients disconnect only at the end, when it no longer matters
             self._new += [message for message in await link.take() if isinstance(message, Submit)]
 
     async def answer(self, number: int) -> None:
-        """One at a time: the client asks as soon as it has the port, while that is still being sent."""
+        """Send a number; one send at a time, since the client may ask while its port is still being sent."""
         async with self._sending:
             await self._control.send_all(number.to_bytes(8, "little"))
 
     def _step(self) -> StepReport:
-        """Prompts take a step with a span of their own; they draw their first token in it."""
+        """Report a step; a new prompt gets a span in it and its first token."""
         new, self._new = self._new, []
         admitted = [submit.sequence_id for submit in new]
         lengths = [len(submit.prompt_token_ids) for submit in new]
@@ -141,7 +141,7 @@ def runtime_config() -> RuntimeConfig:
 
 async def run(control_socket: socket.socket, *, detokenize: bool) -> None:
     if not detokenize:
-        setattr(wiring, "Decoder", PlainDecoder)  # noqa: B010 - a name that it imports, and does not offer
+        setattr(wiring, "Decoder", PlainDecoder)  # noqa: B010 - an imported name, which mypy does not let others assign
     config = runtime_config()
     info = ServingInfo(config.model_names, 0, ENDLESS, 16, 2, config.vocab_size, {})
     control = trio.SocketStream(trio.socket.from_stdlib_socket(control_socket))

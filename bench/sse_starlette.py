@@ -1,8 +1,8 @@
 """The peer of `bench.sse`: a bare Starlette application on uvicorn (uvloop, httptools) that streams tokens.
 
-No scheduler, no books, no metrics, no cancellation: a step's tokens go into one queue, a task hands each to its
-stream's queue, and the stream's generator encodes a chunk of the same shape as quipu's, with orjson. With `text` it
-detokenizes as most servers in Python do, through the DecodeStream of the tokenizers library.
+No scheduler, no accounting, no metrics, no cancellation: a step's tokens go into one queue, a task passes each to its
+stream's queue, and the stream's generator encodes a chunk of the same structure as quipu's, with orjson. With `text` it
+detokenizes like most Python servers, through the DecodeStream of the tokenizers library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both servers of `bench.sse` stream: the same tokens in the same steps, each of which has a text."""
+"""What both servers of `bench.sse` stream: the same tokens in the same steps, each with a text of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quipu.actors.shared.tokenizers_library import load_library
 
 
 class TokenSource:
-    """Ids whose text is plain words: a part of a character would bring no event of its own."""
+    """Ids of plain words: an incomplete character would not produce an event."""
 
     def __init__(self) -> None:
         library = load_library(DEMO)
@@ -15,6 +15,6 @@ class TokenSource:
         self._ids = [i for i, text in texts.items() if text.isascii() and text.strip().isalpha()]
 
     def of_step(self, step: int, num_streams: int) -> list[int]:
-        """One token a stream, other ones in each step."""
+        """Return one token per stream; they differ from step to step."""
         ids = self._ids
         return [ids[(7 * step + stream) % len(ids)] for stream in range(num_streams)]

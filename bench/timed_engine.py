@@ -1,4 +1,4 @@
-"""The engine process of a watched server (`timed_server.py`): the engine as it is, with its steps and plans timed."""
+"""The engine process of a timed server (`timed_server.py`): the real engine with its steps and plans timed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load(config: EngineConfig) -> Executor:
 
 
 def main() -> int:
-    setattr(engine, "load_executor", load)  # noqa: B010 - a name that it imports, and does not offer
+    setattr(engine, "load_executor", load)  # noqa: B010 - an imported name, which mypy does not let others assign
     watch(BlockManager, "grant", "match")
     watch(Batcher, "submit", "schedule")
     watch(Batcher, "next_action", "schedule")

@@ -1,9 +1,9 @@
-"""`quipu serve` with its parts watched, in both processes.
+"""`quipu serve` with its functions timed, in both processes.
 
     QUIPU_BENCH_SPANS=FOLDER python -m bench.timed_server FLAGS...
 
 Used by `engine_overhead.py` and `request_budget.py` through `TimedServer`, which starts one with dummy weights in the
-shape of Qwen3-0.6B and the tokenizer of 151,936 entries that the peers' benchmark has.
+shape of Qwen3-0.6B and the tokenizer of 151,936 entries from `bench.peers`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL = "model"
 
 
 class TimedServer:
-    """One server of its own; leave the block before its spans are read."""
+    """A timed server in a subprocess; leave the block before reading its spans."""
 
     def __init__(self, model: Path, folder: Path, *flags: str) -> None:
         with socket.socket() as probe:
@@ -54,7 +54,7 @@ class TimedServer:
             except OSError:
                 time.sleep(0.1)
         self.__exit__()
-        raise RuntimeError("the server did not start; what it said stands above")
+        raise RuntimeError("the server did not start; see its output above")
 
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)

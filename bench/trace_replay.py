@@ -4,13 +4,13 @@
     python -m bench.trace_replay --quick [--json]
 
 A trace is a file of JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. There is one id for each
-`--block-tokens` tokens of the prompt, and it names everything up to the end of its block; that of a part of a block is
-not used. Nothing runs: a pass takes `--step-ms` and `--token-us` for each position that it computes, on a clock of its
-own, and passes follow one another. `--sequential` submits each request when the one before it has ended.
+`--block-tokens` tokens of the prompt, and it identifies the whole prefix up to the end of its block; the id of a
+partial block is not used. Nothing is computed: a pass takes `--step-ms`, plus `--token-us` for each position, on a
+virtual clock, and passes follow one another. `--sequential` submits each request when the previous one has ended.
 
-What an output token costs the KV cache is a place in a block that nobody can find. `--outputs decoded` draws them one a
-step, as they are served; `prefilled` takes them for known and computes them like a prompt's tokens. The blocks are the
-same in far fewer steps, which is why `--sequential` does so unless told otherwise.
+An output token takes a place in a block that no prompt can match. `--outputs decoded` samples them one per step, as in
+serving; `prefilled` treats them as known and computes them like prompt tokens. That gives the same blocks in far fewer
+steps, so it is the default with `--sequential`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TracedRequest:
 
 @attrs.frozen
 class Costs:
-    """What a pass takes of virtual time."""
+    """The virtual time of a pass."""
 
     step_s: float = 0.010
     token_s: float = 20e-6
@@ -54,7 +54,7 @@ class Setting:
     """How a trace is replayed."""
 
     capacity: int | None
-    """Blocks, the null block not among them; None: as many as the whole trace can fill."""
+    """Blocks, without the null block; None: as many as the whole trace can fill."""
     block_tokens: int = 512
     sequential: bool = False
     decode_outputs: bool = True
@@ -62,9 +62,9 @@ class Setting:
     max_num_batched_tokens: int = 8192
     max_steps_in_flight: int = 2
     share_pending_prefixes: bool = True
-    """Whether a newcomer waits for a block that somebody else is computing."""
+    """Whether a new sequence waits for a block that another one is computing."""
     watermark: float = 0.01
-    """Share of the blocks that an admission leaves free while others run."""
+    """Fraction of the blocks that an admission leaves free while others run."""
     costs: Costs = Costs()
 
 
@@ -76,7 +76,7 @@ QUICK_TRACE = [
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
-    """The first `limit` requests, in the order of the file. Raises ValueError where a line is none."""
+    """Read the first `limit` requests, in file order. Raises ValueError if a line is not a request."""
     requests: list[TracedRequest] = []
     with path.open() as lines:
         for number, line in enumerate(lines, 1):
@@ -124,11 +124,13 @@ def make_job(index: int, request: TracedRequest, setting: Setting) -> Job:
     num_full = request.num_prompt_tokens // setting.block_tokens
     if len(request.hash_ids) < num_full:
         raise ValueError(f"request {index} has {len(request.hash_ids)} ids for {num_full} full blocks")
-    token_ids: list[int] = []  # a block's are its id, so that blocks of different keys differ in their tokens too
+    token_ids: list[
+        int
+    ] = []  # a block's tokens are its id, so that blocks with different keys also differ in their tokens
     for hash_id in request.hash_ids:
         token_ids += [hash_id % MAX_TOKEN_ID] * setting.block_tokens
     del token_ids[request.num_prompt_tokens :]
-    # the last output is never computed: nobody reads its KV
+    # the last output is never computed: its KV is not read
     num_known = 0 if setting.decode_outputs else request.num_output_tokens - 1
     token_ids += [0] * (request.num_prompt_tokens - len(token_ids) + num_known)
     return Job(
@@ -141,7 +143,7 @@ def make_job(index: int, request: TracedRequest, setting: Setting) -> Job:
 
 
 def replay_in_turn(engine: SimulatedEngine, requests: list[TracedRequest], setting: Setting) -> float:
-    """One request after the other; returns the virtual seconds they took."""
+    """Replay one request at a time; return the virtual seconds they took."""
     now = 0.0
     for index, request in enumerate(requests):
         engine.submit(make_job(index, request, setting))
@@ -154,10 +156,10 @@ def replay_in_turn(engine: SimulatedEngine, requests: list[TracedRequest], setti
 
 
 def replay_in_time(engine: SimulatedEngine, requests: list[TracedRequest], setting: Setting) -> float:
-    """Each request at its time; returns the virtual second at which the last one ended."""
+    """Replay each request at its timestamp; return the virtual second at which the last one ended."""
     arriving = deque(enumerate(requests))
     now = 0.0
-    done_at: float | None = None  # of the pass that runs now
+    done_at: float | None = None  # end of the current pass
     while arriving or engine.plans:
         if done_at is None and engine.plans:
             done_at = now + pass_seconds(engine, setting.costs)
@@ -178,7 +180,7 @@ def pass_seconds(engine: SimulatedEngine, costs: Costs) -> float:
 
 
 def replay(requests: list[TracedRequest], setting: Setting) -> dict[str, Any]:
-    """Replay it all and say what it came to. Raises RuntimeError if a request is never served."""
+    """Replay the trace and return the results. Raises RuntimeError if a request is never served."""
     engine = make_engine(requests, setting)
     began = time.perf_counter()
     run = replay_in_turn if setting.sequential else replay_in_time
@@ -211,7 +213,7 @@ def replay(requests: list[TracedRequest], setting: Setting) -> dict[str, Any]:
 
 
 def step_us(step_times: list[StepTime], quantile: float) -> float | None:
-    """Time of a step in scheduler and block manager together; None where there was no step."""
+    """Return a quantile of the time of a step in scheduler and block manager together; None without steps."""
     ordered = sorted(t.scheduler_ns + t.manager_ns for t in step_times)
     return round(ordered[int(quantile * (len(ordered) - 1))] / 1000, 2) if ordered else None
 
@@ -233,19 +235,23 @@ def main() -> None:
     parser.add_argument(
         "--capacity", type=blocks, default=argparse.SUPPRESS, metavar="BLOCKS|inf", help="without the null block"
     )
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: a made trace of three requests")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a made-up trace of three requests")
     parser.add_argument("--block-tokens", type=positive, default=512, help="tokens in a block (default: %(default)s)")
-    parser.add_argument("--sequential", action="store_true", help="one request after the other, whatever their times")
-    parser.add_argument("--outputs", choices=["decoded", "prefilled"], help="how output tokens come about (see above)")
-    parser.add_argument("--limit", type=positive, help="the first so many requests only")
+    parser.add_argument("--sequential", action="store_true", help="one request at a time, ignoring timestamps")
+    parser.add_argument(
+        "--outputs", choices=["decoded", "prefilled"], help="how output tokens are produced (see above)"
+    )
+    parser.add_argument("--limit", type=positive, help="replay only the first LIMIT requests")
     parser.add_argument("--max-num-seqs", type=positive, default=256, help="(default: %(default)s)")
     parser.add_argument("--max-num-batched-tokens", type=positive, default=8192, help="(default: %(default)s)")
     parser.add_argument(
         "--share-pending-prefixes", action=argparse.BooleanOptionalAction, default=True, help="as served"
     )
-    parser.add_argument("--watermark", type=float, default=0.01, help="as served (default: %(default)s)")
+    parser.add_argument(
+        "--watermark", type=float, default=0.01, help="fraction of blocks kept free (default: %(default)s)"
+    )
     parser.add_argument("--step-ms", type=float, default=10.0, help="virtual time of a pass (default: %(default)s)")
-    parser.add_argument("--token-us", type=float, default=20.0, help="and of each position (default: %(default)s)")
+    parser.add_argument("--token-us", type=float, default=20.0, help="virtual time per position (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the object on one line")
     arguments = parser.parse_args()
     if not arguments.quick and (arguments.trace is None or "capacity" not in arguments):
@@ -267,7 +273,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     gc.collect()
-    gc.freeze()  # as the engine's process does once it has started
+    gc.freeze()  # as the engine process does after start-up
     gc.set_threshold(50_000, 20, 1000)
     print(json.dumps(replay(requests, setting), indent=None if arguments.json else 2))
 

@@ -1,7 +1,7 @@
-"""Write the tables of `docs/` that are made from declarations: `python -m scripts.declared_tables`.
+"""Write the tables of `docs/` that are generated from declarations: `python -m scripts.declared_tables`.
 
 Engine settings go into `docs/settings.md` and sampling fields into `docs/sampling.md`, between two markers. With
-`--check` nothing is written, and the exit code says whether the documents are up to date.
+`--check` nothing is written, and the exit code is 1 if a document is out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END = "<!-- end of the table -->"
 
 
 def settings_table() -> str:
-    """Return the table of what an operator can set of the engine."""
+    """Return the table of engine settings for operators."""
     rows = [
         (_flags(setting), _setting_values(setting), setting.default_words(), setting.help)
         for setting in SETTINGS
@@ -105,8 +105,10 @@ def outdated(*, write: bool) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.declared_tables", description="Tables of the documents.")
-    parser.add_argument("--check", action="store_true", help="write nothing, only say what differs")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.declared_tables", description="Write the generated tables of the documents."
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, only report what differs")
     is_checking = parser.parse_args().check
     changed = outdated(write=not is_checking)
     print(*(f"docs/{name}" for name in changed), sep="\n", end="\n" if changed else "")

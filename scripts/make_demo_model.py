@@ -2,10 +2,10 @@
 
     python scripts/make_demo_model.py [folder]
 
-It lets the whole server run, and its tests with it, without a download. It has learnt nothing and babbles. Its
-tokenizer is trained on text that every Python carries: the language reference in `pydoc_data.topics` and the
-docstrings of some modules of the standard library (copyright Python Software Foundation, PSF licence, which allows
-it). Two runs under the same Python, numpy and tokenizers give the same bytes; another Python brings other text.
+It lets the whole server and its tests run without a download. The model is untrained and its output is meaningless. Its
+tokenizer is trained on text that comes with Python: the language reference in `pydoc_data.topics` and the docstrings of
+some standard library modules (copyright Python Software Foundation; the PSF licence permits this). Two runs with the
+same versions of Python, numpy and tokenizers produce the same bytes; another Python version has different text.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CONFIG: dict[str, Any] = {
 
 
 def training_text() -> list[str]:
-    """The tokenizer's training text, in a fixed order."""
+    """Return the tokenizer's training text, in a fixed order."""
     topics = importlib.import_module("pydoc_data.topics").topics
     texts = [topics[name] for name in sorted(topics)]
     for name in DOCSTRING_MODULES:
@@ -83,7 +83,7 @@ def training_text() -> list[str]:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE: any text encodes, and decodes to itself, without an unknown token."""
+    """Train a byte-level BPE tokenizer: every text round-trips, without an unknown token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,16 +96,16 @@ def make_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(training_text(), trainer)
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
-        raise RuntimeError(f"the text gave only {tokenizer.get_vocab_size()} entries")
+        raise RuntimeError(f"the text yielded only {tokenizer.get_vocab_size()} entries")
     return tokenizer
 
 
 def make_weights() -> dict[str, torch.Tensor]:
-    """Random weights whose next-token distribution is neither flat nor a point.
+    """Make random weights whose next-token distribution is neither flat nor concentrated on one token.
 
-    The embedding is tied to the head, so whatever of it survives in the residual stream votes for repeating the last
-    token. It is small against what the layers add, which drowns that vote; the last norm's gain then sets the spread
-    of the logits.
+    The embedding is tied to the LM head, so whatever part of it survives in the residual stream favours repeating the
+    last token. It is small compared to what the layers add, so that effect is negligible; the last norm's gain then
+    sets the spread of the logits.
     """
     generator = np.random.default_rng(SEED)
     D, F = CONFIG["hidden_size"], CONFIG["intermediate_size"]
@@ -177,7 +177,7 @@ def main(folder: Path) -> None:
         (folder / name).write_text(json.dumps(document, indent=2) + "\n")
     make_tokenizer().save(str(folder / "tokenizer.json"))
     save_file(make_weights(), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # save_file leaves it to its owner, unlike the rest
+    (folder / "model.safetensors").chmod(0o644)  # save_file makes it readable by the owner only, unlike the other files
 
 
 if __name__ == "__main__":

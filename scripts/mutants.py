@@ -1,13 +1,13 @@
-"""Plant each known fault in a copy of the repository, and see its trap catch it: `make mutants`.
+"""Check that each known fault, planted in a copy of the repository, is caught by its test: `make mutants`.
 
-`tests/mutants/SLUG.patch` plants one fault in the product's code; `tests/traps/test_SLUG.py` must fail with it, and
-pass without it. Prints one line a mutant; exits with 1 where a mutant survives, a patch does not apply, or one of the
-two files is missing. Arguments name the slugs to run; without any, all.
+`tests/mutants/SLUG.patch` plants one fault in the product's code; `tests/traps/test_SLUG.py` must fail with it and pass
+without it. Prints one line per mutant; exits with 1 if a mutant survives, a patch does not apply, or one of the two
+files is missing. Arguments name the slugs to run; the default is all.
 
-To make a patch: plant the fault, `git diff -U1 > tests/mutants/SLUG.patch`, take the fault back.
+To make a patch: plant the fault, run `git diff -U1 > tests/mutants/SLUG.patch`, and revert the fault.
 
-The working tree is never touched: each mutant has a copy in a temporary folder, and a plugin of pytest makes sure that
-the tests there have imported that copy.
+The working tree is never modified: each mutant gets a copy in a temporary folder, and a pytest plugin ensures that the
+tests there import that copy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ NUM_AT_ONCE = 2
 TEST_TIMEOUT_S = 20
 RUN_TIMEOUT_S = 120
 PASSED, FAILED = 0, 1
-"""Exit codes of pytest; all others mean that it could not run the tests."""
+"""pytest's exit codes; all others mean that it could not run the tests."""
 
 GUARD = '''
-"""Makes sure that the tests import this copy, and that a failure is one of a test's own body."""
+"""Ensures that the tests import this copy, and that failures occur in a test's body."""
 import sys
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class Verdict:
     caught: bool
     seconds: float
     words: str
-    """What pytest says, or why it could not say anything."""
+    """pytest's summary, or why there is none."""
 
     @property
     def line(self) -> str:
@@ -79,7 +79,7 @@ def copy_of_repository() -> Iterator[Path]:
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
-                # links stay links: src/quipu leads to the code of this copy
+                # symlinks are kept: src/quipu points to the code of this copy
                 shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy2(source, copy / name)
@@ -88,10 +88,10 @@ def copy_of_repository() -> Iterator[Path]:
 
 
 def run_traps(copy: Path, slugs: list[str]) -> tuple[int, str]:
-    """Run the traps of `slugs` in a copy: pytest's exit code and its output."""
+    """Run the traps of `slugs` in a copy; return pytest's exit code and output."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_guard", f"--timeout={TEST_TIMEOUT_S}"]
     command += ["--tb=line", "--show-capture=no", *(f"tests/traps/test_{slug}.py" for slug in slugs)]
-    # in Python, all of it: that is where the faults are planted
+    # without the C module: the faults are planted in Python code
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1", "QUIPU_COMPILED": "0"}
     result = subprocess.run(
         command,
@@ -106,7 +106,7 @@ def run_traps(copy: Path, slugs: list[str]) -> tuple[int, str]:
 
 
 def summary(output: str) -> str:
-    """What pytest counted: `2 failed, 1 passed`."""
+    """Return pytest's counts: `2 failed, 1 passed`."""
     counts = re.findall(r"^(?:\d+ \w+(?:, )?)+(?= in )", output, re.MULTILINE)
     return counts[-1] if counts else output.strip().rpartition("\n")[2]
 
@@ -121,7 +121,7 @@ def try_mutant(slug: str) -> Verdict:
         applied = subprocess.run(
             ["git", "apply", str(ROOT / f"tests/mutants/{slug}.patch")],
             cwd=copy,
-            # a temporary folder within some repository must not be taken for a part of it
+            # git must not treat a temporary folder inside another repository as part of it
             env={**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)},
             capture_output=True,
             text=True,
@@ -139,7 +139,7 @@ def try_mutant(slug: str) -> Verdict:
 
 
 def try_unmutated(slugs: list[str]) -> str | None:
-    """Run the traps as they are; what they say if they fail."""
+    """Run the traps without a fault; return the summary if they fail."""
     with copy_of_repository() as copy:
         code, output = run_traps(copy, slugs)
     return None if code == PASSED else TROUBLE.get(code, output)
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> int:
             print(verdict.line, flush=True)
         complaint = unmutated.result()
     if complaint is not None:
-        print(f"the traps fail without any fault planted:\n{complaint}")
+        print(f"the traps fail without a planted fault:\n{complaint}")
     num_caught = sum(verdict.caught for verdict in verdicts)
     print(f"{num_caught} of {len(verdicts)} mutants caught in {time.perf_counter() - started:.0f} s")
     return 0 if not incomplete and complaint is None and num_caught == len(verdicts) > 0 else 1

@@ -1,4 +1,4 @@
-"""Chats in tests: a vocabulary's template rendered on the spot, and what comes of it encoded."""
+"""Render and encode chats in tests, in this process."""
 
 from __future__ import annotations
 

@@ -44,29 +44,29 @@ class EngineFaults:
     """Which faults to inject. Counted in blocks unless said otherwise."""
 
     over_read: int = 0
-    """The executor confirms so many more than its tags do."""
+    """The executor confirms this many more than its tags do."""
     under_read: int = 0
-    """... or fewer."""
+    """The executor confirms this many fewer."""
     over_copied: int = 0
-    """It says that it has copied so many tokens more, which no block was offered for."""
+    """The executor reports this many copied tokens, although there was no block to copy from."""
     over_grant: int = 0
-    """The manager grants so many blocks beyond those that it found: they hold something else."""
+    """The manager grants this many more than it found, which have other contents."""
     under_report: int = 0
-    """The manager books so many fewer than it granted."""
+    """The manager reports this many fewer than it granted."""
     overwritten: bool = False
-    """Another pass has written to the first granted block, and the manager does not know."""
+    """Another pass writes to the first granted block without the manager's knowledge."""
     lose: Callable[[StepReport], bool] | None = None
-    """Reports that do not arrive."""
+    """Which reports to lose."""
     repeat: bool = False
     """Every report arrives twice."""
     spans_after_terminal: bool = False
-    """What was computed is told after the last word on the sequence."""
+    """Computed spans are reported after the sequence's Terminal."""
     no_admissions: bool = False
-    """The columns of admissions are empty."""
+    """The admission columns are empty."""
     ragged: bool = False
-    """One of them is."""
+    """One of the admission columns is empty."""
     num_injected: int = 0
-    """EngineFaults told."""
+    """Faults injected so far."""
 
 
 class FaultyTags(BlockTags):

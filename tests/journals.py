@@ -15,7 +15,7 @@ class KeptJournal:
 
     has_room: Callable[[UsageRecord], bool] = lambda record: True
     open: dict[str, UsageRecord] = attrs.field(factory=dict)
-    """Admitted and not closed, as last told."""
+    """Admitted and not closed, with the latest values."""
     admitted: list[UsageRecord] = attrs.field(factory=list)
     """Every admission, in order."""
     closed: list[UsageRecord] = attrs.field(factory=list)

@@ -1,17 +1,18 @@
-"""quipu beside its peers: the same checkpoint, the same load over HTTP, in turns.
+"""Compare quipu with its peers: the same checkpoint and the same load over HTTP, in alternation.
 
     python -m bench.peers [--json] [--quick] [--peers transformers vllm openvino llama.cpp] [--rounds 3]
 
-All serve one random checkpoint in the true shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, to exactly the
-length asked for. They are up together and take turns, in an order that changes with every round, and whose turn it is
-not is stopped; a number is the best of the rounds, since a busy moment of the machine only ever makes it worse. Rows:
+All serve one random checkpoint in the shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, with outputs of
+exactly the requested length. The servers run at the same time and take turns, in an order that changes with every
+round; all but one are stopped (SIGSTOP). A number is the best of the rounds, since other load on the machine can only
+make it worse. Rows:
 
-    decode_N               tokens a second of N streams together, while all of them decode (prompts of 64 tokens)
-    prefill_1024           prompt tokens a second: a prompt of 1,024 that nobody has seen, to its first token
-    first_token_warm_1024  milliseconds to the first token of a prompt of 1,024 that was just served
+    decode_N               tokens per second of N streams together, while all of them decode (prompts of 64 tokens)
+    prefill_1024           prompt tokens per second until the first token of a new prompt of 1,024 tokens
+    first_token_warm_1024  milliseconds to the first token of a prompt of 1,024 tokens that was just served
 
-A peer that is not installed is named with the command that installs it; one that cannot run says why. Which precision
-weights, keys and values have with each is part of the result: only those of the same precision do the same work.
+For a peer that is not installed the command that installs it is printed; for one that cannot run, the reason. The
+precision of weights, keys and values with each peer is part of the result: only equal precisions do the same work.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PROMPT_TOKENS = 64
 
 @attrs.frozen
 class Load:
-    """What is asked of each."""
+    """The load on each server."""
 
     concurrencies: Sequence[int] = (1, 8, 32)
     output_tokens: int = 128
@@ -47,7 +48,7 @@ class Load:
     vocab_size: int = SHAPE["vocab_size"]
 
     def rows(self) -> dict[str, str]:
-        """Units by name."""
+        """Return the units by row name."""
         rows = {f"decode_{num}": "tokens/s" for num in self.concurrencies}
         return rows | {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
 
@@ -56,7 +57,7 @@ QUICK = Load(concurrencies=(1, 2), output_tokens=16, long_prompt=256, vocab_size
 
 
 def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
-    """One turn of one server, with prompts that it has never seen. Raises LoadFailed and OSError."""
+    """Measure one turn of one server, with new prompts. Raises LoadFailed and OSError."""
 
     def prompt(length: int) -> list[int]:
         return draw.choices(range(1000, load.vocab_size), k=length)
@@ -74,14 +75,14 @@ def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
 
 
 def best_of(rounds: Sequence[dict[str, float]], units: dict[str, str]) -> dict[str, float]:
-    """Of each row: the highest rate, the shortest time."""
+    """Return the highest rate or the shortest time of each row."""
     if not rounds:
         return {}
     return {name: (min if unit == "ms" else max)(numbers[name] for numbers in rounds) for name, unit in units.items()}
 
 
 def compare(best: dict[str, dict[str, float]], units: dict[str, str]) -> list[dict[str, Any]]:
-    """A row each, with how many times as fast as the best peer quipu is; null where there is nobody to compare."""
+    """Return a row for each name, with quipu's speed relative to the best peer, or null without one."""
     rows = []
     for name, unit in units.items():
         values = {server: numbers[name] for server, numbers in best.items() if name in numbers}
@@ -97,13 +98,13 @@ def compare(best: dict[str, dict[str, float]], units: dict[str, str]) -> list[di
 
 
 def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: int) -> dict[str, Any]:
-    """Everything, in turns."""
+    """Measure all servers in alternation."""
     servers: dict[str, Server] = {}
     about: dict[str, dict[str, Any]] = {}
     rounds: dict[str, list[dict[str, float]]] = {peer.name: [] for peer in peers}
     with tempfile.TemporaryDirectory() as logs:
         try:
-            for peer in peers:  # one after the other: loading takes the whole machine
+            for peer in peers:  # one at a time: loading takes the whole machine
                 server = servers[peer.name] = Server(peer, model, Path(logs) / f"{peer.name}.log")
                 try:
                     about[peer.name] = server.wait()
@@ -158,15 +159,15 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or servers would outlive this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise servers would outlive this process
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model, one round")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, one round")
     names = [peer.name for peer in PEERS[1:]]
     parser.add_argument("--peers", nargs="*", choices=names, default=names, help="(default: all that are installed)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="made where it is not there (default: one in .peers)")
+    parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     arguments = parser.parse_args()
     peers = [PEERS[0]]
     for peer in PEERS[1:]:

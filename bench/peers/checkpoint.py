@@ -1,10 +1,10 @@
-"""A checkpoint in the true shape of Qwen3-0.6B with random weights, for quipu and its peers alike.
+"""Make a checkpoint in the shape of Qwen3-0.6B with random weights, for quipu and its peers.
 
     python -m bench.peers.checkpoint FOLDER [--layers 28] [--quick]
 
-bfloat16 safetensors, and a tokenizer of 151,936 entries: the demo model's, extended by pairs of its own entries, so
-that text is encoded at a realistic length and every id that a model draws can be decoded. Nothing in it was learnt, so
-nothing is said about text; how long things take does not depend on what weights are. The same folder is served by all.
+bfloat16 safetensors and a tokenizer of 151,936 entries: the demo model's, extended by pairs of its own entries, so that
+text is encoded at a realistic length and every id that a model draws can be decoded. The weights are untrained, so the
+text means nothing; timings do not depend on the weights' values. All servers load the same folder.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SHAPE: dict[str, Any] = {
 }
 STD = 0.02
 SPACES = "ĠĊ"
-"""How a byte-level vocabulary writes the space and the end of a line."""
+"""A byte-level vocabulary's characters for the space and the newline."""
 
 
 def make_tokenizer(size: int) -> dict[str, Any]:
-    """`tokenizer.json`: the demo's entries and merges, then pairs of its entries, each with its merge."""
+    """Return `tokenizer.json`: the demo's entries and merges, then pairs of its entries, each with its merge."""
     tokenizer: dict[str, Any] = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     added = {token["content"] for token in tokenizer["added_tokens"]}
-    # of whole characters only: a stream shows half a character with the next token, or never
+    # of whole characters only: a stream shows an incomplete character with the next token, or never
     whole = [entry for entry in vocabulary if entry not in added and all("!" <= c <= "~" or c in SPACES for c in entry)]
     for left, right in pairs(whole):
         if len(vocabulary) == size:
@@ -60,14 +60,14 @@ def make_tokenizer(size: int) -> dict[str, Any]:
 
 
 def pairs(entries: list[str]) -> Iterator[tuple[str, str]]:
-    """All pairs, so ordered that each entry soon stands in some."""
+    """Yield all pairs, in an order in which every entry soon appears in one."""
     for distance in range(1, len(entries)):
         for at, left in enumerate(entries):
             yield left, entries[(at + distance) % len(entries)]
 
 
 def make_weights(shape: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the checkpoint, each drawn from its own name."""
+    """Yield every tensor of the checkpoint; each is seeded by its name."""
     hidden, mlp, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     query, key_value = shape["num_attention_heads"] * width, shape["num_key_value_heads"] * width
     yield "model.embed_tokens.weight", draw("embedding", shape["vocab_size"], hidden)
@@ -99,7 +99,7 @@ def draw(name: str, rows: int, columns: int) -> torch.Tensor:
 
 
 def make_checkpoint(folder: Path, **changes: Any) -> Path:
-    """Write it, unless it is there. `changes` of the shape by name."""
+    """Write the checkpoint unless it exists. `changes` override fields of the shape."""
     done = folder / "generation_config.json"
     if done.exists():
         return folder
@@ -119,7 +119,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
-    parser.add_argument("--quick", action="store_true", help="only whether it runs: a tiny model")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model")
     arguments = parser.parse_args()
     changes = TINY if arguments.quick else {"num_hidden_layers": arguments.layers}
     make_checkpoint(arguments.folder, **changes)

@@ -1,8 +1,8 @@
-"""llama.cpp, through llama-cpp-python, behind the thin server: every step is one batch of all that is open.
+"""llama.cpp, through llama-cpp-python, behind the thin server: every step is one batch of all open sequences.
 
-The model is written once as GGUF beside the checkpoint, in bfloat16; keys and values are bfloat16 too where the build
-takes them so, else float16. A sequence that ends keeps its cells, and a prompt that begins like one of those goes on
-from there, as llama.cpp's own server does it.
+The model is converted once to GGUF next to the checkpoint, in bfloat16. Keys and values are bfloat16 if the build
+supports it, otherwise float16. A finished sequence keeps its cells, and a prompt that shares a prefix with one
+continues from there, as in llama.cpp's own server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 NUM_SEQS = 32
 CONTEXT = 2048
-"""Cells a sequence may have on average; the cache is shared by all."""
+"""Average number of cells per sequence; the cache is shared by all."""
 BATCH = 2048
 KV_TYPES = {"bf16": "GGML_TYPE_BF16", "f16": "GGML_TYPE_F16"}
 
@@ -38,12 +38,12 @@ NAMES = {
 
 
 class Sequence:
-    """One of the cache's sequences: what stands in it, and whom it serves."""
+    """One of the cache's sequences: its tokens and the request that it serves."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.tokens: list[int] = []
-        """Whose keys and values it has."""
+        """The tokens whose keys and values it holds."""
         self.todo: list[int] = []
         self.request: int | None = None
         self.num_left = 0
@@ -103,7 +103,7 @@ class LlamaEngine:
         idle = [sequence for sequence in self._sequences if sequence.request is None]
         while self._waiting and idle:
             request, prompt, max_tokens = self._waiting.pop(0)
-            # the last token is always fed: its logits are wanted
+            # the last token is always computed, for its logits
             shared = {sequence.number: common(sequence.tokens, prompt[:-1]) for sequence in idle}
             sequence = max(idle, key=lambda one: (shared[one.number], -len(one.tokens)))
             idle.remove(sequence)
@@ -114,7 +114,7 @@ class LlamaEngine:
             self._forget(idle)
 
     def _forget(self, idle: list[Sequence]) -> None:
-        """Make room, the longest first, where the cells get short."""
+        """Free the cells of idle sequences, the longest first, if there are too few."""
         capacity = NUM_SEQS * CONTEXT // 4
         while sum(len(one.tokens) + len(one.todo) + one.num_left for one in self._sequences) > capacity and idle:
             longest = max(idle, key=lambda one: len(one.tokens))
@@ -143,7 +143,7 @@ class LlamaEngine:
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """How many tokens two begin alike with."""
+    """Return the length of the common prefix."""
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return at
@@ -151,7 +151,7 @@ def common(one: list[int], other: list[int]) -> int:
 
 
 def convert(model: Path) -> Path:
-    """The checkpoint as GGUF; made once."""
+    """Convert the checkpoint to GGUF unless that was done before; return the path."""
     path = model.with_name(model.name + ".gguf")
     if path.exists():
         return path
@@ -195,7 +195,7 @@ def convert(model: Path) -> Path:
 
 
 def tensors(path: Path) -> Any:
-    """Names, shapes and bytes of a safetensors file, which numpy alone cannot read: it has no bfloat16."""
+    """Yield names, shapes and bytes of a safetensors file; numpy cannot load it because it has no bfloat16."""
     data = np.memmap(path, np.uint8, "r")
     length = int(data[:8].view(np.uint64)[0])
     header = json.loads(bytes(data[8 : 8 + length]))
@@ -206,7 +206,7 @@ def tensors(path: Path) -> Any:
 
 
 def target(name: str) -> str:
-    """What llama.cpp calls a tensor."""
+    """Return llama.cpp's name of a tensor."""
     name = name.removesuffix(".weight").removeprefix("model.")
     if name.startswith("layers."):
         _, layer, part = name.split(".", 2)

@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching behind the thin server, with its prefix cache.
 
-The model is exported once, beside the checkpoint, with 16-bit weights. Keys and values are kept as precisely as the
-weights or better, where the library's default would be 8 bits; `OPENVINO_KV=u8` is that default.
+The model is exported once, next to the checkpoint, with 16-bit weights. Keys and values have at least the precision of
+the weights, while the library's default is 8 bits; `OPENVINO_KV=u8` selects that default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import openvino_genai
 
 CACHE_GB = 2
 CACHE_TYPES = (("amx_bf16", "bf16"), ("avx512_bf16", "bf16"))
-"""Precision of keys and values by what the processor has; without these it takes 32 bits or 8, but not 16."""
+"""Precision of keys and values by processor feature; without these only 32 or 8 bits are supported, not 16."""
 
 
 class OpenVinoEngine:
@@ -68,7 +68,7 @@ class OpenVinoEngine:
 
 
 def export(model: Path) -> Path:
-    """The model in the library's own format; made once."""
+    """Export the model to the library's format unless that was done before; return the path."""
     folder = model.with_name(model.name + "-openvino")
     if not (folder / "openvino_detokenizer.xml").exists():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(model)]

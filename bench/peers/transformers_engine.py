@@ -1,8 +1,8 @@
-"""transformers behind the thin server: batches of prompts of one length, from their first token to their last.
+"""transformers behind the thin server: static batches of prompts of equal length.
 
-It has no continuous batching for a CPU and no prefix cache: what comes later waits, and a warm prompt costs what a cold
-one does. Weights, keys and values are bfloat16 where the processor multiplies that; else float32, because torch is
-many times slower without such instructions. `TRANSFORMERS_DTYPE` says otherwise.
+It has no continuous batching on CPUs and no prefix cache: later requests wait, and a warm prompt costs as much as a
+cold one. Weights, keys and values are bfloat16 if the processor has instructions for it, otherwise float32, because
+torch is many times slower without them. `TRANSFORMERS_DTYPE` overrides this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TransformersEngine:
         default = "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
         name = os.environ.get("TRANSFORMERS_DTYPE", default)
         dtype = getattr(torch, name)
-        load: Any = transformers.AutoModelForCausalLM.from_pretrained  # it is not typed
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained  # untyped
         self._model = load(model, dtype=dtype).eval()
         self.info = {
             "version": transformers.__version__,
@@ -59,7 +59,7 @@ class TransformersEngine:
         self._last_B1 = output.logits[:, -1].argmax(-1, keepdim=True)
         drawn = []
         for row, (number, num_left) in enumerate(self._running):
-            if num_left > 0:  # others of the batch may be longer
+            if num_left > 0:  # others in the batch may be longer
                 drawn.append((number, int(self._last_B1[row, 0]), num_left == 1))
             self._running[row][1] -= 1
         if all(num_left <= 0 for _, num_left in self._running):

@@ -1,11 +1,11 @@
-"""vLLM's scheduler and KV-cache manager, measured: the peer's side of `python -m bench.engine_core`.
+"""Time vLLM's scheduler and KV-cache manager: the peer's side of `python -m bench.engine_core`.
 
-Run by that command with the interpreter of `make peers`; imports nothing of quipu. It reads jobs from its standard
-input, one JSON object a line, and answers each with one on its standard output: `{"job": name, **arguments}` with the
-jobs and arguments of `bench/engine_jobs.py`, times in microseconds. No module of vLLM is replaced; its own defaults
-hold wherever the arguments say nothing.
+That command runs it with the interpreter of `make peers`; it imports nothing of quipu. It reads jobs from standard
+input, one JSON object per line, and answers each with one on standard output: `{"job": name, **arguments}` with the
+jobs and arguments of `bench/engine_jobs.py`, times in microseconds. No module of vLLM is replaced; its defaults apply
+to everything that the arguments do not set.
 
-Not timed, as on quipu's side: making requests, prompts, and results of steps.
+As on quipu's side, making requests, prompts and results of steps is not timed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TINY_LLAMA = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": MAX_LEN,
 }
-"""A shape without weights, for the configuration to be read from."""
+"""A model config without weights, for vLLM to read."""
 
 Numbers = dict[str, float]
 clock = time.perf_counter_ns
@@ -70,7 +70,7 @@ def draw_tokens(count: int) -> list[int]:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """As vLLM's EngineCore does once it has started."""
+    """Freeze the garbage collector's objects, as vLLM's EngineCore does after start-up."""
     gc.collect()
     gc.freeze()
     try:
@@ -80,7 +80,7 @@ def quiet_collector() -> Iterator[None]:
 
 
 def kv_config(num_blocks: int, block_size: int) -> KVCacheConfig:
-    """`num_blocks` without the null block."""
+    """Return the cache config for `num_blocks`, not counting the null block."""
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     return KVCacheConfig(
         num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
@@ -130,7 +130,7 @@ def make_hasher(block_size: int) -> Callable[[Request], list[bytes]]:
 
 
 def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> Numbers:
-    """`Scheduler.schedule` and `Scheduler.update_from_output`, in turn."""
+    """Time `Scheduler.schedule` and `Scheduler.update_from_output`, alternately."""
     scheduler = make_scheduler(num_seqs, num_blocks, block_size)
     hasher = make_hasher(block_size)
     for index in range(num_seqs):
@@ -138,7 +138,7 @@ def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> 
         scheduler.add_request(Request(str(index), token_ids, unending, None, block_hasher=hasher))
 
     def one_step() -> tuple[int, int]:
-        """Nanoseconds, and sequences that it scheduled."""
+        """Return the nanoseconds and the number of scheduled sequences."""
         a = clock()
         output = scheduler.schedule()
         b = clock()
@@ -159,12 +159,12 @@ def step(*, num_seqs: int, num_blocks: int, block_size: int, num_steps: int) -> 
     with quiet_collector():
         times = [one_step() for _ in range(num_steps)]
     if any(num_scheduled != num_seqs for _, num_scheduled in times):
-        raise RuntimeError("a step did something but decode")
+        raise RuntimeError("a step did something other than decode")
     return {"step_us": statistics.median(ns for ns, _ in times) / 1000}
 
 
 def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -> Numbers:
-    """`get_computed_blocks` with `allocate_slots`, and `free`, for a long prompt; per full block."""
+    """Time `get_computed_blocks` with `allocate_slots`, and `free`, for a long prompt; per full block."""
     manager, hasher = make_manager(num_blocks, block_size), make_hasher(block_size)
     token_ids = draw_tokens(num_tokens + 1)
     num_full = num_tokens // block_size
@@ -173,7 +173,7 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
 
     def take(name: str, tokens: list[int], num_expected: int) -> Request:
         request = Request(str(next(ids)), tokens, unending, None)
-        request._block_hasher = hasher  # noqa: SLF001 (the peer's scheduler is given its hashes so)
+        request._block_hasher = hasher  # noqa: SLF001 (how vLLM's scheduler gets its hashes)
         a = clock()
         request.update_block_hashes()
         b = clock()
@@ -212,7 +212,7 @@ def prompt(*, num_tokens: int, num_blocks: int, block_size: int, repeats: int) -
 
 
 def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
-    """A whole trace, one request after the other; its time in the KV-cache manager, per request."""
+    """Replay a trace one request at a time; return the time in the KV-cache manager per request."""
     rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
     manager = make_manager(num_blocks, block_size)
     spent = num_hits = 0
@@ -238,7 +238,7 @@ def trace(*, path: str, num_blocks: int, block_size: int) -> Numbers:
                 continue
             num_hits += num_found // block_size
             request.num_computed_tokens = length
-            if num_outputs > 1:  # the last output has no place in the cache
+            if num_outputs > 1:  # the last output is not written to the cache
                 request.append_output_token_ids([0] * (num_outputs - 1))
                 num_filled = (length + num_outputs - 1) // block_size - len(hashes)
                 names = [b"%d output %d" % (number, index) for index in range(num_filled)]
@@ -257,12 +257,12 @@ JOBS: dict[str, Callable[..., Numbers]] = {"step": step, "prompt": prompt, "trac
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    os.dup2(2, 1)  # output of a library must not look like a reply
     init_none_hash(get_hash_fn_by_name(HASH))
     for line in sys.stdin:
         arguments: dict[str, Any] = json.loads(line)
         print(json.dumps(JOBS[arguments.pop("job")](**arguments)), file=answers, flush=True)
-    os._exit(0)  # the interpreter's own end trips over objects that were frozen
+    os._exit(0)  # the interpreter's shutdown fails on frozen objects
 
 
 if __name__ == "__main__":

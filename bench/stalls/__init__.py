@@ -1,1 +1,1 @@
-"""How long one client can make the others wait (`python -m bench.stalls`)."""
+"""How long one client can delay the others (`python -m bench.stalls`)."""

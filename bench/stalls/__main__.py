@@ -1,14 +1,14 @@
-"""How long one client can make the others wait, whatever it sends.
+"""Measure how long one client can delay the others, whatever it sends.
 
     python -m bench.stalls [--json] [--row NAME] [--streams 32] [--rounds 3] [--fuzz N] [--quick]
 
-Serves with the fake engine at ten milliseconds a token, keeps streams open and asks `/health` every ten milliseconds.
-Sends each row three times and prints the worst of what the others saw: the longest gap between two events of one
-stream, the longest wait for `/health`, the peak memory of the server's processes, the worst status of the answers, and
-whether the same process still answers. Exits with 1 where a row is worse than the row `nothing` by more than 50 ms,
-where the server died, or where it answered with a 5xx (except for an overload that the row is about). In the row `100
-tokens beside 16 texts of 8 MB` a small completion stands in place of `/health`, and may wait 100 ms longer. `--fuzz N`
-sends N bodies drawn from each endpoint's own fields instead (`bench/bodies.py`).
+The server runs the fake executor at ten milliseconds per token; the benchmark keeps streams open and requests `/health`
+every ten milliseconds. It sends each row three times and prints the worst that the other clients saw: the longest gap
+between two events of one stream, the longest wait for `/health`, the peak memory of the server's processes, the worst
+response status, and whether the same process still responds. The exit code is 1 if a row is worse than the row
+`nothing` by more than 50 ms, if the server died, or if it responded with a 5xx (except in rows that expect an
+overload). In the row `100 tokens beside 16 texts of 8 MB` a small completion replaces `/health` and may wait 100 ms
+longer. `--fuzz N` sends N random bodies made of each endpoint's own fields instead (`bench/bodies.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OVERLOADED = (503, 529)
 
 @attrs.define
 class Seen:
-    """The worst of several rounds of one row."""
+    """The worst results of several rounds of one row."""
 
     name: str
     gap_ms: float = 0.0
@@ -55,7 +55,7 @@ class Seen:
 
 
 def send_row(server: Server, monitor: Monitor, seen: Seen, row: Row) -> None:
-    """One round of a row."""
+    """Run one round of a row."""
     raws = row.make(server.port)
     probe = row.probe(server.port) if row.probe is not None else None
     server.reset_peak()
@@ -86,7 +86,7 @@ def measure(rows: Sequence[Row], num_streams: int, rounds: int, *, verbose: bool
 def _measure_kind(
     rows: list[Row], kind: str, folder: Path, found: list[Seen], num_streams: int, rounds: int, verbose: bool
 ) -> list[Row]:
-    """Rows until one ends the server; those that are left."""
+    """Measure rows until one of them kills the server; return the remaining rows."""
     with ExitStack() as stack:
         server = stack.enter_context(serving(kind, folder / f"{kind}-{len(found)}"))
         monitor = stack.enter_context(Monitor(server.port, num_streams))
@@ -107,7 +107,7 @@ def _measure_kind(
 
 
 def faults_of(found: Sequence[Seen], rows: Sequence[Row]) -> list[str]:
-    """What breaks the promise."""
+    """Describe every violation of the guarantee."""
     nothing = next((seen for seen in found if seen.name == "nothing"), Seen("nothing"))
     by_name = {row.name: row for row in rows}
     faults = []
@@ -136,11 +136,11 @@ def _line(seen: Seen) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--row", action="append", metavar="NAME", help="this row, and `nothing`; may be repeated")
-    parser.add_argument("--streams", type=int, default=32, help="that others hold open")
-    parser.add_argument("--rounds", type=int, default=3, help="of each row; the worst counts")
-    parser.add_argument("--fuzz", type=int, metavar="N", help="send N drawn bodies instead of the rows")
-    parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
+    parser.add_argument("--row", action="append", metavar="NAME", help="only this row and `nothing`; may be repeated")
+    parser.add_argument("--streams", type=int, default=32, help="streams that other clients keep open")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per row; the worst counts")
+    parser.add_argument("--fuzz", type=int, metavar="N", help="send N random bodies instead of the rows")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a few rows, once")
     arguments = parser.parse_args()
     if arguments.fuzz is not None:
         from bench.stalls.fuzz import fuzz_rows  # loads hypothesis
@@ -149,7 +149,7 @@ def main() -> int:
     elif arguments.row:
         rows = [row for row in ROWS if row.name in ("nothing", *arguments.row)]
         if unknown := set(arguments.row) - {row.name for row in rows}:
-            parser.error(f"no such row: {', '.join(sorted(unknown))}; there are: {', '.join(r.name for r in ROWS)}")
+            parser.error(f"unknown row: {', '.join(sorted(unknown))}; known rows: {', '.join(r.name for r in ROWS)}")
     else:
         rows = [row for row in ROWS if not arguments.quick or row.name in QUICK]
     rounds = 1 if arguments.quick or arguments.fuzz is not None else arguments.rounds

@@ -1,7 +1,7 @@
-"""One client that asks for a lot: sends whole requests, reads whole answers, and says with which statuses they ended.
+"""One demanding client: sends whole requests, reads whole responses, and reports their statuses.
 
-Runs in a process of its own that steps back behind the server and those who watch it: elsewhere it would be another
-machine, and what it takes of this one's processors must not be taken for the server's.
+It runs in a separate process with a lower priority than the server and the monitor: in reality it would be another
+machine, so the processor time that it takes here must not be attributed to the server.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import attrs
 
 NICENESS = 10
 PATIENCE_S = 90.0
-"""What has not been answered by then ends as status 0."""
+"""Requests without a response by then get status 0."""
 
 
 @attrs.frozen
 class Raw:
-    """Bytes as they are sent."""
+    """The bytes to send."""
 
     data: bytes
     is_complete: bool = True
-    """False: no answer is waited for; the connection is held until the row ends."""
+    """False: do not wait for a response; keep the connection open until the row ends."""
     leaves_after_s: float | None = None
-    """When the client leaves, with or without an answer."""
+    """When the client disconnects, with or without a response."""
 
 
 def run_attack(port: int, requests: Sequence[Raw], concurrency: int) -> list[int]:
-    """Send everything, at most `concurrency` at a time; the statuses, 0 for what was never answered."""
+    """Send everything, at most `concurrency` at a time; return the statuses, 0 for requests without a response."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_attack, args=(port, requests, concurrency, writer))
@@ -111,7 +111,7 @@ def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: Connec
             if one.raw.leaves_after_s is not None and now_s - one.began_s > one.raw.leaves_after_s:
                 end(descriptor, one)
     if held:
-        time.sleep(2.0)  # they are held while the others look
+        time.sleep(2.0)  # held while the monitor measures
     for sock in held:
         sock.close()
     writer.send(statuses)

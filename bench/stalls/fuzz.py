@@ -1,4 +1,4 @@
-"""Rows of bodies drawn from each endpoint's own fields (`bench/bodies.py`)."""
+"""Rows of random bodies made of each endpoint's own fields (`bench/bodies.py`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.stalls.rows import Row, posted
 
 CONCURRENCY = 16
 LEAVES_AFTER_S = 10.0
-"""A body that asks for all that the context holds is not waited for."""
+"""A body that requests a whole context of tokens is not waited for."""
 ROWS_AN_ENDPOINT = 500
-"""Bodies of one row."""
+"""Number of bodies in one row."""
 
 
 def fuzz_rows(count: int) -> list[Row]:
-    """`count` bodies in all, the same in every run, and `nothing` to compare with."""
+    """Return rows with `count` bodies in all, the same in every run, and `nothing` for comparison."""
     rows = [Row("nothing", lambda port: [], server="small")]
     for endpoint in ENDPOINTS:
         drawn = draw(endpoint, -(-count // len(ENDPOINTS)))
@@ -34,7 +34,7 @@ def fuzz_rows(count: int) -> list[Row]:
 
 
 def draw(endpoint: str, count: int) -> list[bytes]:
-    """So many bodies, the same every time."""
+    """Return `count` bodies, the same every time."""
     drawn: list[bytes] = []
 
     @seed(0)

@@ -1,8 +1,8 @@
-"""What the other clients see: streams that must go on, and a `/health` that must answer.
+"""What the other clients see: streams that must continue, and a `/health` that must respond.
 
-A `Monitor` is a process of its own, so that what the benchmark does is not taken for the server's. It holds its streams
-and its probe in one thread, on plain sockets and one epoll: what it costs itself is little, and the same in every row.
-It never sends anything that could hold up the server.
+A `Monitor` is a separate process, so that delays of the benchmark are not attributed to the server. It runs its streams
+and its probe in one thread, on plain sockets and one epoll, so its own overhead is small and the same in every row. It
+never sends anything that could delay the server.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bench.http_load import request_of
 
 PROBE_EVERY_S = 0.010
 STREAM_TOKENS = 150
-"""Of one stream; then another begins in its place."""
+"""Per stream; then another one replaces it."""
 STALLED_S = 20.0
-"""A stream or a probe that has been silent for so long is counted with that, and the connection is made anew."""
+"""A stream or probe that has been silent this long counts with this time, and is reconnected."""
 _PROBE = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 @attrs.frozen
 class Waits:
-    """The longest waits of one stretch of time, in seconds."""
+    """The longest waits of one period, in seconds."""
 
     gap_s: float
     """Between two events of one stream."""
     health_s: float
-    """From a probe to its answer."""
+    """From a probe to its response."""
 
 
 @attrs.define(eq=False)
@@ -43,12 +43,12 @@ class _Stream:
     sock: socket.socket
     last_s: float
     has_begun: bool = False
-    """Its first token has come: until then the wait is the scheduler's."""
+    """Whether its first token has arrived; until then the wait is the scheduler's."""
     tail: bytes = b""
 
 
 class Monitor:
-    """Streams and a probe that run from entering to leaving it."""
+    """Runs streams and a probe while its block is entered."""
 
     def __init__(self, port: int, num_streams: int) -> None:
         context = multiprocessing.get_context("fork")
@@ -66,22 +66,22 @@ class Monitor:
         self._process.join()
 
     def begin(self, probe: bytes | None = None) -> None:
-        """Forget what was seen until now; what is being waited for counts from now on.
+        """Discard what was measured so far; pending waits count from now on.
 
-        `probe`: a request that is sent in place of the one for `/health`, answered in one piece.
+        `probe`: a request to send instead of the one for `/health`; its response must come in one piece.
         """
         self._link.send(_PROBE if probe is None else probe)
         self._link.recv()
 
     def end(self) -> Waits:
-        """The longest waits since `begin`, those that have not ended included."""
+        """Return the longest waits since `begin`, pending ones included."""
         self._link.send(None)
         waits: Waits = self._link.recv()
         return waits
 
 
 def _watch(port: int, num_streams: int, theirs: Connection, link: Connection) -> None:
-    """What the process does until the other end closes."""
+    """Run the process until the other end closes."""
     theirs.close()
     gc.disable()
     with _Watch(port, num_streams) as watch:
@@ -98,7 +98,7 @@ def _watch(port: int, num_streams: int, theirs: Connection, link: Connection) ->
 
 
 class _Watch:
-    """The streams and the probe, in a thread."""
+    """Runs the streams and the probe in a thread."""
 
     def __init__(self, port: int, num_streams: int, model: str = "demo") -> None:
         self._port = port
@@ -140,7 +140,7 @@ class _Watch:
             health_s = 0.0 if self._probed_s is None else now_s - self._probed_s
             return Waits(max(self._gap_s, *gaps, 0.0), max(self._health_s, health_s))
 
-    # ------------------------------------------------------------ its thread
+    # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         next_probe_s = time.perf_counter()
@@ -245,7 +245,7 @@ class _Watch:
 
 
 def health_of(port: int, within_s: float = 5.0) -> dict[str, object] | None:
-    """What `/health` says on a connection of its own; None where nothing came."""
+    """Return the JSON of `/health`, requested on a new connection; None if there was no response."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=within_s) as sock:
             sock.sendall(_PROBE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))

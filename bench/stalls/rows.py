@@ -1,7 +1,7 @@
-"""What one client sends, row by row.
+"""The requests that one client sends, row by row.
 
-Each row is as large as a server with default limits takes, or just beyond it. `docs/limits.md` names them; a new
-endpoint or field that grows with a request gets a row here.
+Each row is as large as a server with default limits accepts, or slightly larger. `docs/limits.md` lists them; a new
+endpoint or a field that grows with the request gets a row here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALLOWED_MS = 50.0
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 LARGEST_BODY = 8 * MEBIBYTE
-"""`--max-body-bytes` by default."""
+"""The default of `--max-body-bytes`."""
 WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
 
 
@@ -27,16 +27,16 @@ WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
 class Row:
     name: str
     make: Callable[[int], Sequence[Raw]]
-    """The requests, for a server at this port."""
+    """Makes the requests for a server at the given port."""
     concurrency: int = 1
     server: str = "long"
-    """Which of `servers.KINDS` it is sent to."""
+    """Key of `servers.KINDS` to send it to."""
     refused: bool = False
-    """Overload is the right answer: a 503 with Retry-After is none of a fault."""
+    """Whether overload is expected: a 503 with Retry-After is not a fault."""
     probe: Callable[[int], bytes] | None = None
-    """A small request that is sent in place of `/health`; its answers are what `health_ms` is about."""
+    """A small request to send instead of `/health`; `health_ms` then measures its responses."""
     allowed_ms: float = ALLOWED_MS
-    """How much longer than with nothing `/health`, or the probe, may wait."""
+    """How much longer than in the row `nothing` `/health`, or the probe, may wait."""
 
 
 def text_of(num_bytes: int, words: str = WORDS) -> str:
@@ -68,7 +68,7 @@ def _one(path: str, body: Callable[[], dict[str, Any]], times: int = 1) -> Calla
 
 
 def _json(path: str, member: bytes, num_bytes: int) -> Callable[[int], Sequence[Raw]]:
-    """A body whose field `x` is a list of `member` and nothing else, of this size."""
+    """Send a body of this size whose field `x` is a list of `member` and nothing else."""
 
     def make(port: int) -> Sequence[Raw]:
         head = b'{"model":"demo","prompt":"Hello.","max_tokens":1,"metadata":{},"x":['
@@ -79,7 +79,7 @@ def _json(path: str, member: bytes, num_bytes: int) -> Callable[[int], Sequence[
 
 
 def posted(port: int, path: str, data: bytes) -> bytes:
-    """A whole request with this body."""
+    """Return a whole request with this body."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
@@ -150,7 +150,7 @@ def _tools(count: int, num_properties: int) -> list[dict[str, Any]]:
 
 
 def _stops() -> dict[str, Any]:
-    # every token's text may be the beginning of what each of them begins with
+    # every token's text may start the common prefix of all stop strings
     return completion("Hi.", max_tokens=400, stop=["a" * 4094 + chr(0x100 + i) for i in range(16)], stream=True)
 
 
@@ -247,7 +247,7 @@ def _marked_tools() -> list[dict[str, Any]]:
 
 
 def size_of(raws: Sequence[Raw]) -> int:
-    """Bytes of all of them together."""
+    """Return the total size in bytes."""
     return sum(len(raw.data) for raw in raws)
 
 

@@ -1,7 +1,7 @@
-"""The servers that rows are sent to: the demo model behind the fake executor, with other tokenizers and templates.
+"""The servers that rows are sent to: the demo model on the fake executor, with various tokenizers and templates.
 
-The fake executor draws one token and reads nothing (`--fake-token-id`), at ten milliseconds a step: what is measured is
-the web process.
+The fake executor always returns the same token without reading any input (`--fake-token-id`), at ten milliseconds per
+step: the benchmark measures the web process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LETTER_A = "67"
-"""In the demo's vocabulary: what every stream says."""
+"""The token of every stream, in the demo's vocabulary."""
 _COMMON = ("--executor", "fake", "--fake-step-seconds", "0.01", "--fake-token-id", _LETTER_A)
 _LONG = 1 << 20
 
 
 @attrs.frozen
 class Kind:
-    """How a server's checkpoint differs from the demo, and its flags."""
+    """Changes to the demo's checkpoint, and flags, of a server."""
 
     change: Callable[[Path], None] = lambda folder: None
     flags: Sequence[str] = ()
@@ -51,7 +51,7 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        """The same process still answers."""
+        """Return whether the same process still responds."""
         return self.process.poll() is None and health_of(self.port) is not None
 
     def reset_peak(self) -> None:
@@ -62,7 +62,7 @@ class Server:
                 continue
 
     def peak_mib(self) -> float:
-        """The most that its processes have held since `reset_peak`, each one's highest added up."""
+        """Return the sum of the peak memory of its processes since `reset_peak`."""
         total = 0
         for pid in self._pids():
             try:
@@ -87,7 +87,7 @@ class Server:
 
 @contextmanager
 def serving(kind: str, folder: Path) -> Iterator[Server]:
-    """A server of this kind until the block is left."""
+    """Run a server of this kind until the block is left."""
     folder.mkdir()
     checkpoint = folder / "demo"
     shutil.copytree(Path(str(next(iter(quipu.kernels.__path__)))) / "demo", checkpoint)
@@ -154,7 +154,7 @@ def _qwen(folder: Path) -> None:
 
 
 def _template(source: str) -> Callable[[Path], None]:
-    # friendly to what is tried at start, if anything is: it is a client's message that sets it off
+    # behaves normally when tried at start-up: only a client's message triggers it
     return lambda folder: _edit(folder / "tokenizer_config.json", lambda config: config.update(chat_template=source))
 
 

@@ -58,7 +58,7 @@ def test_decode_rate_is_of_all_at_once() -> None:
     late = Answer(0.0, tuple(2.0 + 0.1 * i for i in range(41)))
     assert decode_rate([early, late]) == pytest.approx(20, rel=0.05)
     assert decode_rate([early]) == pytest.approx(10)
-    with pytest.raises(LoadFailed, match="never decoded together"):
+    with pytest.raises(LoadFailed, match="never decoded at the same time"):
         decode_rate([early, Answer(0.0, (5.0, 5.1))])
 
 
@@ -205,7 +205,7 @@ def test_a_server_that_dies(tmp_path: Path) -> None:
     """What it said last is the reason."""
     peer = attrs.evolve(PEERS[1], command=lambda model, port: ["-c", f"print({model!r}); raise SystemExit('no AVX')"])
     server = Server(peer, Path("folder"), tmp_path / "log")
-    with pytest.raises(PeerFailed, match="transformers has ended: no AVX"):
+    with pytest.raises(PeerFailed, match="transformers has exited: no AVX"):
         server.wait()
     server.stop()
 

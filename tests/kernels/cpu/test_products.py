@@ -29,7 +29,8 @@ DEPTHS = [(1, 40), (7, 16), (64, 33), (100, 96), (512, 31), (1100, 150)]
 
 @pytest.fixture(params=PATHS, ids=str)
 def path(request: pytest.FixtureRequest) -> CpuPath:
-    return request.param
+    cpu_path: CpuPath = request.param
+    return cpu_path
 
 
 @pytest.fixture

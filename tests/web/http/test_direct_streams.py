@@ -60,7 +60,7 @@ async def exchange(way: Way, path: str, script: list[OutletEvent], fields: dict[
 
 @pytest.mark.parametrize(("path", "name", "fields"), CASES, ids=lambda value: str(value)[:40])
 async def test_same_bytes(lines: Lines, path: str, name: str, fields: dict[str, Any]) -> None:
-    """Head, framing, events and end are those of the generic way, byte for byte; and it was the other way."""
+    """Head, framing, events and end equal those of the generic path, byte for byte."""
     generic = await exchange(Way.GENERIC, path, SCRIPTS[name], fields)
     assert lines.num_opened == 0
     direct = await exchange(Way.DIRECT, path, SCRIPTS[name], fields)
@@ -71,7 +71,7 @@ async def test_same_bytes(lines: Lines, path: str, name: str, fields: dict[str, 
 
 @both_ways
 async def test_two_choices_with_logprobs(lines: Lines, way: Way) -> None:
-    """What several choices say in one step arrives, each in its order."""
+    """All choices of a step arrive, each in its order."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -89,8 +89,8 @@ async def test_two_choices_with_logprobs(lines: Lines, way: Way) -> None:
 
 @both_ways
 @pytest.mark.parametrize("path", SURFACES)
-async def test_numbers_that_are_told_twice(lines: Lines, way: Way, path: str) -> None:
-    """What brings no event ends no stream: neither by an empty chunk nor by an empty write."""
+async def test_events_without_output(lines: Lines, way: Way, path: str) -> None:
+    """Events without output end no stream, neither by an empty chunk nor by an empty write."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -102,8 +102,8 @@ async def test_numbers_that_are_told_twice(lines: Lines, way: Way, path: str) ->
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_the_kernel_takes(lines: Lines, seed: int) -> None:
-    """Nothing, a part or all of a chunk: the client reads every event once, whole and in order."""
+async def test_partial_writes(lines: Lines, seed: int) -> None:
+    """Whether the kernel takes none, part or all of a chunk, the client gets every event once and in order."""
     rng = random.Random(seed)
     lines.kernel = takes(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
     desk = FakeDesk(says(STARTED))
@@ -124,8 +124,8 @@ async def test_whatever_the_kernel_takes(lines: Lines, seed: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
-async def test_send_that_fails(lines: Lines, when: str) -> None:
-    """The request is left once, its connection reset, and whoever makes its tokens hears nothing of it."""
+async def test_failing_send(lines: Lines, when: str) -> None:
+    """The request is left once and its connection reset; the token's producer is not affected."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
@@ -151,8 +151,8 @@ async def test_send_that_fails(lines: Lines, when: str) -> None:
 @both_ways
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("num_read", [0, 2])
-async def test_client_leaves(lines: Lines, way: Way, how: str, num_read: int) -> None:
-    """Its ticket is left once, at once, though no token comes; those that come later harm nobody."""
+async def test_client_disconnects(lines: Lines, way: Way, how: str, num_read: int) -> None:
+    """The ticket is left once, at once, even without tokens; later tokens do no harm."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         num_tasks = trio.lowlevel.current_statistics().tasks_living
@@ -179,7 +179,7 @@ async def test_client_leaves(lines: Lines, way: Way, how: str, num_read: int) ->
 
 @both_ways
 async def test_slow_reader_gets_everything(lines: Lines, way: Way) -> None:
-    """One that falls behind by less than the limit is waited for; every event comes, in order."""
+    """A reader within the limit gets every event, in order."""
     desk = FakeDesk(says(STARTED))
     text = "x" * 20_000
     async with serving(desk, way.options()) as served:
@@ -200,7 +200,7 @@ async def test_slow_reader_gets_everything(lines: Lines, way: Way) -> None:
 
 @both_ways
 async def test_slow_reader_delays_nobody(lines: Lines, way: Way) -> None:
-    """While one of many streams in a step does not read, the others have every token as it is made."""
+    """While one stream is not read, the others get every token as it is made."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options(sink_limit_bytes=2_000_000)) as served:
         slow = await served.connect(receive_bytes=4096)
@@ -223,8 +223,8 @@ async def test_slow_reader_delays_nobody(lines: Lines, way: Way) -> None:
 
 
 @both_ways
-async def test_connection_is_used_again(lines: Lines, way: Way) -> None:
-    """The next answer on a connection begins where the stream before it has ended, also where it was asked early."""
+async def test_connection_is_reused(lines: Lines, way: Way) -> None:
+    """The next response on a connection begins where the stream ended, even if it was requested early."""
     desk = FakeDesk()
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -236,8 +236,8 @@ async def test_connection_is_used_again(lines: Lines, way: Way) -> None:
     assert peer.received == b""
 
 
-async def test_http_1_0_goes_the_generic_way(lines: Lines) -> None:
-    """Without chunks there is no direct writer: the answer ends with its connection."""
+async def test_http_1_0_uses_generic_path(lines: Lines) -> None:
+    """Without chunks there is no direct writer: the response ends with its connection."""
     desk = FakeDesk()
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
@@ -248,7 +248,7 @@ async def test_http_1_0_goes_the_generic_way(lines: Lines) -> None:
 
 
 async def test_garbage_while_a_stream_runs(lines: Lines) -> None:
-    """Once a connection is closing, not a byte of the stream follows; its request is left."""
+    """Once a connection is closing, no byte of the stream follows, and its request is left."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()

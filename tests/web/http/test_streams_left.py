@@ -75,7 +75,7 @@ def num_open_files() -> int:
 @both_ways
 @pytest.mark.parametrize("seed", [1])
 async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
-    """No task, account, sequence, block or descriptor; and each request has ended once, as finished or cancelled."""
+    """No task, account, sequence, block or descriptor remains; each request ended once, as finished or cancelled."""
     rng = random.Random(seed)
     stayed: list[bool] = []
     async with small_runtime(Dials(step_seconds=0.001), max_num_seqs=32, num_blocks=1024) as runtime:
