@@ -1,4 +1,4 @@
-"""What loads and what is refused, by name: configs, tensors, dtypes, dummies."""
+"""Which checkpoints load and which are refused by name: configs, tensors, dtypes, dummies."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
     ],
 )
 def test_refused_by_name(copy: Callable[..., Path], changes: dict[str, Any], named: str) -> None:
-    """What would load and answer nonsense is a ValueError that says which entry or tensor it was."""
+    """Refuse what would load but answer nonsense, naming the entry or tensor."""
     with pytest.raises(ValueError, match=named):
         make_backend(copy("llama", **changes))
 
 
 @pytest.mark.parametrize(("changes", "named"), [({"dtype": "int8"}, "int8"), ({"load_format": "gguf"}, "gguf")])
 def test_unknown_settings(checkpoints: dict[str, Path], changes: dict[str, str], named: str) -> None:
-    """So are a dtype and a load format that do not exist."""
+    """Refuse an unknown dtype and an unknown load format."""
     with pytest.raises(ValueError, match=named):
         make_backend(checkpoints["llama"], **changes)
 
 
 def test_unknown_backend(checkpoints: dict[str, Path]) -> None:
-    """And a backend."""
+    """Refuse an unknown backend."""
     with pytest.raises(ValueError, match="warp"):
         load_backend("warp", backend_config(checkpoints["llama"]))
 
@@ -93,15 +93,15 @@ def test_unknown_backend(checkpoints: dict[str, Path]) -> None:
     ],
 )
 def test_broken_folders(copy: Callable[..., Path], name: str, spoil: Callable[[Path], None], named: str) -> None:
-    """A file that is missing or damaged is named."""
+    """Name a missing or damaged file."""
     folder = copy(name)
     spoil(folder)
     with pytest.raises(ValueError, match=named):
         make_backend(folder)
 
 
-def test_tensor_of_a_foreign_dtype(copy: Callable[..., Path]) -> None:
-    """Integers are weights of some quantisation that nobody declared."""
+def test_unsupported_stored_dtype(copy: Callable[..., Path]) -> None:
+    """Refuse integers: they are weights of an undeclared quantisation."""
     folder = copy("llama")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)

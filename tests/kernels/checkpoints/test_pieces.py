@@ -62,7 +62,7 @@ def test_rounded_to_one_dtype_and_held_in_another(tmp_path: Path, stored: dict[s
     assert source.num_bytes == whole.nbytes
 
 
-def test_dummies_are_the_same_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dummy_weights_do_not_depend_on_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dummy's numbers do not depend on where it is cut."""
     source = open_weights(tmp_path, {}, load_format="dummy", dtype="bfloat16")[0]
     parts = [("a.weight", (70, 999)), ("b.weight", (30, 999))]
