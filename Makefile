@@ -89,8 +89,9 @@ types: install-test
 layers: install-test
 	$(BIN)/lint-imports
 
+# in the order of the folders: reordered, the files with one long test each would come last
 pytest: install-test
-	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --durations 10
+	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --no-loadscope-reorder --durations 10
 
 format: install-test ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix $(SOURCES)

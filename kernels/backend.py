@@ -1,13 +1,13 @@
 """The protocol that every backend implements, and what one is made from.
 
-The executor is the only caller: it makes one backend at start and calls `step` once a pass, from one thread. What
-happens inside (operations, layouts, graphs) is the backend's own affair.
+The executor is the only caller: it makes one backend at start (`load.py`) and calls `step` once a pass, from one
+thread. Operations, memory layouts and graphs are internal to a backend.
 
 What must always hold:
-- `step` either raises, and then nothing it drew is used, or has written the KV of every token of the batch and drawn
-  a token for every row that samples;
-- where `capabilities.invariant`, a row's logits depend on its own tokens only: not on the batch, the chunking, the
-  cached prefix or which physical blocks hold it.
+- `step` either raises, and then no token of the pass is used, or has written the KV of every token of the batch and
+  drawn a token for every row that samples;
+- if `capabilities.invariant`, a row's logits depend on its own tokens only: not on the batch, the chunking, the cached
+  prefix or the physical blocks that hold it.
 """
 
 from __future__ import annotations
@@ -22,73 +22,75 @@ from .batch import Drawn, StepBatch
 
 @attrs.frozen
 class Capabilities:
+    """What a backend reports about itself."""
+
     name: str
-    """As `/server_info` and the logs call it: `cpu`, `triton`, `reference`, `fake`."""
+    """As `/server_info` and the logs show it: `cpu`, `triton`, `reference`, `fake`."""
     dtype: str
-    """Of weights and KV: `bfloat16`, `float16`, `float32`."""
+    """Dtype of weights and KV: `bfloat16`, `float16`, `float32`."""
     invariant: bool
-    """Rows' results are bit-identical whatever their batch, as this backend now runs."""
+    """Whether a row's results are bit-identical whatever the batch, as this backend is configured."""
     instruction_set: str | None = None
-    """What the kernels were compiled for, where that is known: `avx2`."""
+    """What the kernels were compiled for, if known: `avx2`."""
     strict_is_free: bool = True
-    """Bit-identical results cost nothing here: then they are the default, and `fast` asks for nothing else."""
+    """Whether bit-identical results cost nothing here. Then they are the default, and `fast` changes nothing."""
     num_threads: int | None = None
-    """That a pass runs on, where it runs on the machine's own processors."""
+    """Threads of a pass, if it runs on the CPU."""
 
     @property
     def determinism(self) -> str:
-        """What runs: `strict` or `fast`."""
+        """The mode in effect: `strict` or `fast`."""
         return "strict" if self.invariant else "fast"
 
 
 @attrs.frozen
 class KVMemory:
-    """What the operator says of the KV cache's memory; neither is the backend's own choice."""
+    """The operator's setting for the KV cache's memory; if neither is set, the backend chooses."""
 
     num_bytes: int | None = None
     utilization: float | None = None
-    """Share of the device's memory that this process may hold in all, weights and passes included."""
+    """Share of the device's memory that this process may hold in total, including weights and the largest pass."""
 
 
 @attrs.frozen
 class MemoryPlan:
-    """What became of a device's memory; `kv_cache_size.py` decides it. Bytes."""
+    """How a device's memory is divided; `kv_cache_size.py` decides it. Sizes are in bytes."""
 
     num_blocks: int
-    """Physical blocks, the null block (number 0, never written by a row) included."""
+    """Physical blocks, including the null block (number 0, never written by a row)."""
     block_size: int
     block_bytes: int
-    """One block's keys and values in all layers."""
+    """Keys and values of one block in all layers."""
     max_model_len: int
-    """What was configured, or shorter where that was allowed."""
+    """The configured length, or a shorter one if that was allowed."""
     weights_bytes: int
-    """As they are held, packed or widened."""
+    """Weights as they are held, packed or widened."""
     workspace_bytes: int | None
-    """What the largest pass took at its highest; None where it was not run, nothing depending on it."""
+    """Peak memory of the largest pass; None if it was not measured because nothing depends on it."""
 
 
 @attrs.frozen
 class BackendConfig:
-    """What a backend is made from. All sizes in tokens or blocks."""
+    """What a backend is made from. Sizes are in tokens or blocks."""
 
     model_path: Path
     """A folder in the Hugging Face layout (`config.json` at least)."""
     dtype: str
-    """`auto` takes the checkpoint's own."""
+    """`auto`: the checkpoint's own."""
     load_format: str
-    """`auto` (safetensors), or `dummy`: random weights in the shape of config.json."""
+    """`auto` (safetensors), or `dummy`: random weights with the shapes of config.json."""
     block_size: int
     num_blocks: int | None
-    """Physical blocks, the null block included; None leaves it to `kv_memory`."""
+    """Physical blocks, including the null block; None: as many as `kv_memory` allows."""
     max_num_seqs: int
-    """Slots run from 0 to this, exclusive."""
+    """Slots are numbered from 0 to this, exclusive."""
     max_model_len: int
     max_num_batched_tokens: int
     kv_memory: KVMemory = KVMemory()
     may_shorten: bool = False
-    """A `max_model_len` that the cache has no room for becomes shorter, instead of being refused."""
+    """Whether a `max_model_len` that does not fit into the cache is shortened instead of refused."""
     determinism: str = "auto"
-    """`strict`, `fast`, or `auto`: strict where that is free."""
+    """`strict`, `fast`, or `auto`: strict if that costs nothing."""
 
 
 class Backend(Protocol):
@@ -101,16 +103,16 @@ class Backend(Protocol):
     def memory_plan(self) -> MemoryPlan: ...
 
     def step(self, batch: StepBatch) -> Drawn:
-        """Run one pass: write KV for every token, draw a token for every row with `samples`, score what is asked."""
+        """Run one pass: write KV for every token, draw for every row with `samples`, score what `scoring` names."""
         ...
 
     def close(self) -> None:
-        """Free what the device holds. Nothing is called after it."""
+        """Free the device's memory. No other method is called afterwards."""
         ...
 
 
 def wants_strict(determinism: str, *, strict_is_free: bool) -> bool:
-    """Whether a backend that has both ways runs the strict one. Raises ValueError for a mode that does not exist."""
+    """Return whether a backend that supports both modes runs strict. Raises ValueError for an unknown mode."""
     if determinism not in ("auto", "strict", "fast"):
         raise ValueError(f"unknown determinism {determinism!r}: choose 'strict', 'fast' or 'auto'")
     return determinism == "strict" or (determinism == "auto" and strict_is_free)

@@ -1,11 +1,11 @@
-"""What one forward pass runs on, as plain columns.
+"""The input and the results of one forward pass, as plain columns.
 
-The executor builds a `StepBatch` from its plan; a backend turns it into whatever its device wants. No torch here, so
-that a backend without torch (the fake one) stays light.
+The executor builds a `StepBatch` from its plan; a backend converts it to what its device needs. No torch here, so that
+the fake backend runs without it.
 
-What must always hold: rows are independent sequences; row i owns tokens `query_start[i]:query_start[i+1]`, at
+What must always hold: rows are independent sequences; row i has tokens `query_start[i]:query_start[i+1]`, at
 consecutive positions from `positions[i]`; its KV for every position up to its last one is reachable through
-`block_tables[i]`; no two rows write the same physical slot. Scores cost nothing where nobody asks for them.
+`block_tables[i]`; no two rows write the same physical slot. Scores cost nothing if none are requested.
 """
 
 from __future__ import annotations
@@ -49,61 +49,61 @@ class StepBatch:
     """One pass over R rows and N tokens."""
 
     slots: list[int]
-    """R. A number that a sequence keeps for life (0 <= slot < max_num_seqs); state on the device is kept by it."""
+    """R. A number that a sequence keeps while it runs (0 <= slot < max_num_seqs); keys its state on the device."""
     query_start: list[int]
-    """R+1. Row i's tokens are `query_start[i]:query_start[i+1]` of the flat columns."""
+    """R+1. Row i has tokens `query_start[i]:query_start[i+1]` of the flat columns."""
     positions: list[int]
     """R. Position of each row's first token."""
     token_ids: list[int]
-    """N. Ids to feed. A carried row has one token, and what stands here for it is ignored."""
+    """N. Input ids. A carried row has one token, whose entry here is ignored."""
     block_tables: list[list[int]]
-    """R. Physical block of each logical block, covering every position up to the row's last one."""
+    """R. Physical block of each logical block, for every position up to the row's last one."""
     samples: list[bool]
     """R. Whether the row's last position draws a token."""
     sampling: list[RowSampling] = attrs.field(default=_for_every_row(RowSampling()))
     """R. How each row draws; read only where `samples`."""
     output_position: list[int] = attrs.field(default=_for_every_row(0))
-    """R. How many outputs the sequence has drawn before this one: Philox's counter."""
+    """R. How many outputs the sequence has drawn before: Philox's counter."""
     carried: list[bool] = attrs.field(default=_for_every_row(False))
-    """R. True: feed the token that this slot drew in the pass before (it need not have reached the host)."""
+    """R. Whether the input is the token that this slot drew in the previous pass (the host may not know it yet)."""
     scoring: Scoring | None = None
-    """What to say of tokens besides drawing them; None, as nearly always: nothing."""
+    """Tokens whose logprobs are requested; None, as almost always: none."""
     processing: Processing | None = None
-    """What changes logits before tokens are drawn from them; None: nothing. Scores are of the raw ones."""
+    """Changes to logits before tokens are drawn; None: none. Scores are of the raw logits."""
     copies: Sequence[tuple[int, int]] = ()
-    """Physical blocks to copy, from the first of each pair to the second, before anything is read or written. All are
-    read before any is written: what one pair copies over may be what another one copies."""
+    """Physical blocks to copy before the pass, from the first of each pair to the second. All are read before any is
+    written: one pair may overwrite the source of another."""
 
 
 @attrs.frozen
 class Scoring:
-    """Tokens of a pass whose logprobs are wanted."""
+    """Tokens of a pass whose logprobs are requested."""
 
     drawn_rows: list[int]
-    """Rows with `samples`, ascending: the token that each draws is scored."""
+    """Rows with `samples`, ascending, whose drawn tokens are scored."""
     drawn_num_top: list[int]
-    """How many of the likeliest tokens are told beside each."""
+    """How many of the most likely tokens to report beside each."""
     prompt_tokens: list[int]
-    """Flat indexes, ascending: the logits of each score the token that follows it in its prompt..."""
+    """Flat indexes, ascending: the logits there score the next token of the prompt..."""
     prompt_target_ids: list[int]
-    """...which is this one."""
+    """...which has this id."""
     prompt_num_top: list[int]
 
 
 @attrs.frozen
 class Scores:
-    """What a model gave some tokens, as parallel columns.
+    """Logprobs and ranks of some tokens, as parallel columns.
 
-    A logprob is log-softmax of the raw logits in float32, before temperature and filters. The order of tokens is that
-    of their logits; of equals the lower id comes first.
+    A logprob is the log-softmax of the raw logits in float32, before temperature and filters. Tokens are ordered by
+    descending logit, ties by ascending id.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     ranks: list[int]
-    """1 is the likeliest."""
+    """1 is the most likely token."""
     top_ids: list[list[int]]
-    """The likeliest tokens, as many as were asked for; the scored one is among them or not."""
+    """The most likely tokens, as many as requested; the scored one may or may not be among them."""
     top_logprobs: list[list[float]]
 
     @classmethod
@@ -111,7 +111,7 @@ class Scores:
         return cls([], [], [], [], [])
 
     def extend(self, others: Scores) -> None:
-        """Put `others` behind these."""
+        """Append `others`."""
         self.token_ids.extend(others.token_ids)
         self.logprobs.extend(others.logprobs)
         self.ranks.extend(others.ranks)
@@ -119,7 +119,7 @@ class Scores:
         self.top_logprobs.extend(others.top_logprobs)
 
     def cut(self, start: int, end: int) -> Scores:
-        """Those from `start` to `end`."""
+        """Return those from `start` to `end`, exclusive."""
         part = slice(start, end)
         return Scores(
             self.token_ids[part], self.logprobs[part], self.ranks[part], self.top_ids[part], self.top_logprobs[part]
@@ -128,13 +128,13 @@ class Scores:
 
 @attrs.frozen
 class Drawn:
-    """Tokens drawn by one pass."""
+    """The results of one pass."""
 
     rows: list[int]
-    """Indexes of the rows that drew, ascending: those with `samples`."""
+    """Indexes of the rows with `samples`, ascending."""
     token_ids: list[int]
-    """One for each."""
+    """The drawn token of each."""
     scores: Scores | None = None
-    """Of the tokens drawn by `Scoring.drawn_rows`. None where the batch has no scoring."""
+    """Of the tokens drawn by `Scoring.drawn_rows`. None if the batch has no scoring."""
     prompt_scores: Scores | None = None
     """Of `Scoring.prompt_target_ids`."""

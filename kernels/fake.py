@@ -1,11 +1,12 @@
 """A backend without a model, whose tokens depend on what it reads through the block tables.
 
-Each KV slot holds a number made from the token and its position; a drawn token is a hash of all slots from position 0
-to the row's last one, read back through the row's block table. So a stale, swapped, shared-too-early or prematurely
-freed block changes the text, and `continuation` says what the text should have been. Logprobs are made from the same
-reads; `prompt_scores` and `continuation_scores` say what they should have been.
+Each KV slot holds a number computed from the token and its position; a drawn token is a hash of all slots from
+position 0 to the row's last one, read through the row's block table. So a stale, swapped, prematurely shared or
+prematurely freed block changes the output, and `continuation` computes the correct output. Logprobs are computed from
+the same reads; `prompt_scores` and `continuation_scores` compute the correct ones.
 
-Used by tests, benchmarks of everything around the model, and `quipu serve --executor fake`. It has dials for faults.
+Used by tests, by benchmarks of everything around the model, and by `quipu serve --executor fake`. `Dials` inject
+faults.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ _DEFAULT_CONTEXTS = 16
 
 
 class FakeFault(RuntimeError):
-    """The fault that a dial asked for, or a read that no correct engine makes."""
+    """An injected fault, or a read that a correct engine never makes."""
 
 
 @attrs.define
 class Dials:
-    """What goes wrong, and how long a step takes."""
+    """Injected faults, and the duration of a step."""
 
     step_seconds: float = 0.0
-    """How long the executor waits before it answers for a pass."""
+    """How long the executor waits before it reports a pass."""
     poison_token_id: int | None = None
-    """A pass that is fed this token raises."""
+    """A pass with this input token raises."""
     fail_steps: int = 0
-    """So many of the next passes raise, after having written half of their KV."""
+    """This many of the next passes raise, after writing half of their KV."""
     first_token_id: int = 32
-    """Drawn tokens are drawn from here..."""
+    """Drawn ids start here..."""
     num_token_ids: int = 200
-    """...so many of them on."""
+    """...and there are this many of them."""
     eos_after: int | None = None
     """Draw `eos_token_id` as this output (counted from 0)."""
     eos_token_id: int = 0
     only_token_id: int | None = None
-    """Draw this token and read no KV for it: a pass then costs next to nothing."""
+    """Always draw this token, without reading KV: a pass then costs almost nothing."""
 
 
 class FakeBackend:
-    """The whole Backend protocol, in plain Python."""
+    """Implements `quipu.kernels.backend.Backend` in plain Python."""
 
     def __init__(self, config: BackendConfig, dials: Dials | None = None) -> None:
-        """Its blocks take no memory to speak of: room for sixteen sequences unless told how many there are.
+        """Make a cache of `num_blocks`, by default enough for sixteen sequences; blocks take almost no memory.
 
-        Raises ValueError for a pool given in bytes.
+        Raises ValueError for a cache size in bytes.
         """
         if config.num_blocks is None and config.kv_memory != KVMemory():
-            raise ValueError("the fake executor has no memory to size: say --num-blocks")
+            raise ValueError("the fake executor has no memory to divide: use --num-blocks")
         num_blocks = config.num_blocks or 1 + _DEFAULT_CONTEXTS * -(-config.max_model_len // config.block_size)
         self._memory_plan = MemoryPlan(
             num_blocks=num_blocks,
@@ -94,7 +95,7 @@ class FakeBackend:
         rows = range(len(batch.slots))
         for row in rows:
             if failing and row >= len(batch.slots) / 2:
-                raise FakeFault("the dial said that this pass fails")
+                raise FakeFault("injected fault: this pass fails")
             begin, end = batch.query_start[row], batch.query_start[row + 1]
             token_ids = batch.token_ids[begin:end]
             if batch.carried[row]:
@@ -107,7 +108,7 @@ class FakeBackend:
                 position += 1
             self.num_tokens += len(token_ids)
         if failing:
-            raise FakeFault("the dial said that this pass fails")
+            raise FakeFault("injected fault: this pass fails")
         drawing = [row for row in rows if batch.samples[row]]
         drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row) for row in drawing])
         if batch.scoring is not None:
@@ -128,7 +129,7 @@ class FakeBackend:
         return draw(values, seed, batch.output_position[row], self.dials)
 
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
-        """Add what is wanted to what was drawn."""
+        """Add the requested scores to what was drawn."""
         token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
         if self.dials.only_token_id is not None:
             return attrs.evolve(
@@ -148,7 +149,7 @@ class FakeBackend:
         return attrs.evolve(drawn, scores=drawn_scores, prompt_scores=prompt_scores)
 
     def _read(self, batch: StepBatch, row: int, token: int) -> list[int]:
-        """All slots of a row's sequence up to that of the token with this flat index."""
+        """Read all slots of a row's sequence up to that of the token with this flat index."""
         size, table = self._block_size, batch.block_tables[row]
         length = batch.positions[row] + token + 1 - batch.query_start[row]
         slots: list[int | None] = []
@@ -157,17 +158,17 @@ class FakeBackend:
         del slots[length:]
         values = [value for value in slots if value is not None]
         if len(values) < length:
-            raise FakeFault(f"a slot was read that no pass has written (position {slots.index(None)})")
+            raise FakeFault(f"read of a slot that no pass has written (position {slots.index(None)})")
         return values
 
 
 def slot_value(token_id: int, position: int) -> int:
-    """What a pass writes to the KV slot of `token_id` at `position`."""
+    """Return what a pass writes to the KV slot of `token_id` at `position`."""
     return (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 1) & _MASK
 
 
 def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> int:
-    """The token that follows KV slots `values`."""
+    """Draw the token that follows KV slots `values`."""
     if dials.eos_after == output_position:
         return dials.eos_token_id
     mixed = hash((seed & _MASK, output_position, *values))
@@ -175,9 +176,9 @@ def draw(values: list[int], seed: int, output_position: int, dials: Dials) -> in
 
 
 def score(values: list[int], token_id: int, num_top: int, dials: Dials) -> Scores:
-    """What the fake makes of `token_id` after KV slots `values`: a number below 0 for each id that it can draw.
+    """Score `token_id` after KV slots `values`: each id that can be drawn has a logprob below 0.
 
-    They do not add up to anything; an id that it cannot draw comes last.
+    They are not normalised; an id that cannot be drawn is ranked last.
     """
     mixed = hash(tuple(values)) & _MASK
     drawable = range(dials.first_token_id, dials.first_token_id + dials.num_token_ids)
@@ -193,7 +194,7 @@ def score(values: list[int], token_id: int, num_top: int, dials: Dials) -> Score
 
 
 def _cheap_scores(token_ids: Sequence[int], num_top: Sequence[int]) -> Scores:
-    """Scores that are read from nothing: the likeliest are the first ids there are."""
+    """Make up scores without reading KV: the most likely tokens are the first ids."""
     return Scores(
         token_ids=list(token_ids),
         logprobs=[-0.5] * len(token_ids),
@@ -204,7 +205,7 @@ def _cheap_scores(token_ids: Sequence[int], num_top: Sequence[int]) -> Scores:
 
 
 def prompt_scores(token_ids: list[int], num_top: int, dials: Dials | None = None) -> Scores:
-    """What a correct engine says of `token_ids`, but for the first of them."""
+    """Return the scores that a correct engine reports for `token_ids`, except for the first of them."""
     values = [slot_value(token_id, position) for position, token_id in enumerate(token_ids)]
     scores = Scores.empty()
     for position in range(1, len(token_ids)):
@@ -213,13 +214,13 @@ def prompt_scores(token_ids: list[int], num_top: int, dials: Dials | None = None
 
 
 def continuation_scores(token_ids: list[int], count: int, num_top: int, dials: Dials | None = None) -> Scores:
-    """What a correct engine says of the greedy `continuation` of `token_ids`."""
+    """Return the scores that a correct engine reports for the greedy `continuation` of `token_ids`."""
     whole = token_ids + continuation(token_ids, count, dials)
     return prompt_scores(whole, num_top, dials).cut(len(token_ids) - 1, len(whole) - 1)
 
 
 def continuation(token_ids: list[int], count: int, dials: Dials | None = None, seed: int = 0) -> list[int]:
-    """What a correct engine draws after `token_ids`, whatever its batches, caches and preemptions."""
+    """Return what a correct engine draws after `token_ids`, whatever its batches, caches and preemptions."""
     dials = dials or Dials()
     values = [slot_value(token_id, position) for position, token_id in enumerate(token_ids)]
     outputs: list[int] = []

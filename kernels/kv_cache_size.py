@@ -1,10 +1,10 @@
-"""How many blocks the KV cache gets: from what the operator said, from a profile run, or from a careful default.
+"""How many blocks the KV cache gets: by the operator's setting, by a profile run, or by a conservative default.
 
-A backend calls `plan_memory` once, when its weights are loaded and before it makes its cache, and offers the result as
-`Backend.memory_plan`; block manager, scheduler, metrics and `/server_info` have their number of blocks from there.
+A backend calls `plan_memory` once, after loading its weights and before allocating its cache, and exposes the result as
+`Backend.memory_plan`, from which block manager, scheduler, metrics and `/server_info` take the number of blocks.
 
-What must always hold: a pool that one sequence of the longest length does not fit into is refused, or that length is
-shortened where nobody asked for it; and no more memory is promised than there is.
+What must always hold: a cache that cannot hold one sequence of the maximum length is refused, unless that length may be
+shortened; and the cache never exceeds the available memory.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from .backend import BackendConfig, KVMemory, MemoryPlan
 from .machine import Memory
 
 DEFAULT_BYTES = 4 << 30
-"""Of a machine's own memory, where nobody says how much: vLLM's figure for CPUs, too."""
+"""Default size in the host's memory; vLLM uses the same for CPUs."""
 DEFAULT_CONTEXTS = 16
-"""Sequences of the longest length that are room enough where nobody says how much."""
+"""Sequences of the maximum length beyond which the default size does not grow."""
 
 _log = logging.getLogger(__name__)
 
 
 @attrs.frozen
 class DeviceMemory:
-    """What a backend knows once its weights are loaded. Bytes."""
+    """What a backend knows about its device's memory once its weights are loaded. In bytes."""
 
     block_bytes: int
-    """One block's keys and values in all layers."""
+    """Keys and values of one block in all layers."""
     weights_bytes: int
-    """As they are held, packed or widened."""
+    """Weights as they are held, packed or widened."""
     held: int
-    """Of the device's memory by this process, weights included."""
+    """Device memory that this process holds, including weights."""
     profile: Callable[[], int]
-    """Runs the largest pass: what it takes on top at its highest. Called where the size depends on it, once."""
+    """Runs the largest pass and returns its peak memory. Called at most once, if the size depends on it."""
     memory: Callable[[], Memory]
-    """Called after the profile run, if there is one."""
+    """Returns the device's memory. Called after the profile run, if there is one."""
     default: KVMemory = attrs.field(factory=KVMemory)
-    """Where the operator says nothing. If it says nothing either: what suits memory that others need, too."""
+    """Used if the operator has set nothing. If empty: a size that leaves memory for other processes."""
 
 
 @attrs.frozen
 class _Choice:
     num_blocks: int
     said: str
-    """By whom, with the flag's name."""
+    """Where the size comes from, for messages: a flag or the default."""
     workspace_bytes: int | None
 
 
 def plan_memory(config: BackendConfig, device: DeviceMemory) -> MemoryPlan:
-    """Raises ValueError, saying how much is needed and which flag to change, where the pool cannot be had."""
+    """Choose the size of the cache.
+
+    Raises ValueError if it is not possible, naming the memory that is needed and the flag to change.
+    """
     choice = _choose(config, device)
     longest = max(0, choice.num_blocks - 1) * config.block_size
     _check(config, device, choice, longest)
@@ -73,7 +76,7 @@ def plan_memory(config: BackendConfig, device: DeviceMemory) -> MemoryPlan:
 
 
 def check_weights_fit(num_bytes: int, memory: Memory) -> None:
-    """Raises ValueError where weights are larger than what is available: better than to be killed half way."""
+    """Raises ValueError if weights exceed the available memory: the process would be killed while loading."""
     if num_bytes > memory.available:
         raise ValueError(
             f"the weights take {show(num_bytes)} of memory, and {show(memory.available)} of {show(memory.total)} are "
@@ -115,17 +118,17 @@ def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest
     if choice.num_blocks * device.block_bytes > available:
         raise ValueError(
             f"{choice.said} asks for {show(choice.num_blocks * device.block_bytes)} of KV cache, and {show(available)} "
-            f"of memory are left: lower it"
+            f"of memory is available: lower it"
         )
 
 
 def _num_blocks(config: BackendConfig) -> int:
-    """Of one sequence of the longest length."""
+    """Return the blocks of one sequence of the maximum length."""
     return -(-config.max_model_len // config.block_size)
 
 
 def show(num_bytes: int) -> str:
-    """`1.50GiB`, as the flags take it; never less than it is."""
+    """Format bytes as flags take them (`1.50GiB`), rounded up."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= size:
             return f"{-(-num_bytes * 100 // size) / 100:.2f}{unit}"

@@ -1,7 +1,7 @@
 """The choice of a backend.
 
-The executor calls `load_backend` once, at start. A backend's module is imported only when it is chosen, so that nobody
-loads torch or Triton without need.
+The executor calls `load_backend` once, at start. A backend's module is imported only when it is needed: the fake one
+must run without torch, the CPU's without Triton.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 def load_backend(name: str, config: BackendConfig) -> Backend:
     """Make the backend called `name`: `cpu`, `triton`, `reference` or `fake`.
 
-    `auto` is `triton` where there is a GPU for it, else `cpu` where that can run, else `reference`.
+    `auto` is `triton` if there is a supported GPU, else `cpu` if it can run here, else `reference`.
 
-    Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not fit its config, and
-    for `cpu` and `triton` where this machine cannot run them.
+    Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not match its config,
+    and for `cpu` or `triton` if this machine cannot run it.
     """
     if name == "fake":
         from .fake import FakeBackend
@@ -29,10 +29,10 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
         return FakeBackend(config)
     if name not in ("auto", "cpu", "reference", "triton"):
         raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'reference' or 'fake'")
-    # Read once, when torch brings its OpenMP in. Idle threads that spin instead of sleeping made a step of a small
-    # model on two cores sixty times slower beside a busy neighbour; sleeping costs 13 % on an idle machine.
+    # Both are read once, when torch loads OpenMP. With idle threads that spin instead of sleeping, a step of a small
+    # model on two cores was sixty times slower beside a busy process; sleeping costs 13 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
-    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))  # read then, too
+    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
     if name == "reference":
         return _load_reference(config)
     if name in ("auto", "triton"):
@@ -57,7 +57,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     except CpuKernelsUnavailable as error:
         if name == "cpu":
             raise ValueError(f"the cpu executor cannot run here: {error}") from None
-        _log.warning("the reference executor runs, many times slower than the cpu executor would: %s", error)
+        _log.warning("using the reference executor, which is many times slower than the cpu executor: %s", error)
     return _load_reference(config)
 
 

@@ -1,13 +1,15 @@
-"""What changes one sequence's logits before a token is drawn from them: bans, biases, penalties.
+"""Changes to one sequence's logits before a token is drawn from them: bans, biases, penalties.
 
-The executor makes one `LogitProcessor` for each sequence that asks for any of it, from its rules and its tokens, and
-tells it of every token that is drawn; a backend edits the rows of a step by `edited`, draws, and finds them as they
-were. The order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties
-(repetition, frequency, presence). Temperature and the filters follow in `oracle.py`.
+The executor makes one `LogitProcessor` for each sequence that uses any of them, from its rules and its tokens, and adds
+every drawn token to it; a backend changes the rows of a step within `edited`, draws, and has the raw logits back. The
+order is vLLM's: bit mask, allowed tokens, bad words, minimum of tokens, bias, then the penalties (repetition,
+frequency, presence). Temperature and the filters follow in `sampling/oracle.py`.
 
-What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on how often or in how
-many pieces these were computed; a row costs by its own rules, and one without rules nothing. A ban that would leave no
-token is passed over, so that what one client asks for never fails the step that others share.
+It stands below `batch.py`, whose batches carry processors to the backends.
+
+What must always hold: an edit depends on its row, its rules and its sequence's tokens alone, not on recomputation or
+chunking; the cost of a row depends on its own rules only, and is nothing without any. A ban that would leave no token
+is ignored, so that one client's request never fails the step that it shares with others.
 """
 
 from __future__ import annotations
@@ -31,24 +33,23 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @attrs.frozen
 class LogitRules:
-    """How one sequence's logits are changed before a token is drawn. Names and meanings are vLLM's."""
+    """How one sequence's logits are changed before a token is drawn. Names and semantics are vLLM's."""
 
     presence_penalty: float = 0.0
-    """Taken from the logit of every token that was drawn before."""
+    """Subtracted from the logit of every token that was drawn before."""
     frequency_penalty: float = 0.0
-    """The same for each time that it was."""
+    """Subtracted once for each time that the token was drawn."""
     repetition_penalty: float = 1.0
-    """Above 0. A positive logit of a token that the prompt has, or that was drawn, is divided by it, a negative one
-    multiplied."""
+    """Above 0. Divides positive and multiplies negative logits of tokens that are in the prompt or were drawn."""
     bias: Mapping[int, float] = attrs.field(factory=dict)
     """Added to the logits of these tokens."""
     allowed_token_ids: tuple[int, ...] = ()
-    """No others may be drawn. Empty: all may."""
+    """Only these may be drawn. Empty: all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token ids of words that the outputs must not hold: the last one is not drawn after the others."""
+    """Sequences of token ids that the output must not contain: the last one is not drawn after the others."""
     min_tokens: int = 0
     held_back_token_ids: tuple[int, ...] = ()
-    """Not drawn before there are `min_tokens` outputs: tokens that would end the sequence."""
+    """Not drawn before there are `min_tokens` outputs: the tokens that would end the sequence."""
 
 
 @attrs.frozen
@@ -58,19 +59,19 @@ class Processing:
     rows: list[int]
     """Rows of sequences with rules, ascending."""
     processors: list[LogitProcessor]
-    """Of each of them: its rules, and what it has drawn before this step."""
+    """The processor of each of these rows."""
     masked_rows: list[int]
     """Rows with a bit mask, ascending."""
     masks: list[bytes]
-    """Of each of them: ceil(V / 32) words of 32 bits, little-endian; a token whose bit (the lowest is the first) is 0
-    is not drawn. The form that grammar libraries fill (xgrammar, llguidance). At least one bit is 1."""
+    """The mask of each of these rows: ceil(V / 32) little-endian words of 32 bits; a token whose bit (lowest first) is
+    0 is not drawn. The format of grammar libraries (xgrammar, llguidance). At least one bit is 1."""
 
 
 @contextmanager
 def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> Iterator[None]:
-    """Within it, `logits_MV`, the logits of these rows of a step, are those to draw from; after it, the raw ones.
+    """Apply rules and masks to `logits_MV`, the logits of these rows, and restore the raw ones on exit.
 
-    Raises ValueError for a bit mask of the wrong length, or one that allows nothing.
+    Raises ValueError for a bit mask of the wrong length, or one that allows no token.
     """
     if processing is None:
         yield
@@ -89,7 +90,7 @@ def edited(processing: Processing | None, rows: Sequence[int], logits_MV: npt.ND
 
 
 class Edit:
-    """Changes to one row that can be taken back."""
+    """Changes to one row that can be undone."""
 
     def __init__(self, logits_V: Row) -> None:
         self.logits_V = logits_V
@@ -100,52 +101,54 @@ class Edit:
         self.logits_V[ids] = values
 
     def ban(self, ids: Ids) -> None:
-        """Unless nothing would be left."""
+        """Ban these tokens, unless none would be left."""
         self.put(ids, _NEVER)
-        self._keep_if_any_left()
+        self._undo_if_none_left()
 
     def ban_all_but(self, ids: Ids) -> None:
-        """Unless nothing would be left."""
+        """Ban all other tokens, unless none would be left."""
         kept = self.logits_V[ids]
         self._replaced.append((slice(None), self.logits_V.copy()))
         self.logits_V.fill(_NEVER)
         self.logits_V[ids] = kept
-        self._keep_if_any_left()
+        self._undo_if_none_left()
 
     def mask(self, words: bytes) -> None:
         """Ban the tokens whose bit is 0."""
         num_words = -(-len(self.logits_V) // 32)
         if len(words) != 4 * num_words:
-            raise ValueError(f"a bit mask has {len(words)} bytes, a row of {len(self.logits_V)} logits {4 * num_words}")
+            raise ValueError(
+                f"invalid bit mask: {len(words)} bytes for {len(self.logits_V)} logits, must be {4 * num_words}"
+            )
         bits = np.unpackbits(np.frombuffer(words, dtype=np.uint8), count=len(self.logits_V), bitorder="little")
         if not bits.any():
-            raise ValueError("a bit mask allows no token")
+            raise ValueError("invalid bit mask: it allows no token")
         self._replaced.append((slice(None), self.logits_V.copy()))
-        self.logits_V += _BY_BIT[bits]  # twice as fast as an assignment under a condition
+        self.logits_V += _BY_BIT[bits]  # twice as fast as a masked assignment
 
     def undo(self) -> None:
         while self._replaced:
-            self._take_back()
+            self._undo_last()
 
-    def _keep_if_any_left(self) -> None:
+    def _undo_if_none_left(self) -> None:
         if self.logits_V.max() == _NEVER:
-            self._take_back()
+            self._undo_last()
 
-    def _take_back(self) -> None:
+    def _undo_last(self) -> None:
         ids, values = self._replaced.pop()
         self.logits_V[ids] = values
 
 
 class LogitProcessor:
-    """One sequence's rules, and what they have to know of its tokens."""
+    """One sequence's rules, and what they need to know of its tokens."""
 
     def __init__(self, rules: LogitRules, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
-        """`output_token_ids`: those drawn so far, by this admission and those before."""
+        """`output_token_ids` are those drawn so far, by this admission and earlier ones."""
         self.rules = rules
         self.outputs = list(output_token_ids)
-        """All that were drawn before the next one."""
+        """All tokens drawn so far."""
         self._allowed = _ids(rules.allowed_token_ids)
-        self._too_early = _ids(rules.held_back_token_ids)
+        self._held_back = _ids(rules.held_back_token_ids)
         self._bias = _ids(rules.bias)
         self._bias_values = np.array([rules.bias[int(token_id)] for token_id in self._bias], dtype=np.float32)
         self._always_bad = [word[0] for word in rules.bad_words if len(word) == 1]
@@ -154,14 +157,14 @@ class LogitProcessor:
             if len(word) > 1:
                 self._bad_after.setdefault(word[-2], []).append(word)
         self._penalises = bool(rules.frequency_penalty or rules.presence_penalty or rules.repetition_penalty != 1)
-        # the prompt counts for repetition only
+        # the prompt counts for the repetition penalty only
         self.seen = SeenTokens(prompt_token_ids if rules.repetition_penalty != 1 else ())
         if self._penalises:
             for token_id in output_token_ids:
                 self.seen.count(token_id)
 
-    def note(self, token_id: int) -> None:
-        """The sequence has drawn a token."""
+    def add_output(self, token_id: int) -> None:
+        """Record a token that the sequence has drawn."""
         self.outputs.append(token_id)
         if self._penalises:
             self.seen.count(token_id)
@@ -173,8 +176,8 @@ class LogitProcessor:
         bad = self._bad_now()
         if len(bad):
             edit.ban(bad)
-        if len(self.outputs) < self.rules.min_tokens and len(self._too_early):
-            edit.ban(self._too_early)
+        if len(self.outputs) < self.rules.min_tokens and len(self._held_back):
+            edit.ban(self._held_back)
         if len(self._bias):
             edit.put(self._bias, edit.logits_V[self._bias] + self._bias_values)
         if len(self.seen.prompt_ids):
@@ -183,20 +186,20 @@ class LogitProcessor:
             edit.put(self.seen.output_ids, self._penalised(edit.logits_V[self.seen.output_ids]))
 
     def _bad_now(self) -> Ids:
-        """Tokens that would complete a bad word."""
+        """Return the tokens that would complete a bad word."""
         last = self.outputs[-1] if self.outputs else None
         words = self._bad_after.get(last, ()) if last is not None else ()
         completing = [word[-1] for word in words if tuple(self.outputs[1 - len(word) :]) == word[:-1]]
         return _ids(self._always_bad + completing)
 
     def _repeated(self, logits_T: Row) -> Row:
-        """Logits of tokens that were there before, as in CTRL (Keskar et al. 2019)."""
+        """Apply the repetition penalty, as in CTRL (Keskar et al. 2019)."""
         penalty, wide_T = self.rules.repetition_penalty, logits_T.astype(np.float64)
         with np.errstate(over="ignore"):  # by a penalty of 1e-310, say
             return _bounded(np.where(wide_T > 0, wide_T / penalty, wide_T * penalty), logits_T)
 
     def _penalised(self, logits_O: Row) -> Row:
-        """Logits of outputs. Those that the prompt has too are divided by the penalty of repetition already."""
+        """Apply all penalties to logits of outputs; those in the prompt have had the repetition penalty already."""
         rules, counts_O = self.rules, self.seen.counts
         if rules.repetition_penalty != 1:
             logits_O = np.where(self.seen.are_new, self._repeated(logits_O), logits_O)
@@ -204,7 +207,7 @@ class LogitProcessor:
 
 
 class SeenTokens:
-    """Distinct tokens of a prompt; distinct outputs, and how often each was drawn. An output more is one entry changed.
+    """Distinct tokens of a prompt; distinct outputs, and how often each was drawn. Adding an output is O(1).
 
     P: tokens of the prompt, O: outputs.
     """
@@ -230,7 +233,7 @@ class SeenTokens:
 
     @property
     def are_new(self) -> npt.NDArray[np.bool_]:
-        """O. The prompt does not have them."""
+        """O. Whether the prompt lacks the token."""
         return self._are_new[: len(self._place)]
 
     def count(self, token_id: int) -> None:
@@ -247,7 +250,7 @@ class SeenTokens:
 
 
 def _bounded(new_T: npt.NDArray[np.floating], old_T: Row) -> Row:
-    """What was finite stays so: no penalty is a ban, and an infinity would fail the step."""
+    """Keep finite logits finite: a penalty must not ban a token, and an infinity would fail the step."""
     return np.where(np.isfinite(old_T), new_T.clip(-_LARGEST, _LARGEST), old_T).astype(np.float32)
 
 
@@ -256,5 +259,5 @@ def _doubled(values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
 
 
 def _ids(token_ids: Iterable[int]) -> Ids:
-    """Ascending, each once."""
+    """Return the distinct ids, ascending."""
     return np.array(sorted(set(token_ids)), dtype=np.int64)

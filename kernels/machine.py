@@ -1,9 +1,9 @@
-"""What this machine lets one process have: processors and memory, with what its control groups take away.
+"""CPUs and memory that this process may use, within the limits of its control groups.
 
-`backend.py` asks for the number of threads before torch loads, `kv_cache_size.py` and the backends for memory. Linux
-only; both versions of control groups, where they are usually mounted. No torch here.
+`load.py` asks for the number of threads before torch loads, `kv_cache_size.py` and the backends ask for memory. Linux
+only; supports both versions of control groups at their usual mount points. No torch here.
 
-What must always hold: a limit that cannot be read is no limit; nothing here is ever more than the machine has.
+What must always hold: a limit that cannot be read is ignored; no result exceeds what the machine has.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _ROOT = Path("/")
 
 @attrs.frozen
 class Memory:
-    """Bytes."""
+    """In bytes."""
 
     total: int
-    """The machine's, or what the control group allows where that is less."""
+    """The machine's memory, or the control group's limit if that is less."""
     available: int
-    """What can be taken now without swapping or being killed."""
+    """What can be allocated now without swapping or being killed."""
 
 
 def usable_cpus(root: Path = _ROOT) -> int:
-    """Processors that this process may keep busy: those of its affinity mask, or its quota where that is less.
+    """Return how many CPUs this process may keep busy: those of its affinity mask, or its quota if that is less.
 
-    Part of a processor counts as none (but for the first): threads that wait for one another run in step only as long
-    as none of them is stopped for having used up the quota.
+    The quota is rounded down (to at least 1): threads that wait for one another are all delayed when one of them is
+    throttled for having used up the quota.
     """
     quota = min(_cpu_quotas(root), default=None)
     in_mask = len(os.sched_getaffinity(0))
@@ -40,7 +40,7 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def memory(root: Path = _ROOT) -> Memory:
-    """Raises OSError where /proc/meminfo cannot be read."""
+    """Return this process's memory limits. Raises OSError if /proc/meminfo cannot be read."""
     info = _fields(root / "proc/meminfo")
     total, available = info["MemTotal"] << 10, info["MemAvailable"] << 10
     for folder in _groups(root, "memory"):
@@ -48,7 +48,7 @@ def memory(root: Path = _ROOT) -> Memory:
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
         if limit is None or limit >= total:
             continue
-        # the cache of files counts as used, but gives way
+        # the page cache counts as used, but is reclaimed when needed
         stat = _fields(folder / "memory.stat")
         files = stat.get("total_inactive_file", stat.get("inactive_file", 0))
         total, available = limit, min(available, max(0, limit - used + files))
@@ -56,32 +56,32 @@ def memory(root: Path = _ROOT) -> Memory:
 
 
 def resident(root: Path = _ROOT) -> int:
-    """Bytes of memory that this process has touched and that no file stands behind."""
+    """Return the bytes of anonymous memory that this process has touched."""
     return _fields(root / "proc/self/status")["RssAnon"] << 10
 
 
 def peak_of(run: Callable[[], object]) -> int:
-    """Bytes by which `run` raised this process's memory at its highest, what it leaves behind included."""
+    """Return by how many bytes `run` raised this process's memory at its peak, including what it leaves allocated."""
     _give_back_holes()
     before = _fields(Path("/proc/self/status"))["VmRSS"]
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     except OSError:
-        run()  # what is left behind is nearly all of it: a backend keeps its memory between passes
+        run()  # what stays allocated is nearly all of it: a backend keeps its memory between passes
         return max(0, _fields(Path("/proc/self/status"))["VmRSS"] - before) << 10
     run()
     return max(0, _fields(Path("/proc/self/status"))["VmHWM"] - before) << 10
 
 
 def _give_back_holes() -> None:
-    """Return to the system what was freed and kept for later (glibc): memory taken from there would not show."""
+    """Return freed memory from glibc's heap to the system; allocations from it would not show in the peak."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Processors that each control group around this process is allowed."""
+    """Yield the CPU quota of each control group of this process."""
     for folder in _groups(root, "cpu"):
         both = _words(folder / "cpu.max")  # version 2: quota (or "max") and period
         if len(both) != 2:
@@ -91,10 +91,10 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the control groups that this process is in, from its own up to the root.
+    """Yield the folders of the control groups of this process, from its own up to the root.
 
-    Within a container the name in /proc/self/cgroup may be the one outside; then only the root is there to be read,
-    which is the container's own.
+    In a container, /proc/self/cgroup may have the group's name outside of it; then only the root exists, which is the
+    container's own group.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -114,7 +114,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """`name: number` or `name number` lines; nothing of a file that cannot be read, unless it is one of /proc."""
+    """Parse lines of `name: number` or `name number`; return nothing for a file that does not exist."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         words = line.replace(":", " ").split()

@@ -1,19 +1,19 @@
-"""The operations that a model is written in: what `models/` calls, and what a backend has to bring.
+"""The operations that models are written in: `models/` calls them, every backend implements them.
 
-An `Ops` knows the batch (positions, block tables), so a model only says what to compute. The plain-torch one is
-`reference/ops.py`, the oracle of any other, made once a pass; `cpu/recorder.py` runs a model once and writes down what
-it asks for. So a model calls nothing but these, and torch only to look at results in other shapes (view, split).
+An `Ops` knows the batch (positions, block tables), so a model only says what to compute. `reference/ops.py`, in plain
+torch, is the oracle of all others and is made for each pass; `cpu/recorder.py` runs a model once and records the
+operations. A model therefore calls nothing else, and uses torch only to reshape results (view, split).
 
-Tensor names end in their shape, one letter a dimension:
+Tensor names end in their shape, one letter per dimension:
 
     N  tokens of the pass (padded as the backend likes)     D  hidden size          V  vocabulary
     H  query heads                                          F  MLP size (2F: gate and up side by side)
     K  key/value heads                                      I, O  inputs and outputs of a linear layer
     E  head dimension                                       B  physical blocks      S  slots of a block
-    R  half of the elements of a head that are turned       X  experts (T: those that a token goes to)
+    R  half of the rotated elements of a head              X  experts (T: those chosen for a token)
 
-What must always hold: where the backend calls itself invariant, row n of every result depends on row n of the
-arguments (and, in `attend`, on the KV of its own sequence) and on nothing else, to the bit.
+What must always hold: if the backend is invariant, the bits of row n of every result depend on row n of the arguments
+(and, in `attend`, on the KV of its own sequence) and on nothing else.
 """
 
 from __future__ import annotations
@@ -41,41 +41,43 @@ class RopeTable:
 
 @attrs.frozen(eq=False)
 class Experts:
-    """The MLPs of a mixture of experts: one matrix of each kind an expert, as `Weights` gave them."""
+    """The MLPs of a mixture of experts: one matrix of each kind per expert, as `Weights` returned them."""
 
     gate_up_OD: list[torch.Tensor]
     down_DF: list[torch.Tensor]
     num_chosen: int
-    """Experts that a token goes to."""
+    """Experts per token."""
     normalise: bool
-    """The weights of the chosen come to 1, rather than to their share of all."""
+    """Whether the weights of the chosen experts are normalised to sum to 1."""
 
 
 class Ops(Protocol):
-    """One pass's operations."""
+    """The operations of one pass."""
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Rows of the table times `scale`, which is rounded to the model's dtype first, as Gemma was trained: x_ND."""
+        """Look up rows of the table, times `scale` rounded to the model's dtype, as Gemma was trained: x_ND."""
         ...
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        """`x @ weight.T + bias`: y_NO."""
+        """Compute `x @ weight.T + bias`: y_NO."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm (Zhang and Sennrich, arXiv:1910.07467) over the last dimension, in float32 inside; any rank."""
+        """Apply RMSNorm (Zhang and Sennrich, arXiv:1910.07467) over the last dimension, in float32.
+
+        `x` is `[N, D]` (whole rows, such as a norm over the whole query projection) or `[N, H, E]` (each head).
+        """
         ...
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
-        """Rotary embedding (Su et al., arXiv:2104.09864), pairing element r with r + R as Hugging Face does.
+        """Apply rotary embedding (Su et al., arXiv:2104.09864), pairing element r with r + R as Hugging Face does.
 
-        Each token is turned by the table's row of its position. A table narrower than half a head leaves what follows
-        its 2R elements as it is.
+        Each token is rotated by the table's row of its position. The elements of a head from 2R on are unchanged.
         """
         ...
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
-        """Put this pass's keys and values where the block tables say."""
+        """Write this pass's keys and values to the cache by the block tables."""
         ...
 
     def attend(
@@ -87,33 +89,33 @@ class Ops(Protocol):
         window: int | None = None,
         soft_cap: float | None = None,
     ) -> torch.Tensor:
-        """Causal attention of each token to its own sequence, after `write_kv` of the layer: o_NHE.
+        """Compute causal attention of each token to its own sequence, after `write_kv` of the layer: o_NHE.
 
-        A score is q.k * `scale`, and with a soft cap c that becomes c * tanh(score / c). With a window w a token sees
-        the last w tokens only, itself among them. Consecutive groups of H/K query heads share a key/value head.
+        A score is q.k * `scale`; a soft cap c turns it into c * tanh(score / c). With a window w a token sees the last
+        w tokens only, including itself. Consecutive groups of H/K query heads share a key/value head.
         """
         ...
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        """`silu(gate) * up`: h_NF."""
+        """Compute `silu(gate) * up`: h_NF."""
         ...
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        """`gelu(gate) * up` with the tanh form of GELU (Hendrycks and Gimpel, arXiv:1606.08415): h_NF."""
+        """Compute `gelu(gate) * up` with the tanh form of GELU (Hendrycks and Gimpel, arXiv:1606.08415): h_NF."""
         ...
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
-        """`x + y`, of one shape."""
+        """Compute `x + y`, of the same shape."""
         ...
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
-        """`cap * tanh(x / cap)`."""
+        """Compute `cap * tanh(x / cap)`."""
         ...
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
-        """Each token's weighted sum over the experts that its router scores choose, with SiLU between: y_ND.
+        """Compute each token's weighted sum over the experts that its router scores choose, with SiLU: y_ND.
 
-        The softmax of a row's scores is taken over all experts; of two equal ones the lower number is chosen first.
-        The sum goes from the highest weight down (Qwen Team, arXiv:2505.09388; Shazeer et al., arXiv:1701.06538).
+        The softmax of a row's scores is over all experts; ties choose the lower index. Experts are summed by descending
+        weight (Qwen Team, arXiv:2505.09388; Shazeer et al., arXiv:1701.06538).
         """
         ...

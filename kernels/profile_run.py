@@ -1,9 +1,9 @@
-"""The largest pass that a server may run, for a backend to measure what it takes.
+"""The largest pass that a server may run, so that a backend can measure its memory.
 
-As many rows as there may be, all of them drawing, and as many tokens. Its rows share one block and its results mean
-nothing: it runs before the cache is made, over one of `NUM_BLOCKS`. One row filters what it draws from and asks for
-logprobs: that is done row by row in the same memory, and for all of them would take longer than the rest of a start.
-Where logprobs are torch's, all of them would take their logits once more (`logits_of_all`).
+It has the maximum of rows, all of them drawing, and of tokens. Its rows share one block and its results mean nothing:
+it runs over a cache of `NUM_BLOCKS`, before the real one is allocated. Only one row uses filters and logprobs: they are
+computed row by row in the same memory, and for all rows would take longer than the rest of the start. Where torch
+computes logprobs, all rows would need a copy of their logits (`logits_of_all`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NUM_TOP = 20
 
 
 def logits_of_all(config: BackendConfig, vocab_size: int) -> torch.Tensor:
-    """Memory that has been touched: what is copied where every row asks for logprobs."""
+    """Allocate and touch the copy of logits that is made if every row requests logprobs."""
     return torch.zeros(min(config.max_num_seqs, config.max_num_batched_tokens), vocab_size)
 
 
 def largest_pass(config: BackendConfig) -> StepBatch:
-    """Rows as even as they come; shorter than `max_num_batched_tokens` only where no more fit into the rows."""
+    """Make the pass: rows of nearly equal length, `max_num_batched_tokens` in total if the rows can hold as many."""
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     num_rows = min(config.max_num_seqs, num_tokens)
     start = [num_tokens * row // num_rows for row in range(num_rows + 1)]

@@ -1,4 +1,4 @@
-"""The web application: every route of the server on one Quart app, created from a front desk.
+"""The web application: every route of the server on one Quart app, created from a request desk.
 
 `make_app` is called by the command line, and by tests with a fake desk. The app knows the actors only through the desk
 that it is given.

@@ -85,7 +85,7 @@ class SideEffects:
         if is_first and not has_room:
             applied.is_withdrawn = True
             account.withdraw()
-            request.fail(RequestError(ErrorKind.OVERLOADED, "the usage ledger has no room for another record"))
+            request.fail(RequestError(ErrorKind.OVERLOADED, "The usage ledger has no room for another record."))
             account.error, account.fault = request.error, request.fault
             return
         for index, prompt in due:
@@ -179,7 +179,7 @@ class SideEffects:
 
     def _close_unaccountable(self, request: RequestEntries, now: float) -> None:
         """Fail a request that makes the accountant crash, with the numbers that its client was told."""
-        request.fail(RequestError(ErrorKind.INTERNAL, "the request could not be accounted for"))
+        request.fail(RequestError(ErrorKind.INTERNAL, "The request could not be accounted for."))
         self._stop_failed(request)
         if not request.may_close:
             return

@@ -65,23 +65,23 @@ class Metrics:
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
-        self.pins_yielded = counter("pins_yielded", "Marked prefixes let go before their time, for want of blocks.")
+        self.pins_yielded = counter("pins_yielded", "Pinned prefixes dropped early, because blocks ran out.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
         self._requests = Counter(
-            "quipu:requests", "Requests, by how they ended.", ["model_name", "outcome"], registry=self.registry
+            "quipu:requests", "Requests by outcome.", ["model_name", "outcome"], registry=self.registry
         )
         for outcome in ("finished", "failed", "cancelled", "rejected"):
             self._requests.labels(model_name, outcome)
         self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
         self.request_cache_hit_ratio = histogram("request_cache_hit_ratio", "Cached share of a prompt.", _RATIOS)
-        self.time_to_first_token = histogram("time_to_first_token_seconds", "From receipt to first token.", _SECONDS)
+        self.time_to_first_token = histogram("time_to_first_token_seconds", "Receipt to first token.", _SECONDS)
         self.inter_token_latency = histogram("inter_token_latency_seconds", "Between two tokens.", _GAP_SECONDS)
-        self.request_queue = histogram("request_queue_seconds", "From receipt to admission.", _SECONDS)
-        self.e2e_request_latency = histogram("e2e_request_latency_seconds", "From receipt to the end.", _SECONDS)
+        self.request_queue = histogram("request_queue_seconds", "Receipt to admission.", _SECONDS)
+        self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Receipt to end.", _SECONDS)
         self.event_loop_lag = histogram(
-            "event_loop_lag_seconds", "How late the web process's event loop comes to what is due.", _LAG_SECONDS
+            "event_loop_lag_seconds", "Delay with which the web process's event loop runs what is due.", _LAG_SECONDS
         )
-        self.open_accounts = gauge("open_accounts", "Accounts not closed yet, leaving ones included.")
+        self.open_accounts = gauge("open_accounts", "Accounts not closed yet, including those whose client has left.")
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
         blocks = Gauge("quipu:kv_blocks", "KV blocks.", ["model_name", "state"], registry=self.registry)
@@ -89,7 +89,7 @@ class Metrics:
         self.kv_blocks_cached = blocks.labels(model_name, "cached")
         self.kv_blocks_pinned = blocks.labels(model_name, "pinned")
         self.kv_blocks_free = blocks.labels(model_name, "free")
-        self.kv_cache_usage_ratio = gauge("kv_cache_usage_ratio", "Held share of the KV blocks.")
+        self.kv_cache_usage_ratio = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
 
     def set_blocks(self, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
         """Set the block gauges. `total` excludes the null block, `free` includes the cached ones.

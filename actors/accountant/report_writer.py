@@ -60,7 +60,7 @@ class ReportWriter:
         for sequence_id in message.held_ids:
             if self._lane.incarnation_of(sequence_id) != message.incarnation:
                 continue  # its Terminal was on its way here when the engine died, and has been booked since
-            error = f"the engine died: {message.reason}"
+            error = f"The engine died: {message.reason}"
             self._write_terminal(sequence_id, error, ErrorKind.INTERNAL, Fault.ENGINE_DIED)
 
     def first_tokens(self, report: StepReport) -> list[int]:

@@ -43,7 +43,7 @@ class SequenceState:
     processor: LogitProcessor | None = None
     """Created at its first sampled token if its sampling has rules; from then on told of every token."""
     row_sampling: RowSampling = attrs.field(init=False)
-    """What every batch says about how it is sampled: made once, shared by all its rows."""
+    """Its sampling parameters for every batch: made once, shared by all its rows."""
 
     @row_sampling.default
     def _make_row_sampling(self) -> RowSampling:
@@ -67,7 +67,7 @@ class SequenceState:
         self.tokens.append(token_id)
         self.num_outputs += 1
         if self.processor is not None:
-            self.processor.note(token_id)
+            self.processor.add_output(token_id)
 
 
 @attrs.frozen

@@ -22,18 +22,22 @@ class LedgerGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         journal, loader = self._ledger.journal, self._ledger.loader
-        info = GaugeMetricFamily("quipu:ledger_info", "This life in the ledger.", labels=["server"])
+        info = GaugeMetricFamily("quipu:ledger_info", "This server's id in the ledger.", labels=["server"])
         info.add_metric([self._ledger.server], 1.0)
         yield info
-        yield _gauge("ledger_writable", "1: records can be written; 0: nobody is admitted.", journal.trouble is None)
-        yield _gauge("ledger_open_entries", "Requests admitted whose closing is not written.", journal.num_open)
-        yield _gauge("ledger_held_back", "Records of refused requests that wait for room.", journal.num_held_back)
+        yield _gauge("ledger_writable", "1: records can be written; 0: none is admitted.", journal.trouble is None)
+        yield _gauge("ledger_open_entries", "Admitted requests whose closing record is not written.", journal.num_open)
+        yield _gauge("ledger_held_back", "Records of rejected requests that wait for room.", journal.num_held_back)
         behind = _bytes_between(loader.position or BEGINNING, journal.durable, self._ledger.segment_bytes)
-        yield _gauge("ledger_unloaded_bytes", "Written ahead and not in the database yet, about.", behind)
-        suppressed = CounterMetricFamily(SUPPRESSED, "Refused requests without a record, beyond their tenant's budget.")
+        yield _gauge("ledger_unloaded_bytes", "Approximate size of what is not in the database yet.", behind)
+        suppressed = CounterMetricFamily(SUPPRESSED, "Rejected requests without a record, beyond a tenant's budget.")
         suppressed.add_metric([], journal.num_suppressed)
         yield suppressed
-        yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is away.", loader.trouble is None)
+        yield _gauge(
+            "ledger_database_up",
+            "1: records are loaded; 0: the database is down.",
+            loader.trouble is None,
+        )
 
 
 def install_gauges(ledger: Ledger, registry: CollectorRegistry) -> None:

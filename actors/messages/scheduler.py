@@ -23,7 +23,7 @@ class Submit:
     """Chain keys of the prompt's full blocks, in order."""
     sampling: SamplingParams
     tenant: str = ""
-    """Cache domain's owner, for policies that are fair among tenants."""
+    """The tenant that is served, for policies that are fair among tenants."""
     priority: int = 0
     """Lower values are served first under the `priority` policy."""
     reads_cache: bool = True

@@ -48,7 +48,7 @@ class HeartbeatMonitor:
         self._step_s += counted
         if self._silent_s > SILENCE_S:
             return f"no message for {SILENCE_S:g} seconds"
-        # both clocks must agree: the engine's goes on while the machine is stopped, ours while the engine is silent
+        # both clocks must agree: the engine's runs on while the machine is stopped, ours while the engine is silent
         step_s = min(self._last.seconds, self._step_s)
         if self._last.step and 0 < self._step_timeout_s < step_s:
             return f"step {self._last.step} took longer than {self._step_timeout_s:g} seconds (--step-timeout)"

@@ -33,7 +33,7 @@ from .interface import DeskClosed, Health, PromptRefused, ServingInfo, State
 from .mailbox import Mailbox
 from .open_requests import CountSlot, OpenRequest
 
-NOBODY = Caller()
+ANONYMOUS = Caller()
 
 FINAL_RECORDS_S = 2.0
 """How long a drain waits for the requests that it has failed to leave."""
@@ -117,11 +117,11 @@ class RequestDesk:
     def new_request_id(self) -> str:
         return f"req-{secrets.token_hex(12)}"
 
-    def open(self, request: Encode, endpoint: str, caller: Caller = NOBODY, /) -> RequestTicket:
+    def open(self, request: Encode, endpoint: str, caller: Caller = ANONYMOUS, /) -> RequestTicket:
         if self._draining:
-            raise DeskClosed("the server is shutting down")
+            raise DeskClosed("The server is shutting down.")
         if self._health.state is State.FAILED:
-            raise DeskClosed(f"the engine has failed: {self._health.detail}")
+            raise DeskClosed(f"The engine has failed: {self._health.detail}")
         self._check_room()
         mailbox = Mailbox()
         self._open[request.request_id] = OpenRequest(request.request_id, mailbox)
@@ -133,7 +133,7 @@ class RequestDesk:
     def _check_room(self) -> None:
         num_open = len(self._open) + self._num_counts
         if num_open >= self._max_open_requests:
-            raise DeskClosed(f"{num_open} requests are open already")
+            raise DeskClosed(f"Too many requests are open ({num_open}). Please try again later.")
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         self._check_room()
@@ -170,7 +170,7 @@ class RequestDesk:
 
     def expire(self, request_id: str, after_s: float) -> None:
         """Fail a request whose deadline has passed."""
-        error = RequestError(ErrorKind.TIMEOUT, f"the request took longer than {after_s:g} seconds")
+        error = RequestError(ErrorKind.TIMEOUT, f"The request took longer than {after_s:g} seconds.")
         self._accountant.post(Refused(request_id, error))
 
     def leave(self, request_id: str) -> None:
@@ -293,7 +293,7 @@ class RequestDesk:
         with trio.move_on_after(grace_s):
             await self._idle.wait()
         for request_id in self._open:
-            error = RequestError(ErrorKind.OVERLOADED, "the server shut down before this request was complete")
+            error = RequestError(ErrorKind.OVERLOADED, "The server shut down before this request was complete.")
             self._accountant.post(Refused(request_id, error))
         with trio.move_on_after(FINAL_RECORDS_S):
             await self._idle.wait()

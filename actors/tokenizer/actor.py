@@ -67,7 +67,7 @@ class TokenizerActor:
         accountant: Poster[Prompted | Refused],
         prompt_encoder: PromptEncoder,
     ) -> None:
-        """`encoder` tells what can be told of a text without encoding it; `prompt_encoder` encodes."""
+        """`encoder` recognizes texts that are too long by their length; `prompt_encoder` encodes."""
         self._config = config
         self._lengths = encoder
         self._desk = desk

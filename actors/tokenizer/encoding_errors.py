@@ -1,4 +1,4 @@
-"""What can go wrong while a prompt is encoded, and what its client is told."""
+"""Exceptions raised while a prompt is encoded, and the errors that its client gets for them."""
 
 from __future__ import annotations
 

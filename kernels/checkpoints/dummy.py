@@ -1,4 +1,4 @@
-"""Random numbers in place of weights, by name: the same on every run, however they are cut into pieces."""
+"""Random weights, determined by the tensor's name: the same in every run, whatever the pieces they are read in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from .sources import Shape
 
 _STD = 0.02
-# A prime: no row length is a multiple of it, so tiling the block makes no two rows of a matrix alike.
+# A prime: no row length divides it, so no two rows of a matrix are equal when the block is tiled.
 _BLOCK = 65_537
 
 
 @attrs.frozen
 class DummySource:
-    """Implements `Source` of `sources.py` for benchmarks, which need shapes and no sense."""
+    """Implements `Source` of `sources.py` for benchmarks, which need shapes but no meaningful weights."""
 
     dtype: torch.dtype
 
@@ -37,14 +37,14 @@ class DummySource:
 
 
 def fill_dummy(name: str, first: int, out: torch.Tensor, dtype: torch.dtype) -> None:
-    """Elements of the tensor of that name from `first` on, rounded to `dtype`, into `out`, which is flat.
+    """Fill `out`, which is flat, with elements of the named tensor from `first` on, rounded to `dtype`.
 
-    A norm's weights are ones.
+    Weights of norms are ones.
     """
     if name.endswith("norm.weight"):
         out.fill_(1.0)
         return
-    # Tiling one block fills a billion numbers in the time that memory takes; drawing them takes twenty times that.
+    # Tiling one block fills memory at its full bandwidth; drawing all numbers would take twenty times as long.
     block = _block(name, dtype)
     at = 0
     while at < len(out):

@@ -1,10 +1,9 @@
-"""The safetensors files of a checkpoint: which tensors their headers promise, and the files mapped into memory.
+"""The safetensors files of a checkpoint: the tensors in their headers, and the files mapped into memory.
 
-`weights.py` reads tensors through this. A header is believed only where it can be true: every lie that the format
-allows to be told (cut off files, sizes that do not fit, overlaps, gaps) is found before anything is read, and refused
-by the tensor's name. The format: https://github.com/huggingface/safetensors.
+`sources.py` reads tensors through this. Headers are validated before anything is read: truncated files, sizes that do
+not match, overlaps and gaps are refused by the tensor's name. The format: https://github.com/huggingface/safetensors.
 
-What must always hold: each tensor's bytes lie within its file, and belong to it alone.
+What must always hold: each tensor's bytes lie within its file, and belong to no other tensor.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import attrs
 import torch
 
 STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-"""What a tensor may be stored as, by the name in headers."""
+"""Supported dtypes of stored tensors, by their name in headers."""
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""The limit of the format."""
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -35,17 +34,17 @@ class StoredTensor:
     name: str
     path: Path
     dtype: str
-    """As the header names it."""
+    """The name in the header."""
     shape: tuple[int, ...]
     start: int
-    """Of its bytes in the file."""
+    """First byte in the file."""
     end: int
 
 
 def find_tensors(model_path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint: by the index of a sharded one, else of the one file.
+    """Return every tensor of a checkpoint, sharded or in a single file.
 
-    Raises ValueError for files that are missing, damaged or not what the index says, naming file and tensor.
+    Raises ValueError for files that are missing, damaged or contradict the index, naming file and tensor.
     """
     index = model_path / "model.safetensors.index.json"
     single = model_path / "model.safetensors"
@@ -54,9 +53,9 @@ def find_tensors(model_path: Path) -> dict[str, StoredTensor]:
     elif single.is_file():
         found = {tensor.name: tensor for tensor in read_header(single)}
     else:
-        raise ValueError(f"{model_path} holds neither {single.name} nor {index.name}")
+        raise ValueError(f"{model_path} has neither {single.name} nor {index.name}")
     if not found:
-        raise ValueError(f"{model_path} holds no tensors")
+        raise ValueError(f"{model_path} has no tensors")
     return found
 
 
@@ -65,7 +64,7 @@ def _find_indexed(model_path: Path, index: Path) -> dict[str, StoredTensor]:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         paths = {str(name): model_path / Path(file).name for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{index.name} is no index of a sharded checkpoint") from None
+        raise ValueError(f"{index.name} is not a valid index of a sharded checkpoint") from None
     found: dict[str, StoredTensor] = {}
     for path in sorted(set(paths.values())):
         if not path.is_file():
@@ -82,7 +81,7 @@ def _find_indexed(model_path: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> list[StoredTensor]:
-    """What a file holds, by place. Raises ValueError, naming the tensor, where that cannot be true."""
+    """Return a file's tensors in the order of their bytes. Raises ValueError, naming the tensor, if invalid."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -93,7 +92,7 @@ def read_header(path: Path) -> list[StoredTensor]:
     try:
         entries = json.loads(header, object_pairs_hook=_unique)
         if not isinstance(entries, dict):
-            raise ValueError("it is no object")
+            raise ValueError("not a JSON object")
     except RecursionError:
         raise ValueError(f"{path.name} cannot be read: its header is nested too deeply") from None
     except ValueError as error:
@@ -104,7 +103,7 @@ def read_header(path: Path) -> list[StoredTensor]:
     for tensor in tensors:
         if tensor.end > size:
             raise ValueError(
-                f"tensor {tensor.name} ends at byte {tensor.end} of {path.name}, which is cut off at {size}"
+                f"tensor {tensor.name} ends at byte {tensor.end} of {path.name}, which is truncated at {size}"
             )
         if tensor.start != at:
             fault = "overlaps" if tensor.start < at else "leaves a gap after"
@@ -121,9 +120,9 @@ def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
         if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
             raise ValueError
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"{path.name} cannot be read: its header has no sense at tensor {name}") from None
+        raise ValueError(f"{path.name} cannot be read: invalid header entry for tensor {name}") from None
     itemsize = STORED_DTYPES[dtype].itemsize if dtype in STORED_DTYPES else _BYTES.get(dtype)
-    # of dtypes that are not known here nothing can be said; they are refused when somebody wants them
+    # unknown dtypes cannot be checked here; they are refused when the tensor is requested
     if end < start or (itemsize is not None and end - start != math.prod(shape) * itemsize):
         raise ValueError(
             f"tensor {name} takes {end - start} bytes in {path.name}, too few or too many for {dtype} {shape}"
@@ -134,44 +133,44 @@ def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
-        raise ValueError(f"{max(names, key=names.count)} stands in it twice")
+        raise ValueError(f"{max(names, key=names.count)} is in it twice")
     return dict(pairs)
 
 
 class MappedFiles:
-    """Files mapped into memory, each when it is first read from.
+    """Files mapped into memory, each on its first read.
 
-    Pages that were read count as this process's memory for as long as they are mapped; `drop` gives them back to the
-    system, which may keep them cached.
+    Pages that were read count as this process's memory while they are mapped; `drop` returns them to the system, which
+    may keep them cached.
     """
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def view(self, tensor: StoredTensor, first: int, count: int) -> torch.Tensor:
-        """So many elements of a tensor from element `first` on, flat. Nobody may write to them, or keep them."""
+        """Return `count` elements from `first` on, flat. The caller must neither write to them nor keep them."""
         dtype = STORED_DTYPES[tensor.dtype]
         start = tensor.start + first * dtype.itemsize
         data = self._map(tensor.path)
-        if start % dtype.itemsize:  # nothing in the format forbids it
+        if start % dtype.itemsize:  # the format allows unaligned tensors
             return torch.frombuffer(bytearray(data[start : start + count * dtype.itemsize]), dtype=dtype)
         return torch.frombuffer(data, dtype=dtype, count=count, offset=start)
 
     def drop(self, tensor: StoredTensor, first: int, count: int) -> None:
-        """Be done with these elements."""
+        """Release the pages of these elements."""
         itemsize = STORED_DTYPES[tensor.dtype].itemsize
         start = (tensor.start + first * itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
         data = self._map(tensor.path)
         data.madvise(mmap.MADV_DONTNEED, start, tensor.start + (first + count) * itemsize - start)
 
     def close(self) -> None:
-        """Unmap everything; what is read afterwards is mapped again."""
+        """Unmap all files; a later read maps them again."""
         self._maps.clear()
 
     def _map(self, path: Path) -> mmap.mmap:
         if path not in self._maps:
             with path.open("rb") as file:
-                # private and writable only because torch warns of memory that it could not write to
+                # private and writable only because torch warns about read-only memory
                 self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._maps[path].madvise(mmap.MADV_SEQUENTIAL)
         return self._maps[path]

@@ -1,13 +1,12 @@
-"""Where a model's tensors come from: a folder of safetensors files, or random numbers in their shape.
+"""A model's tensors, from a folder of safetensors files or as random numbers of their shapes.
 
-A family's constructor asks for one tensor after another by name and shape; the backend makes the source and calls
-`check_all_used` after it. Whatever is asked for is read a few rows at a time: from the mapped file, rounded, checked,
-put where it stays (a fused tensor's parts into their places in it), and its pages given back. So a tensor never exists
-twice, and the peak of loading is the weights themselves.
+A family's constructor requests its tensors by name and shape; the backend opens the source and finally calls
+`check_all_used`. A tensor is read a few rows at a time: from the mapped file, rounded, checked, written to its final
+place (the parts of a fused tensor next to each other), and its pages released. So no tensor exists twice, and the peak
+of loading is the weights themselves.
 
-What must always hold: a tensor is returned in the shape asked for, rounded to the source's one dtype and held in
-whichever the backend computes in, all of its numbers finite, or a ValueError names it; and no tensor of a checkpoint is
-silently left out.
+What must always hold: a tensor has the requested shape, is rounded to the source's dtype, held in the dtype that the
+backend computes in, and finite, or a ValueError names it; and no tensor of a checkpoint is silently ignored.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import torch
 
 from .dummy import DummySource
 from .files import STORED_DTYPES, StoredTensor, find_tensors
-from .sources import SafetensorsSource, Scratch, Shape, Source, foreign
+from .sources import SafetensorsSource, Scratch, Shape, Source, unsupported_dtype
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""What weights and KV may be made of, by the name in configurations."""
+"""Supported dtypes of weights and KV, by their name in configurations."""
 
 PIECE_BYTES = 4 << 20
-"""Read at a time: small beside any model, and much of it still in cache when it is looked at again."""
+"""Bytes read at a time: small beside any model, and mostly still in the CPU's cache when checked."""
 
 __all__ = ["DTYPES", "PieceByPiece", "Shape", "Weights", "open_weights"]
 
@@ -36,32 +35,31 @@ class Weights(Protocol):
     """A source of tensors."""
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        """A fresh tensor. Raises ValueError naming it where it is missing, does not fit or is not finite."""
+        """Return a new tensor. Raises ValueError naming it if it is missing, has another shape or is not finite."""
         ...
 
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
-        """Several tensors, one below the other along the first dimension."""
+        """Return several tensors, concatenated along the first dimension."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors given out so far, as they are held."""
+        """Bytes of all tensors returned so far, as they are held."""
         ...
 
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
-        """Raises ValueError naming tensors that nobody asked for, other than the ignored."""
+        """Raises ValueError naming tensors that were not requested, except `ignore`."""
         ...
 
 
 def open_weights(
     model_path: Path, config_json: dict[str, Any], *, load_format: str, dtype: str, held_in: torch.dtype | None = None
 ) -> tuple[PieceByPiece, torch.dtype]:
-    """The source for a checkpoint, and the dtype that all its tensors are rounded to.
+    """Open a checkpoint; return the source and the dtype to which all its tensors are rounded.
 
-    `dtype` `auto` is what config.json says (`dtype`, or `torch_dtype` as it used to be called), else what the file's
-    first tensor is stored in (float32 for a dummy). `held_in` is a wider dtype to return them in, for backends that do
-    not compute in the model's own. Raises ValueError for an unknown dtype or load format, and for a
-    folder without readable weights.
+    `dtype` `auto` is that of config.json (`dtype`, formerly `torch_dtype`), else that of the first stored tensor
+    (float32 for a dummy). `held_in` is a wider dtype to return tensors in, for backends that do not compute in the
+    model's own. Raises ValueError for an unknown dtype or load format, and for a folder without readable weights.
     """
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"unknown load_format {load_format!r}: choose 'auto' or 'dummy'")
@@ -100,9 +98,9 @@ class PieceByPiece:
         return whole
 
     def pieces(self, parts: list[tuple[str, Shape]], *, multiple: int) -> Iterator[torch.Tensor]:
-        """The fused matrix in pieces of its rows: as many as a multiple of `multiple`, but for the last.
+        """Yield the fused matrix in pieces of rows, a multiple of `multiple` each except for the last.
 
-        For a backend that puts them into another order. Each piece is overwritten by the next.
+        For a backend that rearranges them. Each piece is overwritten by the next.
         """
         rows, width = self._check(parts), parts[0][1][1]
         step = max(1, PIECE_BYTES // (width * self._held_in.itemsize * multiple)) * multiple
@@ -122,7 +120,7 @@ class PieceByPiece:
 
     @property
     def expected_bytes(self) -> int:
-        """What everything there is comes to as it is held; 0 where that cannot be said."""
+        """Bytes of all tensors as they will be held; 0 if unknown."""
         return self._source.num_elements * self._held_in.itemsize
 
     @property
@@ -130,13 +128,13 @@ class PieceByPiece:
         return self._held_in
 
     def _check(self, parts: list[tuple[str, Shape]]) -> int:
-        """How many rows the parts have in all."""
+        """Check the parts; return how many rows they have in total."""
         for name, shape in parts:
             self._source.check(name, shape)
         return sum(shape[0] for _, shape in parts)
 
     def _fill(self, parts: list[tuple[str, Shape]], first: int, out: torch.Tensor, width: int) -> None:
-        """Rows of the fused tensor from `first` on, as many as `out` has: from each part what it has of them."""
+        """Fill `out` with rows of the fused tensor from `first` on, each from the part that it belongs to."""
         begin, end = first * width, first * width + len(out)
         at = 0
         for name, shape in parts:
@@ -149,5 +147,5 @@ class PieceByPiece:
 
 def _stored_dtype(tensor: StoredTensor) -> torch.dtype:
     if tensor.dtype not in STORED_DTYPES:
-        raise ValueError(foreign(tensor))
+        raise ValueError(unsupported_dtype(tensor))
     return STORED_DTYPES[tensor.dtype]

@@ -1,13 +1,13 @@
-"""The kernels' libraries: those that came with the package, else compiled here, once; and loading them.
+"""Loading the kernels' shared libraries: those of the package, else compiled once on this machine.
 
-    python -m quipu.kernels.cpu.build [--all]   # what the set-up command does, so that a first start need not wait
+    python -m quipu.kernels.cpu.build [--all]   # run at installation, so that the first start need not wait
 
-A wheel brings a library for each instruction set in `lib/`. In a checkout, and where those cannot be loaded,
-`compiling.py` makes the one that is needed. Nothing in a library comes from torch: it is plain C functions over
-pointers, so one made once serves any torch. `cpu_backend.py` asks for `load_kernels` at start.
+A wheel contains a library for each instruction set in `lib/`. In a checkout, or if those cannot be loaded,
+`compiling.py` compiles the one that is needed. A library does not depend on torch: it has plain C functions over
+pointers, and works with any version of torch. `cpu_backend.py` calls `load_kernels` at start.
 
-What must always hold: torch is imported before a library, which then shares torch's OpenMP (libgomp is found by its
-name among what is loaded); two of them would fight for the cores.
+What must always hold: torch is imported before a library, which then shares torch's OpenMP runtime (libgomp, found by
+name among the loaded libraries); two runtimes would compete for the cores.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen(eq=False)
 class Kernels:
-    """A library, and what it was compiled for."""
+    """A library, and the instruction set that it was compiled for."""
 
     instruction_set: str
     library: ctypes.CDLL
 
 
 def load_kernels() -> Kernels:
-    """Kernels for the best instruction set that runs here and can be had.
+    """Load kernels for the best instruction set that runs here and can be compiled.
 
-    Raises CannotBuild where there is none, and ValueError where the environment forces one that does not run here.
+    Raises CannotBuild if there is none, and ValueError if the environment forces one that does not run here.
     """
     missing: list[tuple[InstructionSet, CannotBuild]] = []
     for instruction_set in usable_instruction_sets(processor_flags()):
@@ -60,30 +60,30 @@ def load_kernels() -> Kernels:
             missing.append((instruction_set, error))
             continue
         for better, reason in missing:
-            _log.warning("no kernels for %s, which this processor has: %s", better.name, reason)
+            _log.warning("no kernels for %s, although this processor supports it: %s", better.name, reason)
         return kernels
-    raise missing[-1][1]  # the caller says it, once
+    raise missing[-1][1]  # the caller logs it, once
 
 
 def load(instruction_set: InstructionSet) -> ctypes.CDLL:
-    """The library, its functions typed. Raises CannotBuild."""
+    """Load the library of an instruction set and declare its functions. Raises CannotBuild."""
     packaged = packaged_library(instruction_set)
     if packaged.is_file():
         try:
             return open_library(packaged)
         except CannotBuild as error:
-            _log.warning("compiling the CPU kernels, since those of the package do not fit: %s", error)
+            _log.warning("compiling the CPU kernels, because those of the package cannot be used: %s", error)
     return open_library(build(instruction_set))
 
 
 def packaged_library(instruction_set: InstructionSet) -> Path:
-    """Where a wheel has it."""
+    """Return the path of the library in a wheel."""
     return PACKAGED / f"quipu-cpu-{instruction_set.name}.so"
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a file. Raises CannotBuild."""
-    assert torch.get_num_threads() > 0, "torch's OpenMP is in"
+    """Load a library file. Raises CannotBuild."""
+    assert torch.get_num_threads() > 0, "torch has loaded its OpenMP runtime"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -100,9 +100,11 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def main() -> int:
-    """Build what runs here, or everything, and list it; a machine without a compiler is no failure."""
+    """Build what runs here, or everything, and list it. A machine without a compiler is not an error."""
     parser = argparse.ArgumentParser(prog="python -m quipu.kernels.cpu.build")
-    parser.add_argument("--all", action="store_true", help="for every instruction set, not only the one that runs here")
+    parser.add_argument(
+        "--all", action="store_true", help="build for every instruction set, not only the one that runs here"
+    )
     arguments = parser.parse_args()
     flags = processor_flags()
     try:

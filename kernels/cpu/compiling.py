@@ -1,11 +1,11 @@
-"""Compiles `csrc/` into one shared library for an instruction set, once for each version of it.
+"""Compiles `csrc/` into one shared library for an instruction set, once for each version of the sources.
 
-`build.py` asks for the library at start or when the project is set up, `setup.py` when a wheel is made; no torch and no
-attrs here, for the latter's sake. Objects and libraries are kept in the user's cache folder, each under a name made
-from what it was made of: sources, flags and compiler.
+`build.py` calls it at start or at installation, `setup.py` when a wheel is built; because of the latter, neither torch
+nor attrs is imported here. Objects and libraries are kept in the user's cache folder, each under a name derived from
+its inputs: sources, flags and compiler.
 
-What must always hold: a file under its final name is whole; two processes may compile the same at once; nothing that
-another user could have written is loaded.
+What must always hold: a file under its final name is complete; two processes may compile the same file at once; no file
+that another user could have written is loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRODUCTS = "_bf16.cpp"
 
 _COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    # the same expression must round alike wherever it is inlined; what is to be fused is fused by name
+    # an expression must round alike wherever it is inlined; fused operations are written explicitly
     "-ffp-contract=off",
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_compiler() -> str:
-    """`CXX` from the environment, else the first of the usual ones. Raises CannotBuild."""
+    """Return `CXX` of the environment, else the first of the usual compilers. Raises CannotBuild."""
     for name in (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS:
         path = shutil.which(name)
         if path is not None:
@@ -48,7 +48,7 @@ def find_compiler() -> str:
 
 
 def build(instruction_set: InstructionSet) -> Path:
-    """The library's file, compiled now unless that was done before. Raises CannotBuild."""
+    """Return the library's file, compiled now if it is not cached. Raises CannotBuild."""
     compiler = find_compiler()
     headers = [*sorted(SOURCES.glob("*.h")), *instruction_set.headers]
     common = [compiler, _version(compiler), *(part for path in headers for part in (path.name, path.read_text()))]
@@ -60,7 +60,7 @@ def build(instruction_set: InstructionSet) -> Path:
             flags += instruction_set.product_flags
         digest = _digest([*common, *flags, source.name, source.read_text()])
         jobs.append((source, flags, folder / "objects" / f"{source.stem}-{digest}.o"))
-    # the names of its objects say all that a library is made of
+    # the names of its objects identify all inputs of a library
     library = folder / f"quipu-cpu-{instruction_set.name}-{_digest(path.name for _, _, path in jobs)}.so"
     if _is_trusted_file(library):
         return library
@@ -82,7 +82,7 @@ def build(instruction_set: InstructionSet) -> Path:
 
 
 def _make(target: Path, command: Callable[[Path], list[str]]) -> None:
-    """Run a compiler that writes `target`, under another name until it is whole."""
+    """Run a compiler that writes `target`, under a temporary name until it is complete."""
     descriptor, name = tempfile.mkstemp(prefix=target.stem, dir=target.parent)
     os.close(descriptor)
     partial = Path(name)
@@ -92,7 +92,7 @@ def _make(target: Path, command: Callable[[Path], list[str]]) -> None:
         partial.unlink(missing_ok=True)
         raise CannotBuild(f"{arguments[0]} failed: {done.stderr.strip()[:500]}")
     partial.chmod(0o755)
-    partial.replace(target)  # in one move: another process may be about to read it
+    partial.replace(target)  # atomically: another process may be about to read it
 
 
 def _digest(parts: Iterable[str]) -> str:
@@ -105,7 +105,7 @@ def _version(compiler: str) -> str:
 
 
 def _cache_folder() -> Path:
-    """A folder that only we write to, with one for objects in it: a library found there is run."""
+    """Return a folder that only we can write to, with a subfolder for objects: libraries found there are executed."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "quipu"
     try:
@@ -120,13 +120,13 @@ def _cache_folder() -> Path:
                 return folder
     except OSError:
         pass
-    private = Path(tempfile.mkdtemp(prefix="quipu-"))  # compiled at each start, then
+    private = Path(tempfile.mkdtemp(prefix="quipu-"))  # then kernels are compiled at each start
     (private / "objects").mkdir(mode=0o700)
     return private
 
 
 def _is_trusted_file(path: Path) -> bool:
-    """Whether it is there and may be used; what may not be is made anew in its place."""
+    """Return whether the file exists and is safe to use. If it is not safe, it will be replaced."""
     if not path.is_file():
         return False
     reason = _why_not_trusted(path)
@@ -136,7 +136,7 @@ def _is_trusted_file(path: Path) -> bool:
 
 
 def _why_not_trusted(path: Path) -> str:
-    """Why somebody else may have written it; nothing where that cannot be."""
+    """Return why another user may have written the file, or an empty string."""
     found = path.stat()
     if found.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user ({found.st_uid})"

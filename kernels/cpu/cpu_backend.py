@@ -1,11 +1,11 @@
-"""`CpuBackend`: kernels of our own in C++ (`csrc/`), compiled for the processor at hand.
+"""`CpuBackend`: our own kernels in C++ (`csrc/`), compiled for this machine's processor.
 
-The executor makes one through `load_backend` and calls `step` once a pass, from one thread. A step is one call into
-the library, which lets go of the interpreter lock: the engine plans the next step meanwhile.
+The executor makes one through `load_backend` and calls `step` once a pass, from one thread. A step is one call into the
+library, which releases the GIL: the engine plans the next step meanwhile.
 
 What must always hold: a row's logits are bit-identical whatever its batch, its chunking, its cached prefix, its
-physical blocks and the number of threads; a pass that raises has changed nothing that a later pass can see, but KV
-slots that its own rows were to write.
+physical blocks and the number of threads; a pass that raises has changed nothing that a later pass can see, except the
+KV slots that its own rows were to write.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from .recorder import Program, record
 from .sampler import draw
 from .scores import score
 
-# Below this hidden size a second thread costs more than it brings.
+# Below this hidden size a second thread costs more than it gains.
 _ONE_THREAD_BELOW = 512
-# Tokens of a prompt whose logits are held at a time: those of a whole prompt may be larger than the model.
+# Prompt tokens whose logits are held at a time: those of a whole prompt may be larger than the model.
 _SCORED_AT_ONCE = 32
-# What the attention kernel's registers divide a head into.
+# head_dim must be a multiple of this, for the attention kernel's registers.
 _HEAD_STEP = 16
 
 
 class CpuKernelsUnavailable(Exception):
-    """The machine or the model is one that the reference has to run; the message says why."""
+    """These kernels cannot run on this machine, or run this model; the message says why."""
 
 
 class CpuBackend:
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:
-        """Load the model, pack it, and write its program down; over these kernels, or the best that run here.
+        """Load the model, pack it, and record its program; with these kernels, or the best that run here.
 
-        Raises CpuKernelsUnavailable where the reference could run instead, and ValueError, saying which, for an
-        architecture, a setting or a tensor that is not supported anywhere, and for a cache that there is no room for.
+        Raises CpuKernelsUnavailable if the reference could run instead, and ValueError for an unsupported architecture,
+        setting or tensor, and for a cache that does not fit.
         """
-        wants_strict(config.determinism, strict_is_free=True)  # these kernels have one way, whichever is asked for
+        wants_strict(config.determinism, strict_is_free=True)  # only validates it: there is one mode
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
@@ -71,7 +71,7 @@ class CpuBackend:
             check_weights_fit(source.expected_bytes, memory())
             weights = PackedWeights(source, self._library)
             model = family.build(model_config, weights, config.max_model_len)
-            # A tied head may be stored all the same; it is the embedding.
+            # A tied head may be stored nevertheless; it equals the embedding.
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
@@ -89,7 +89,7 @@ class CpuBackend:
         self._program: Program
 
         def set_up(num_blocks: int) -> None:
-            """Make a cache of that size, and the program over it."""
+            """Allocate a cache of this size, and record the program for it."""
             self.cache = KVCache(num_blocks, block)
             for layer in range(len(self.cache)):
                 for tensor in self.cache[layer]:
@@ -105,7 +105,7 @@ class CpuBackend:
                 self._program = record(model, weights, self.cache, self._bounds)
 
         def profile() -> int:
-            """What the largest pass takes."""
+            """Measure the memory of the largest pass."""
 
             def run() -> None:
                 set_up(NUM_BLOCKS)
@@ -113,7 +113,7 @@ class CpuBackend:
                 self.step(largest_pass(config))
 
             peak = peak_of(run)
-            del self._program, self.cache  # the memory of two need not be there at once
+            del self._program, self.cache  # so that two never exist at once
             self._last_drawn = [None] * config.max_num_seqs
             return peak
 
@@ -145,7 +145,7 @@ class CpuBackend:
         return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
+        """See `Backend.step`. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         one_pass = self._pass(batch)
         logits_MV = self._run(one_pass, [batch.query_start[row + 1] - 1 for row in rows])
@@ -158,7 +158,7 @@ class CpuBackend:
         return drawn
 
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
-        """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        """Run the pass without drawing; return float32 logits `[len(tokens), V]` of these flat token indexes."""
         one_pass = self._pass(batch)
         nothing_MV = self._run(one_pass, [])
         starts = range(0, len(tokens), self._bounds.num_looked_at)
@@ -168,7 +168,7 @@ class CpuBackend:
         return torch.cat([nothing_MV, *parts])
 
     def close(self) -> None:
-        """Drop weights and cache; the memory goes with them."""
+        """Drop weights and cache, which frees their memory."""
         del self._program, self.cache
 
     def _pass(self, batch: StepBatch) -> Pass:
@@ -183,17 +183,17 @@ class CpuBackend:
         )
 
     def _run(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
-        """Everything. The logits are overwritten by the next call."""
+        """Run the whole pass. The next call overwrites the logits."""
         one_pass.run(self._library, self._program.whole if looked_at else self._program.trunk, looked_at)
         return self._program.logits_MV[: len(looked_at)]
 
     def _run_head(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
-        """The head again, for other tokens of a pass that has run."""
+        """Run the head again, for other tokens of a pass that has run."""
         one_pass.run(self._library, self._program.head, looked_at)
         return self._program.logits_MV[: len(looked_at)]
 
     def _score(self, one_pass: Pass, scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor) -> Drawn:
-        """Add the scores that are wanted to what was drawn; `logits_MV` are those of the rows that drew."""
+        """Add the requested scores to what was drawn; `logits_MV` are those of the rows that drew."""
         at = {row: index for index, row in enumerate(drawn.rows)}
         looked_at = [at[row] for row in scoring.drawn_rows]
         token_ids = [drawn.token_ids[index] for index in looked_at]
@@ -216,4 +216,4 @@ def _check_supported(config: DecoderConfig, dtype: torch.dtype) -> None:
     if dtype not in STORED:
         raise CpuKernelsUnavailable(f"dtype {str(dtype).removeprefix('torch.')} is neither bfloat16 nor float32")
     if config.head_dim % _HEAD_STEP:
-        raise CpuKernelsUnavailable(f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}")
+        raise CpuKernelsUnavailable(f"head_dim {config.head_dim} is not a multiple of {_HEAD_STEP}")

@@ -1,14 +1,14 @@
-"""Calls that one kernel does together: a model asks for them one by one and stays a plain file.
+"""Fusing operations that one kernel can do together, so that models need not know of fused kernels.
 
     rms_norm, linear                              the product norms its input
-    linear, silu_mul or gelu_mul                  and keeps of gate and up the activation only
-    linear, add                                   and adds
+    linear, silu_mul or gelu_mul                  the product stores only the activation of gate and up
+    linear, add                                   the product adds
     rms_norm, rope, rms_norm, rope,
-    write_kv, attend                              attention norms, turns and writes what it then reads (norms or not)
+    write_kv, attend                              attention norms, rotates and writes keys itself (norms are optional)
 
-Each saves threads a wait for each other, and the way of a value through memory. `recorder.py` is the only caller.
+Each saves a barrier between threads, and a value's way through memory. `recorder.py` is the only caller.
 
-What must always hold: a value is fused away only if nobody else reads it; the bits are those of the calls one by one.
+What must always hold: a value is eliminated only if no other operation reads it; the bits are those of separate calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .recorded import Place, RecordedOp
 
 
 def fuse(calls: list[RecordedOp]) -> list[RecordedOp]:
-    """The same calls in fewer calls."""
+    """Return the same calls, fused where possible."""
     readers = Counter(value for call in calls for value in call.read)
     makers = {call.y.value: call for call in calls}
     calls = _attention_in_one(calls, readers, makers)
@@ -36,7 +36,7 @@ def fuse(calls: list[RecordedOp]) -> list[RecordedOp]:
 
 
 def _two_in_one(first: RecordedOp, second: RecordedOp, readers: Counter[int]) -> RecordedOp | None:
-    """Both as one call, or None where no kernel does the two."""
+    """Return both as one call, or None if no kernel does both."""
     if readers[first.y.value] != 1:
         return None
     whole = Place(first.y.value, 0)
@@ -60,7 +60,7 @@ def _two_in_one(first: RecordedOp, second: RecordedOp, readers: Counter[int]) ->
 def _attention_in_one(
     calls: list[RecordedOp], readers: Counter[int], makers: dict[int, RecordedOp]
 ) -> list[RecordedOp]:
-    """Each attention with what stands before it, where it reads heads of one value."""
+    """Fuse each attention with the calls before it, if queries, keys and values are heads of one value."""
     result: list[RecordedOp] = []
     for call in calls:
         fused = _attention(call, result, readers, makers) if call.kind == program.ATTEND else None
@@ -73,7 +73,7 @@ def _attention_in_one(
 def _attention(
     attend: RecordedOp, before: list[RecordedOp], readers: Counter[int], makers: dict[int, RecordedOp]
 ) -> tuple[RecordedOp, int] | None:
-    """The call, and how many of those before it are in it."""
+    """Return the fused call, and how many of the calls before it are in it."""
     write = before[-1]
     if write.kind != program.WRITE_KV or write.x is None or write.z is None or attend.x is None:
         return None
@@ -106,9 +106,9 @@ def _attention(
 
 
 def _rotated(place: Place, readers: Counter[int], makers: dict[int, RecordedOp]) -> list[RecordedOp] | None:
-    """The rope that made this, after the norm of its heads that made what it turns; None where it is anything else.
+    """Return the rope call that made this value, after the norm of its heads if there is one; None if not a rope.
 
-    A norm over all heads together stays outside: attention norms each by itself.
+    A norm over all heads together is not fused: attention norms each head by itself.
     """
     rope = makers[place.value]
     if rope.kind != program.ROPE or readers[place.value] != 1 or rope.x is None or place.offset:

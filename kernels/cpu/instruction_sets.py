@@ -1,9 +1,9 @@
-"""The instruction sets that kernels exist for, and which of them this processor runs. The one place that looks.
+"""The instruction sets for which there are kernels, and which of them this processor supports.
 
-`build.py` compiles and loads what is chosen here; `setup.py` compiles all of them into a wheel, in an environment that
-has neither torch nor attrs, so neither is imported here.
+`build.py` compiles and loads what is chosen here; `setup.py` compiles all of them into a wheel, in an environment with
+neither torch nor attrs, so neither is imported here.
 
-What must always hold: a set is chosen only if the processor, and for AMX the system too, lets this process use it.
+What must always hold: a set is chosen only if the processor, and for AMX also the system, lets this process use it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORCED = "QUIPU_CPU_ISA"
-"""Environment variable that names the set to run, to compare or to test; see docs/kernels.md."""
+"""Environment variable that forces a set, for comparisons and tests; see docs/kernels.md."""
 
 _AVX512 = ("-DQUIPU_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
 _AVX512_NEEDS = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
 
-# Linux on x86-64: ask for a part of a thread's state that is not there unless asked for.
+# Linux on x86-64: request permission for a component of a thread's state that is off by default.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 class CannotBuild(Exception):
-    """The kernels cannot be had on this machine; the message says why."""
+    """The kernels cannot be built or loaded on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """A way to compile the sources, and what a processor must have to run the result."""
+    """How to compile the sources for a kind of processor, and the features that it must have."""
 
     name: str
     needs: frozenset[str]
-    """As /proc/cpuinfo spells them."""
+    """Processor features, as /proc/cpuinfo spells them."""
     flags: tuple[str, ...]
     product_flags: tuple[str, ...] = ()
-    """Added for *_bf16.cpp; the other sources' objects are shared among sets of the same flags."""
+    """Additional flags for *_bf16.cpp; objects of other sources are shared among sets with the same flags."""
     headers: tuple[Path, ...] = ()
-    """That the flags include, besides those that lie among the sources."""
+    """Headers included by the flags, besides those among the sources."""
 
 
 INSTRUCTION_SETS = (
@@ -53,11 +53,11 @@ INSTRUCTION_SETS = (
     InstructionSet("avx512", _AVX512_NEEDS, _AVX512),
     InstructionSet("avx2", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 )
-"""The best first."""
+"""Best first."""
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the processor says it can do; nothing where it does not say."""
+    """Return the processor's features; empty if they cannot be read."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -65,34 +65,34 @@ def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
-def ask_for_tiles() -> str:
-    """Ask the system for AMX's tiles, for all threads of this process. Gives why it refuses; nothing where it does not.
+def request_tiles() -> str:
+    """Request AMX tiles from the system for all threads of this process. Return why it refuses, or an empty string.
 
-    Linux, Documentation/arch/x86/xstate.rst. Asking again does no harm.
+    See Linux, Documentation/arch/x86/xstate.rst. Repeated requests are harmless.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
         return ""
-    return f"the system does not give this process AMX's tiles: {os.strerror(ctypes.get_errno())}"
+    return f"the system does not permit AMX tiles: {os.strerror(ctypes.get_errno())}"
 
 
 def why_unusable(
-    candidate: InstructionSet, flags: frozenset[str], *, ask_for_tiles: Callable[[], str] = ask_for_tiles
+    candidate: InstructionSet, flags: frozenset[str], *, request_tiles: Callable[[], str] = request_tiles
 ) -> str:
-    """Why a set does not run here; nothing where it does."""
+    """Return why a set does not run here, or an empty string."""
     missing = candidate.needs - flags
     if missing:
         return f"the processor lacks {', '.join(sorted(missing))}"
-    return ask_for_tiles() if "amx_tile" in candidate.needs else ""
+    return request_tiles() if "amx_tile" in candidate.needs else ""
 
 
 def usable_instruction_sets(
-    flags: frozenset[str], *, ask_for_tiles: Callable[[], str] = ask_for_tiles
+    flags: frozenset[str], *, request_tiles: Callable[[], str] = request_tiles
 ) -> list[InstructionSet]:
-    """Those that run here, the best first; only the one that the environment forces, where it does.
+    """Return the sets that run here, best first, or only the one that the environment forces.
 
-    Raises CannotBuild where none runs here, and ValueError, so that nothing else is run instead, for a forced one that
-    does not exist or does not run here.
+    Raises CannotBuild if none runs here, and ValueError for a forced one that does not exist or does not run here, so
+    that no other is used instead.
     """
     forced = os.environ.get(FORCED)
     known = ", ".join(candidate.name for candidate in INSTRUCTION_SETS)
@@ -100,18 +100,18 @@ def usable_instruction_sets(
         named = [candidate for candidate in INSTRUCTION_SETS if candidate.name == forced]
         if not named:
             raise ValueError(f"{FORCED} is {forced!r}, which is none of {known}")
-        reason = why_unusable(named[0], flags, ask_for_tiles=ask_for_tiles)
+        reason = why_unusable(named[0], flags, request_tiles=request_tiles)
         if reason:
             raise ValueError(f"{FORCED} asks for {forced!r}, which cannot run here: {reason}")
         return named
     usable = [
-        candidate for candidate in INSTRUCTION_SETS if not why_unusable(candidate, flags, ask_for_tiles=ask_for_tiles)
+        candidate for candidate in INSTRUCTION_SETS if not why_unusable(candidate, flags, request_tiles=request_tiles)
     ]
     if not usable:
-        raise CannotBuild(f"the processor has none of the instruction sets that kernels exist for ({known})")
+        raise CannotBuild(f"the processor supports none of the instruction sets that there are kernels for ({known})")
     return usable
 
 
 def choose_instruction_set(flags: frozenset[str]) -> InstructionSet:
-    """The best that runs here, or the forced one. Raises as `usable_instruction_sets`."""
+    """Return the best set that runs here, or the forced one. Raises like `usable_instruction_sets`."""
     return usable_instruction_sets(flags)[0]

@@ -1,4 +1,4 @@
-"""Notes become operations: where threads need not wait, what memory each value has, and the C structs.
+"""From recorded calls to C structs: which barriers are needed, and the memory of each value.
 
 `recorder.py` is the only caller.
 """
@@ -15,7 +15,7 @@ from .recorded import RecordedOp
 
 
 def join(calls: list[RecordedOp]) -> None:
-    """Spare threads the wait between operations that work on the same rows."""
+    """Remove the barrier between operations in which each thread works on the same rows."""
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
         same_rows = call.fields["looked_at"] == following.fields["looked_at"]
@@ -23,10 +23,10 @@ def join(calls: list[RecordedOp]) -> None:
 
 
 def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict[int, torch.Tensor]:
-    """Memory for every value; values that are done with make room for later ones.
+    """Allocate memory for every value; later values reuse the memory of those no longer read.
 
-    Not while operations are joined: one thread's next row would lie where another still reads its last. And the last
-    value of the trunk is kept: the head may be run again for other tokens.
+    Not within joined operations: one thread could write its next row where another still reads. And the last value of
+    the trunk is kept, because the head may run again for other tokens.
     """
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
     for call in calls:
@@ -51,7 +51,7 @@ def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict
 
 
 def _take(size: int, sizes: list[int], held_by: list[int | None]) -> int:
-    """The slot that nobody holds and that fits best, or a new one."""
+    """Return the free slot that fits best, or a new one."""
     free = [slot for slot, holder in enumerate(held_by) if holder is None]
     if not free:
         sizes.append(size)

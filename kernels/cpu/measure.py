@@ -1,6 +1,6 @@
-"""One matrix product by itself: what the kernels do at best on this machine.
+"""A single matrix product, which is the best that the kernels can do on this machine.
 
-`bench/execution.py` compares steps with it; the tests of each instruction set look at its results.
+`bench/execution.py` compares steps with it; the tests of each instruction set check its results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .program import STORED, Bounds, Op, Pass
 
 
 def product(library: ctypes.CDLL, *, rows: int, width: int, columns: int) -> Callable[[], None]:
-    """A function that multiplies `rows` rows with a bfloat16 matrix `[columns, width]`, on all threads."""
+    """Return a function that multiplies `rows` rows with a bfloat16 matrix `[columns, width]`, on all threads."""
     matrix = pack(torch.full((columns, width), 0.5, dtype=torch.bfloat16), library)
     x_NI, y_NO = torch.ones(rows, width), torch.empty(rows, columns)
     return one_linear(library, x_NI, matrix, y_NO, num_threads=torch.get_num_threads())
@@ -33,8 +33,8 @@ def one_linear(
     z_NO: torch.Tensor | None = None,
     num_threads: int,
 ) -> Callable[[], None]:
-    """A function that puts `x @ matrix.T (+ bias) (+ z)` into `y_NO`. Activations are float32, rows apart by their
-    strides."""
+    """Return a function that writes `x @ matrix.T (+ bias) (+ z)` to `y_NO`. Activations are float32; rows may be
+    strided."""
     rows, width = x_NI.shape
     op = Op(
         kind=program.LINEAR,

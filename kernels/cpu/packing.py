@@ -1,11 +1,11 @@
-"""Weights as the kernels want them: matrices packed, vectors in float32.
+"""Weights in the kernels' format: packed matrices, vectors in float32.
 
-`PackedWeights` stands between a checkpoint and a model's constructor. A matrix is packed a few rows at a time as it is
-read, and the model gets a stand-in: a tensor of its shape without memory (torch's `meta` device), by which
-`recorder.py` finds the packed one when the model uses it. So no matrix ever exists twice.
+`PackedWeights` is between a checkpoint and a model's constructor. A matrix is packed a few rows at a time as it is
+read, and the model gets a placeholder: a tensor of the same shape without memory (torch's `meta` device), by which
+`recorder.py` finds the packed matrix when the model uses it. So no matrix ever exists twice.
 
-What must always hold: a model passes a stand-in on as it got it; a tensor made from one has no packed twin, and using
-it is refused.
+What must always hold: a model uses placeholders unchanged; a tensor derived from one has no packed matrix, and using it
+raises an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..checkpoints.weights import PieceByPiece, Shape
 from .program import STORED
 
 PANEL = 32
-"""Rows are packed so many at a time: as many as lie side by side in csrc/micro.h's panels, or twice as many."""
+"""Rows are packed in groups of this size: the rows of one panel of csrc/micro.h, or of two."""
 
 
 @attrs.frozen(eq=False)
@@ -33,7 +33,7 @@ class PackedMatrix:
 
 
 class PackedWeights:
-    """Implements `quipu.kernels.checkpoints.weights.Weights` over another source of them."""
+    """Implements `quipu.kernels.checkpoints.weights.Weights` on top of another source."""
 
     def __init__(self, source: PieceByPiece, library: ctypes.CDLL) -> None:
         self._source = source
@@ -56,10 +56,10 @@ class PackedWeights:
             pack_into(matrix, first, piece_OI, self._library)
             first += len(piece_OI)
         self._num_bytes += matrix.data.nbytes
-        stand_in = torch.empty((rows, width), dtype=matrix.dtype, device="meta")
-        # the stand-in is kept as well: an id names an object only while it lives
-        self._matrices[id(stand_in)] = (stand_in, matrix)
-        return stand_in
+        placeholder = torch.empty((rows, width), dtype=matrix.dtype, device="meta")
+        # the placeholder is kept as well: an id is unique only while the object lives
+        self._matrices[id(placeholder)] = (placeholder, matrix)
+        return placeholder
 
     @property
     def num_bytes(self) -> int:
@@ -68,16 +68,16 @@ class PackedWeights:
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore=ignore)
 
-    def matrix(self, stand_in: torch.Tensor) -> PackedMatrix:
-        """Raises ValueError for a tensor that is no matrix of this source."""
-        found = self._matrices.get(id(stand_in))
+    def matrix(self, placeholder: torch.Tensor) -> PackedMatrix:
+        """Return the packed matrix of a placeholder. Raises ValueError for any other tensor."""
+        found = self._matrices.get(id(placeholder))
         if found is None:
-            raise ValueError("the model uses a matrix in another form than it was read in")
+            raise ValueError("the model has changed a matrix after reading it")
         return found[1]
 
 
 def pack(weight_OI: torch.Tensor, library: ctypes.CDLL) -> PackedMatrix:
-    """A bfloat16 or float32 matrix in panels of its rows."""
+    """Pack a bfloat16 or float32 matrix into panels of rows."""
     rows, width = weight_OI.shape
     matrix = make_packed(rows, width, weight_OI.dtype, library)
     pack_into(matrix, 0, weight_OI.contiguous(), library)
@@ -85,19 +85,18 @@ def pack(weight_OI: torch.Tensor, library: ctypes.CDLL) -> PackedMatrix:
 
 
 def make_packed(rows: int, width: int, dtype: torch.dtype, library: ctypes.CDLL) -> PackedMatrix:
-    """Room for a matrix."""
+    """Allocate a packed matrix."""
     data = torch.empty(-(-rows // PANEL) * PANEL * _row_elements(width, dtype), dtype=dtype)
     library.quipu_large_pages(data.data_ptr(), data.nbytes)
     return PackedMatrix(data, rows, width, dtype)
 
 
 def pack_into(matrix: PackedMatrix, first: int, rows_OI: torch.Tensor, library: ctypes.CDLL) -> None:
-    """Put some rows into their panels: from row `first` on, a multiple of PANEL, whole panels unless they are the
-    last."""
+    """Pack rows from `first` on, which is a multiple of PANEL; whole panels, except for the last rows."""
     panel = matrix.data[first * _row_elements(matrix.width, matrix.dtype) :]
     library.quipu_pack(rows_OI.data_ptr(), panel.data_ptr(), len(rows_OI), matrix.width, STORED[matrix.dtype])
 
 
 def _row_elements(width: int, dtype: torch.dtype) -> int:
-    """That a row takes up: bfloat16 go in pairs."""
+    """Return the elements that a row takes up: bfloat16 are stored in pairs."""
     return width + width % 2 if dtype == torch.bfloat16 else width

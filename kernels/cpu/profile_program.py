@@ -1,7 +1,7 @@
-"""A program for the profile run: each distinct kernel of a model once, in its order.
+"""A program for the profile run: each distinct operation of a model once, in order.
 
-Layers are alike and share their memory, so that one of them takes what all do, in a fraction of the time: on a slow
-machine the whole largest pass of a model of some billion weights would take minutes. What it computes means nothing.
+Layers are alike and share their memory, so one of them needs as much as all, in a fraction of the time: on a slow
+machine the largest pass of a model with billions of weights would take minutes. The results mean nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBERS = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_
 
 @torch.inference_mode()
 def each_kernel_once(program: Program) -> Program:
-    """The same memory, touched to its end, and the first operation of each kind and shape."""
+    """Touch all memory, and return a program of the first operation of each kind and shape."""
     for tensor in program.workspace:
         tensor.zero_()
     first: dict[tuple[float, ...], Op] = {}
@@ -27,5 +27,5 @@ def each_kernel_once(program: Program) -> Program:
         first.setdefault(tuple(getattr(op, name) for name in _NUMBERS), op)
     kept = (Op * len(first))(*first.values())
     for op in kept:
-        op.joined = 0  # its neighbour is another one now
+        op.joined = 0  # its neighbour has changed
     return attrs.evolve(program, whole=kept)

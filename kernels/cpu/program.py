@@ -1,9 +1,9 @@
-"""A step as the kernels take it: a list of operations, and the columns of a pass. The Python side of csrc/program.h.
+"""The kernels' input: a list of operations, and the columns of a pass. The Python side of csrc/program.h.
 
-`recorder.py` writes a program once, `cpu_backend.py` fills a pass each step and runs both in one call.
+`recorder.py` makes a program once; `cpu_backend.py` makes a pass for each step and runs both in one call.
 
-What must always hold: the fields are those of the C structs, each where it is there (`check_layout` compares them at
-load); what a pointer points to lives as long as the struct that holds it.
+What must always hold: fields have the names and offsets of the C structs (`check_layout` compares them at load); memory
+that a pointer refers to lives as long as the struct that holds the pointer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from ..batch import StepBatch
 
 STORED = {torch.float32: 0, torch.bfloat16: 1}
-"""How weights and caches may be stored."""
+"""Supported dtypes of weights and caches."""
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DEAL, EXPERT_LINEAR, EXPERT_SILU_MUL, MIX = range(9, 16)
 ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, MIX})
-"""Kinds in which each thread reads and writes its own rows only, always the same ones."""
+"""Kinds in which each thread reads and writes only its own rows, which are always the same."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 class Op(ctypes.Structure):
-    """One operation; csrc/program.h says what the fields mean."""
+    """One operation; csrc/program.h documents the fields."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("kind", "looked_at", "stored", "joined")),
@@ -62,7 +62,7 @@ class _Pass(ctypes.Structure):
 
 @attrs.frozen
 class Bounds:
-    """What the kernels' memory was made for. They do not look where they write; `Pass` does."""
+    """The bounds for which the kernels' memory was allocated. Kernels do not check them; `Pass` does."""
 
     num_tokens: int
     num_looked_at: int
@@ -72,7 +72,7 @@ class Bounds:
 
 
 class Pass:
-    """The columns of one pass, and the struct that points to them."""
+    """The columns of one pass, and the C struct that points to them."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Pass:
         block_size: int,
         num_threads: int,
     ) -> None:
-        """Raises ValueError for a carried row whose slot has drawn nothing, or that is not one token, and for whatever
-        is out of bounds."""
+        """Raises ValueError for a carried row without a drawn token or with several tokens, and for anything out of
+        bounds."""
         self._bounds = bounds
         token_ids = _column(batch.token_ids)
         query_start, first_position = _column(batch.query_start), _column(batch.positions)
@@ -93,7 +93,7 @@ class Pass:
             if batch.carried[row]:
                 drawn = last_drawn[batch.slots[row]]
                 if drawn is None or lengths[row] != 1:
-                    raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no one token to carry")
+                    raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no single token to carry")
                 token_ids[batch.query_start[row]] = drawn
         positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(first_position - query_start[:-1], lengths)
         tables = np.fromiter(chain.from_iterable(batch.block_tables), np.int64)
@@ -117,17 +117,19 @@ class Pass:
         )
 
     def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], looked_at: Sequence[int]) -> None:
-        """Run operations; those of the head on these tokens."""
+        """Run operations; those of the head for these tokens."""
         column = _column(looked_at)
-        _check_within("looked at", column, len(self._columns["token_ids"]))
+        _check_within("token to look at", column, len(self._columns["token_ids"]))
         if len(column) > self._bounds.num_looked_at:
-            raise ValueError(f"{len(column)} tokens looked at, where {self._bounds.num_looked_at} were planned for")
+            raise ValueError(
+                f"{len(column)} tokens to look at, where at most {self._bounds.num_looked_at} are possible"
+            )
         self._struct.looked_at, self._struct.num_looked_at = column.ctypes.data, len(column)
         library.quipu_run(ops, len(ops), ctypes.byref(self._struct))
 
     def _check(self, token_ids: Int64s, positions: Int64s, tables: Int64s, room: Int64s) -> None:
         if len(token_ids) > self._bounds.num_tokens:
-            raise ValueError(f"{len(token_ids)} tokens in a pass, where {self._bounds.num_tokens} were planned for")
+            raise ValueError(f"{len(token_ids)} tokens in a pass, where at most {self._bounds.num_tokens} are possible")
         _check_within("token id", token_ids, self._bounds.vocab_size)
         _check_within("position", positions, self._bounds.num_positions)
         _check_within("block", tables, self._bounds.num_blocks)
@@ -141,7 +143,7 @@ class _Field(ctypes.Structure):
 
 @attrs.frozen
 class Field:
-    """Where a struct has something, in bytes; behind its last field the end, without a name."""
+    """A field of a struct, in bytes; the last entry has no name and marks the end of the struct."""
 
     name: str
     offset: int
@@ -154,13 +156,13 @@ def fields_of(struct: type[ctypes.Structure]) -> list[Field]:
 
 
 def check_layout(library: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]] = (Op, _Pass)) -> None:
-    """Raises RuntimeError naming the first field of the structs here that is not where it was compiled to be."""
+    """Raises RuntimeError naming the first field that differs between these structs and the compiled ones."""
     for which, struct in enumerate(structs):
         for ours, theirs in zip_longest(fields_of(struct), _compiled_fields(library, which)):
             if ours != theirs:
                 raise RuntimeError(
                     "kernels/cpu/program.py and csrc/program.h disagree about their structs: "
-                    f"{struct.__name__} here has {ours}, there {theirs}"
+                    f"{struct.__name__} has {ours} in Python and {theirs} in C++"
                 )
 
 
@@ -179,4 +181,4 @@ def _column(values: Sequence[int]) -> Int64s:
 
 def _check_within(what: str, column: Int64s, bound: int) -> None:
     if len(column) and not (column.min() >= 0 and column.max() < bound):
-        raise ValueError(f"{what} {column.min()} or {column.max()} is not within 0 and {bound - 1}")
+        raise ValueError(f"{what} {column.min()} or {column.max()} is outside of 0 to {bound - 1}")

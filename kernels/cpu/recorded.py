@@ -1,6 +1,6 @@
-"""What a model asked for, call by call: what `recorder.py` writes, `fusing.py` joins and `layout.py` gives memory.
+"""A model's recorded operations: `recorder.py` makes them, `fusing.py` fuses them, `layout.py` assigns their memory.
 
-What must always hold: a value is written by one note, before any that reads it.
+What must always hold: a value is written by one operation, before any that reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import attrs
 
 @attrs.frozen
 class Place:
-    """Where a tensor lies in the rows of a value."""
+    """The place of a tensor within the rows of a value."""
 
     value: int
     offset: int
@@ -21,18 +21,18 @@ class Place:
 
 @attrs.define
 class RecordedOp:
-    """One call: its numbers, and which values stand behind its pointers."""
+    """One operation: its fields, and the values that its pointers refer to."""
 
     fields: dict[str, Any]
     x: Place | None
     z: Place | None
     y: Place
     v: Place | None = None
-    """Attention that writes the cache itself: the values, in the rows of x."""
+    """For attention that writes the cache itself: the values v, in the rows of x."""
     room: Place | None = None
-    """For what stands between two operations that were joined into this one."""
+    """Memory for the intermediate result of two operations fused into this one."""
     raw: Place | None = None
-    """The same, after the product."""
+    """Memory for the result of the product before its activation."""
 
     @property
     def kind(self) -> int:

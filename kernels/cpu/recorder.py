@@ -1,12 +1,12 @@
-"""Runs a model once and writes down the operations that it asks for: the CPU's counterpart of a CUDA graph.
+"""Runs a model once and records its operations: the CPU's counterpart of a CUDA graph.
 
-A model is Python, its steps are not: `Recorder` gives it small tensors (two rows, never looked at) and notes for each
-call which of them went in and which came out. Then calls that one kernel does together are fused (`fusing.py`), each
-value becomes memory for as many rows as a pass may have, and the notes a list of C structs that one call replays
-(`layout.py`). `cpu_backend.py` is the only caller.
+Models are Python, but steps must not be. `Recorder` passes a model small tensors (two rows, whose contents are never
+used) and records the inputs and the output of each call. Then calls are fused where one kernel can do several
+(`fusing.py`), each value gets memory for the maximum of rows, and the calls become a list of C structs, which one
+library call replays (`layout.py`). `cpu_backend.py` is the only caller.
 
-What must always hold: every number that a model makes comes from a recorded call. A tensor that torch made itself has
-memory that no note names, and using it is refused at load.
+What must always hold: every value that a model computes comes from a recorded call. A tensor that torch has computed is
+the result of no recorded call, and using it raises an error at load.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .packing import PackedWeights
 from .program import STORED, Bounds, Op
 from .recorded import Place, RecordedOp
 
-_ROWS = 2  # one would leave strides between rows undefined
+_ROWS = 2  # with one row, the stride between rows would be undefined
 
 
 @attrs.frozen
 class Program:
-    """What a step replays."""
+    """The operations that a step replays."""
 
     trunk: ctypes.Array[Op]
-    """From tokens to the last layer."""
+    """From token ids to the last layer."""
     head: ctypes.Array[Op]
-    """From the last layer to logits, for the tokens that are looked at."""
+    """From the last layer to logits, for selected tokens."""
     whole: ctypes.Array[Op]
     """Both."""
     logits_MV: torch.Tensor
     memory: list[torch.Tensor]
-    """Everything that the pointers point to."""
+    """All memory that pointers of operations refer to."""
     workspace: list[torch.Tensor]
-    """That of it which passes write."""
+    """The part of it that passes write."""
 
 
 class Recorder:
-    """Implements `quipu.kernels.ops.Ops`, computing nothing."""
+    """Implements `quipu.kernels.ops.Ops` without computing anything."""
 
     def __init__(self, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> None:
         self._weights = weights
@@ -59,11 +59,11 @@ class Recorder:
         self.looked_at: list[bool] = []
         self.memory: list[torch.Tensor] = []
         self._values: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
-        self._deals: dict[int, torch.Tensor] = {}  # by their size
+        self._deals: dict[int, torch.Tensor] = {}  # by size
         self._head = False
 
     def start_head(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """From here on the rows are the tokens that are looked at: theirs of `x_ND`."""
+        """Gather the rows of the selected tokens from `x_ND`; all later operations are on these."""
         self._head = True
         return self._record(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
@@ -186,12 +186,12 @@ class Recorder:
         also: dict[str, int] | None = None,
         **fields: Any,
     ) -> torch.Tensor:
-        """Note a call; gives the tensor that stands for its result."""
+        """Record a call; return the tensor that represents its result."""
         result = torch.empty(_ROWS, *shape)
         value = len(self.widths)
         self.widths.append(result[0].numel())
         self.looked_at.append(self._head)
-        # an empty result (write_kv) has no address of its own, and nobody can ask for it
+        # an empty result (write_kv) has no address, and cannot be used
         if result.numel():
             self._values[result.untyped_storage().data_ptr()] = (value, result)
         fields |= {"kind": kind, "looked_at": self._head, "joined": False, **(also or {})}
@@ -204,28 +204,28 @@ class Recorder:
         value, whole = self._values.get(tensor.untyped_storage().data_ptr(), (-1, tensor))
         inner = tensor[0]
         if value < 0 or tensor.stride(0) != whole.stride(0) or not inner.is_contiguous():
-            raise ValueError("the model computes with something other than Ops, or looks at results across rows")
+            raise ValueError("the model computes something outside of Ops, or reshapes results across rows")
         return Place(value, int(tensor.storage_offset()))
 
     def _vector(self, tensor: torch.Tensor) -> int:
-        """Address of numbers that operations read as they are."""
+        """Return the address of a float32 copy of a vector or table."""
         tensor = tensor.float().contiguous()
         self.memory.append(tensor)
         return tensor.data_ptr()
 
-    def _matrix(self, stand_in: torch.Tensor) -> dict[str, int]:
-        matrix = self._weights.matrix(stand_in)
+    def _matrix(self, placeholder: torch.Tensor) -> dict[str, int]:
+        matrix = self._weights.matrix(placeholder)
         self.memory.append(matrix.data)
         return {"weight": matrix.data.data_ptr(), "stored": STORED[matrix.dtype]}
 
-    def _matrices(self, stand_ins: list[torch.Tensor]) -> dict[str, int]:
-        matrices = [self._matrix(stand_in) for stand_in in stand_ins]
+    def _matrices(self, placeholders: list[torch.Tensor]) -> dict[str, int]:
+        matrices = [self._matrix(placeholder) for placeholder in placeholders]
         addresses = torch.tensor([matrix["weight"] for matrix in matrices], dtype=torch.int64)
         self.memory.append(addresses)
         return {"matrices": addresses.data_ptr(), "stored": matrices[0]["stored"]}
 
     def _deal(self, num_experts: int, num_chosen: int) -> int:
-        """Address of room for one layer's plan (csrc/experts.cpp); layers come one after the other and share it."""
+        """Return the address of memory for a layer's plan (csrc/experts.cpp), shared by all layers."""
         size = 8 * num_experts + num_experts + 1 + self._bounds.num_tokens * num_chosen
         if size not in self._deals:
             self._deals[size] = torch.zeros(size, dtype=torch.int64)
@@ -238,7 +238,7 @@ class Recorder:
 
 
 def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> Program:
-    """The program of a model for passes within these bounds."""
+    """Record the program of a model, for passes within these bounds."""
     recorder = Recorder(weights, cache, bounds)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
     num_trunk = len(recorder.recorded)

@@ -1,8 +1,9 @@
-"""Drawing a step's tokens in one call: what `sampling.draw` gives, many times sooner. See csrc/sample.cpp.
+"""Draw a step's tokens in one library call, as `sampling/oracle.py` does but many times faster. See csrc/sample.cpp.
 
 `cpu_backend.py` is the only caller.
 
-What must always hold: the tokens are the oracle's. A row that the C code cannot decide for certain is drawn by it.
+What must always hold: the tokens are the oracle's. A row that the C++ code cannot decide with certainty, or that sets a
+field which it does not apply, is drawn by the oracle.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..logit_processors import edited
 from ..sampling.oracle import fields_besides, sample_row, sets_any
 
 APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
-"""Fields of `RowSampling` that csrc/sample.cpp knows."""
+"""Fields of `RowSampling` that csrc/sample.cpp applies."""
 LEFT_TO_ORACLE = fields_besides(APPLIED)
 """The others: a row that sets one is drawn by the oracle."""
 
@@ -37,7 +38,7 @@ def draw(
     *,
     num_threads: int,
 ) -> list[int]:
-    """As `sampling.draw`. Raises ArithmeticError where a row's logits are not numbers."""
+    """Draw like the oracle. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
     with edited(batch.processing, rows, logits_MV):
         token_ids = decided(library, batch, rows, logits_MV, num_threads=num_threads)
         return [
@@ -54,7 +55,7 @@ def decided(
     *,
     num_threads: int,
 ) -> list[int | None]:
-    """The tokens that the C code is certain of; None for the others, and for logits that are not numbers."""
+    """Return the tokens that the C++ code is certain of; None for rows that the oracle must draw or refuse."""
     draws = np.zeros(len(rows), _DRAW)
     sampling = [batch.sampling[row] for row in rows]
     draws["temperature"] = [s.temperature for s in sampling]

@@ -1,8 +1,8 @@
-"""Scoring rows of logits in one call: what `logprobs.score` says, many times sooner. See csrc/scores.cpp.
+"""Score rows of logits in one library call, as `sampling/logprobs.py` does but many times faster. See csrc/scores.cpp.
 
 `cpu_backend.py` is the only caller.
 
-What must always hold: ids and ranks are the oracle's; what is said of a row depends on that row alone, to the bit.
+What must always hold: ids and ranks are the oracle's; the bits of a row's scores depend on that row alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import Scores
-from ..sampling.logprobs import not_numbers
+from ..sampling.logprobs import unscorable
 
 _SCORED = np.dtype([(name, "i8") for name in ("row", "target_id", "num_top", "first_top")])
 
@@ -28,19 +28,19 @@ def score(
     *,
     num_threads: int,
 ) -> Scores:
-    """As `logprobs.score`, of these rows. Raises IndexError for one that the logits lack, and for such a token."""
+    """Score these rows like `logprobs.score`. Raises IndexError for a row or a token out of range."""
     num_rows, vocab_size = logits_MV.shape
     scored = np.zeros(len(rows), _SCORED)
     scored["row"], scored["target_id"] = rows, target_ids
     for name, bound in (("row", num_rows), ("target_id", vocab_size)):
         if ((scored[name] < 0) | (scored[name] >= bound)).any():
-            raise IndexError(f"{name} beyond {bound}: {scored[name].tolist()}")
+            raise IndexError(f"{name} is outside of 0 to {bound - 1}: {scored[name].tolist()}")
     scored["num_top"] = np.clip(num_top, 0, vocab_size)
     end_top = scored["num_top"].cumsum()
     scored["first_top"] = end_top - scored["num_top"]
     logprobs, ranks = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
-    num_likeliest = int(scored["num_top"].sum())
-    top_ids, top_logprobs = np.empty(num_likeliest, np.int64), np.empty(num_likeliest, np.float32)
+    num_top_all = int(scored["num_top"].sum())
+    top_ids, top_logprobs = np.empty(num_top_all, np.int64), np.empty(num_top_all, np.float32)
     library.quipu_score(
         ctypes.c_void_p(logits_MV.ctypes.data),
         ctypes.c_int64(logits_MV.strides[0] // 4),
@@ -54,7 +54,7 @@ def score(
         ctypes.c_int64(num_threads),
     )
     if not ranks.all():
-        raise not_numbers(target_ids[int(ranks.argmin())])
+        raise unscorable(target_ids[int(ranks.argmin())])
     parts = [slice(*ends) for ends in zip(scored["first_top"], end_top, strict=True)]
     return Scores(
         token_ids=list(target_ids),

@@ -1,1 +1,1 @@
-"""Plain torch in fixed tiles: the oracle of every other backend."""
+"""The reference backend: plain torch in fixed tiles, the oracle of every other backend."""

@@ -1,13 +1,12 @@
-"""Paged causal attention in fixed tiles, one sequence at a time: decode, prefill and chunks are the same arithmetic.
+"""Paged causal attention in fixed tiles, one sequence at a time: decode, prefill and chunks use the same arithmetic.
 
-`ops.py` is the only caller. Queries and keys lie on grids over absolute positions (`tiles.py`). A query's result is
-its chunks of keys, from the first to the one it stands in, combined in that order with a running maximum and sum
-(online softmax: Milakov and Gimelshein, arXiv:1805.02867), all in float32.
+`ops.py` is the only caller. Queries and keys lie on grids over absolute positions (`tiles.py`). A query's chunks of
+keys, from the first to its own, are combined in ascending order with a running maximum and sum (online softmax:
+Milakov and Gimelshein, arXiv:1805.02867), all in float32.
 
-What must always hold: the query at position p sits in row p % QUERIES of a product whose shape never varies, against
-whole chunks whose missing keys are zeros; the chunks that its tile meets follow from p and the window. Nothing then
-depends on how the sequence was cut, batched or placed; other rows of the tile, padding among them, can only spoil
-themselves.
+What must always hold: the query at position p is row p % QUERIES of a product of constant shape, against whole chunks
+in which missing keys are zeros; the chunks of its tile follow from p and the window. So the result does not depend on
+chunking, batching or placement, and rows of a tile, including padding, do not affect each other.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import torch
 from .plan import Span
 from .tiles import KEYS, QUERIES, round_up
 
-# How far before each query of a tile at position 0 each key of a chunk at position 0 lies.
+# Distance from each key of a chunk at position 0 to each query of a tile at position 0.
 _DISTANCE_QC = torch.arange(QUERIES).view(-1, 1) - torch.arange(KEYS)
 
 
 @attrs.frozen
 class Scores:
-    """What becomes of the product of a query and a key; `Ops.attend` says how."""
+    """How scores are computed from products of queries and keys; see `Ops.attend`."""
 
     scale: float
     window: int | None
@@ -34,7 +33,7 @@ class Scores:
 def attend_span(
     q_nHE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor, span: Span, scores: Scores
 ) -> torch.Tensor:
-    """Attention of one row's queries to its sequence, whose KV has been written: o_nHE."""
+    """Compute attention of one row's queries to its sequence, whose KV has been written: o_nHE."""
     num_kv_heads, head_dim = k_BKSE.shape[1], k_BKSE.shape[3]
     context = span.position + span.length
     grid_start = span.position // QUERIES * QUERIES
@@ -44,7 +43,7 @@ def attend_span(
     q_THE = q_nHE.new_zeros((num_tiles * QUERIES, *q_nHE.shape[1:]))
     q_THE[lead : lead + span.length] = q_nHE
     q_THE *= scores.scale
-    # The G query heads that share a key/value head become more rows, Q = G * QUERIES, of one product.
+    # The G query heads that share a key/value head become rows of one product, Q = G * QUERIES.
     q_TKGE = q_THE.view(num_tiles, QUERIES, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     q_TKQE = q_TKGE.reshape(num_tiles, num_kv_heads, -1, head_dim)
     tiles = [_Tile(q_KQE, grid_start + index * QUERIES, scores) for index, q_KQE in enumerate(q_TKQE)]
@@ -62,12 +61,12 @@ def attend_span(
 
 
 class _Tile:
-    """`QUERIES` positions from `position`, and the softmax of the chunks that they have met."""
+    """`QUERIES` positions from `position`, and their softmax over the chunks added so far."""
 
     def __init__(self, q_KQE: torch.Tensor, position: int, scores: Scores) -> None:
         self.position = position
         self.first_key = 0 if scores.window is None else max(0, position - scores.window + 1)
-        """The first that any query of the tile sees."""
+        """The first key that any query of the tile sees."""
         self._scores = scores
         self._q_KQE = q_KQE
         self._maximum_KQ1 = q_KQE.new_full((*q_KQE.shape[:2], 1), -torch.inf)
@@ -83,7 +82,7 @@ class _Tile:
             # Fill, never add: a masked score may be NaN.
             s_KQC.view(s_KQC.shape[0], -1, QUERIES, KEYS).masked_fill_(hidden_QC, -torch.inf)
         maximum_KQ1 = torch.maximum(self._maximum_KQ1, s_KQC.amax(-1, keepdim=True))
-        # A query that has met nobody yet stays as it was: its weights are exp(-inf - 0).
+        # A query that has seen no key yet is unchanged: its weights are exp(-inf - 0).
         finite_KQ1 = maximum_KQ1.masked_fill(maximum_KQ1 == -torch.inf, 0.0)
         p_KQC = torch.exp(s_KQC - finite_KQ1)
         kept_KQ1 = torch.exp(self._maximum_KQ1 - finite_KQ1)
@@ -92,7 +91,7 @@ class _Tile:
         self._maximum_KQ1 = maximum_KQ1
 
     def _hidden(self, chunk_start: int) -> torch.Tensor | None:
-        """Which keys of a chunk which queries do not see; None where they see all."""
+        """Return the mask of keys that queries do not see; None if they see all."""
         distance, window = self.position - chunk_start, self._scores.window
         hidden_QC = None
         if distance < KEYS:
@@ -107,10 +106,10 @@ class _Tile:
 
 
 def _gather(cache_BKSE: torch.Tensor, blocks: torch.Tensor, chunk_start: int, context: int) -> torch.Tensor:
-    """Keys or values of one chunk in float32, `[kv heads, KEYS, head_dim]`, zero past the context.
+    """Gather keys or values of one chunk in float32, `[kv heads, KEYS, head_dim]`, zero past the context.
 
-    Zero, because a masked key still meets its value: a weight of 0 times what stands in an unwritten slot may be NaN.
-    Only the blocks that hold the chunk are read.
+    Zero, because a masked key is still multiplied with its value: a weight of 0 times an unwritten slot may be NaN.
+    Only the blocks that contain the chunk are read.
     """
     num_kv_heads, block_size, head_dim = cache_BKSE.shape[1:]
     chunk_end = min(chunk_start + KEYS, context)

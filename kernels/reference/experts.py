@@ -1,9 +1,9 @@
-"""A mixture of experts in fixed tiles: each expert meets its tokens' rows in products of one shape.
+"""A mixture of experts in fixed tiles: each expert multiplies its tokens' rows in products of one shape.
 
 `ops.py` is the only caller.
 
-What must always hold: a token's result is a function of its own row; which other tokens met the same expert, and how
-many, does not show. So an expert's rows are padded to whole tiles, and a token's parts are added in its own order.
+What must always hold: a token's result is a function of its own row; it does not depend on the other tokens of the same
+expert. So an expert's rows are padded to whole tiles, and a token's parts are summed in its own order.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -
 
 
 def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and numbers of each token's experts, highest weight first."""
+    """Return weights and indexes of each token's experts, by descending weight."""
     power_NX = row_by_row(torch.exp, router_NX - router_NX.amax(-1, keepdim=True))
-    # chosen by score, not by weight: two scores may have the same exponential
+    # chosen by score, not by weight: different scores may have the same exponential
     order_NX = torch.sort(router_NX, dim=-1, descending=True, stable=True).indices
     chosen_NT = order_NX[:, : experts.num_chosen]
     power_NT = power_NX.gather(1, chosen_NT)

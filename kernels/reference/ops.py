@@ -1,11 +1,11 @@
-"""The operations of the reference, in plain torch: slow where it must be, the same bits always.
+"""The operations of the reference, in plain torch: always the same bits, even where that is slow.
 
-`ReferenceBackend` makes one a pass and hands it to the model. Where a row's bits could depend on its neighbours, the
-function says what it does about it; additions, multiplications and roots are rounded as IEEE 754 says wherever they
-stand, so they need nothing.
+`ReferenceBackend` makes a `ReferenceOps` for each pass and passes it to the model. Functions whose results could depend
+on neighbouring rows say how they avoid it; additions, multiplications and roots are exactly rounded by IEEE 754 and
+need no care.
 
-Weights and activations are float32 here: weights are widened from the checkpoint's dtype once, at load, and only the
-KV cache is kept in it. So one and the same matrix library path serves every dtype on every CPU.
+Weights and activations are float32: weights are widened from the checkpoint's dtype once, at load, and only the KV
+cache is kept in it. So every dtype uses the same code path of the matrix library on every CPU.
 
 What must always hold: row n of a result is a function of row n alone (in `attend`: and of its sequence's KV).
 """
@@ -30,10 +30,10 @@ class ReferenceOps:
     def __init__(self, plan: StepPlan, cache: KVCache) -> None:
         self._plan = plan
         self._cache = cache
-        self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the table's identity
+        self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id(table)
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        # the table is float32 here whatever the model's dtype is; the cache is not
+        # the table is always float32; the cache has the model's dtype
         return table_VD[token_ids_N] * torch.tensor(scale, dtype=self._cache[0][0].dtype).float()
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

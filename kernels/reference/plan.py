@@ -1,4 +1,4 @@
-"""A `StepBatch` as the tensors that the reference's operations index with. Made once a pass, read by every layer.
+"""A `StepBatch` as index tensors for the reference's operations. Made once a pass, read by every layer.
 
 What must always hold: token rows are padded to whole tiles; padding rows are never written to the cache, never
 attend, and draw nothing.
@@ -26,19 +26,19 @@ class Span:
 
 @attrs.frozen
 class StepPlan:
-    """One pass; N counts padding in, n does not."""
+    """One pass. N includes padding, n does not."""
 
     spans: list[Span]
     token_ids_N: torch.Tensor
     positions_N: torch.Tensor
     blocks_n: torch.Tensor
-    """Physical block that each token's KV goes to."""
+    """Physical block to which each token's KV is written."""
     offsets_n: torch.Tensor
-    """And the slot within it."""
+    """Slot within that block."""
 
 
 def make_plan(batch: StepBatch, last_drawn: list[int | None], block_size: int) -> StepPlan:
-    """Lay a batch out. Raises ValueError for a carried row whose slot has drawn nothing, or that is not one token."""
+    """Lay out a batch. Raises ValueError for a carried row without a drawn token, or with several tokens."""
     num_tokens = len(batch.token_ids)
     token_ids_N = torch.zeros(round_up(num_tokens, ROWS), dtype=torch.int64)
     token_ids_N[:num_tokens] = torch.tensor(batch.token_ids, dtype=torch.int64)
@@ -50,7 +50,7 @@ def make_plan(batch: StepBatch, last_drawn: list[int | None], block_size: int) -
         if batch.carried[row]:
             drawn = last_drawn[batch.slots[row]]
             if drawn is None or end - start != 1:
-                raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no one token to carry")
+                raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no single token to carry")
             token_ids_N[start] = drawn
         positions_n = torch.arange(position, position + end - start)
         blocks = torch.tensor(batch.block_tables[row], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The reference's operations for its profile run: what takes time leaves memory behind and computes nothing."""
+"""The reference's operations for its profile run: slow ones allocate their results but compute nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ops import ReferenceOps
 
 
 class EmptyOps(ReferenceOps):
-    """Products, attention and experts are zeros of their shape; the rest is as ever."""
+    """Returns zeros for products, attention and experts; all else is computed as usual."""
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         return x_NI.new_zeros((x_NI.shape[0], weight_OI.shape[0]))

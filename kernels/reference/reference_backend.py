@@ -3,8 +3,8 @@
 The executor makes one through `load_backend` and calls `step` once a pass, from one thread.
 
 What must always hold: a row's logits are bit-identical whatever its batch, its chunking, its cached prefix and its
-physical blocks (`tiles.py` says how); and a pass that raises has changed nothing that a later pass can see, but KV
-slots that its own rows were to write.
+physical blocks (`tiles.py` explains how); and a pass that raises has changed nothing that a later pass can see, except
+the KV slots that its own rows were to write.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .plan import make_plan
 from .profile_ops import EmptyOps
 from .tiles import ROWS, round_up
 
-# Below this hidden size a second thread costs more than it brings.
+# Below this hidden size a second thread costs more than it gains.
 _ONE_THREAD_BELOW = 512
 
 
 class ReferenceBackend:
-    """Implements `quipu.kernels.backend.Backend` on the CPU. Its weights take four bytes each, whatever the dtype."""
+    """Implements `quipu.kernels.backend.Backend` on the CPU. Weights take four bytes each, whatever the dtype."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """Load the model and reserve the cache.
+        """Load the model and allocate the cache.
 
-        Raises ValueError, saying which, for an architecture, a setting or a tensor that is not supported, and for a
-        `max_model_len` beyond the model's positions, and for a cache that there is no room for.
+        Raises ValueError for an unsupported architecture, setting or tensor, for a `max_model_len` beyond the model's
+        positions, and for a cache that does not fit.
         """
-        wants_strict(config.determinism, strict_is_free=True)  # it has one way, whichever is asked for
+        wants_strict(config.determinism, strict_is_free=True)  # only validates it: there is one mode
         config_json = read_config(config.model_path)
         family = find_family(config_json)
         model_config = family.parse(config_json)
@@ -60,7 +60,7 @@ class ReferenceBackend:
             )
             check_weights_fit(weights.expected_bytes, memory())
             self._model = family.build(model_config, weights, config.max_model_len)
-            # A tied head may be stored all the same; it is the embedding.
+            # A tied head may be stored nevertheless; it equals the embedding.
             weights.check_all_used(
                 ignore=frozenset({"lm_head.weight"}) if model_config.tie_word_embeddings else frozenset()
             )
@@ -102,7 +102,7 @@ class ReferenceBackend:
         return self._memory_plan
 
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError where a row's logits are not numbers."""
+        """See `Backend.step`. Raises ArithmeticError if a row's logits hold NaN or have no finite maximum."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         with self._pass(batch) as head:
             logits_MV = head.logits([batch.query_start[row + 1] - 1 for row in rows])
@@ -115,13 +115,13 @@ class ReferenceBackend:
         return drawn
 
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
-        """Run the pass without drawing: logits of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        """Run the pass without drawing; return float32 logits `[len(tokens), V]` of these flat token indexes."""
         with self._pass(batch) as head:
             return head.logits(tokens)
 
     @contextmanager
     def _pass(self, batch: StepBatch) -> Iterator[_Head]:
-        """Run the model up to its head."""
+        """Run the model up to the output head."""
         with torch.inference_mode(), _threads(1 if self.one_thread else torch.get_num_threads()):
             if batch.copies:
                 self.cache.copy_blocks(batch.copies)
@@ -130,7 +130,7 @@ class ReferenceBackend:
             yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)
 
     def _profile(self, config: BackendConfig, vocab_size: int) -> int:
-        """What the largest pass takes: run with operations that leave out what takes long."""
+        """Measure the memory of the largest pass, with operations that skip what is slow."""
 
         def run() -> None:
             copied_MV = logits_of_all(config, vocab_size)
@@ -145,12 +145,12 @@ class ReferenceBackend:
             self._last_drawn = [None] * config.max_num_seqs
 
     def close(self) -> None:
-        """Drop weights and cache; the memory goes with them."""
+        """Drop weights and cache, which frees their memory."""
         del self._model, self.cache
 
 
 class _Head:
-    """What is left of a pass: from hidden states to logits, for the tokens that are looked at."""
+    """The rest of a pass: from hidden states to logits, for selected tokens."""
 
     def __init__(self, model: Model, x_ND: torch.Tensor, ops: ReferenceOps) -> None:
         self._model = model
@@ -158,7 +158,7 @@ class _Head:
         self._ops = ops
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Those of the tokens at these flat indexes, float32 `[len(tokens), V]`."""
+        """Return float32 logits `[len(tokens), V]` of these flat token indexes."""
         x_ND = self._x_ND
         x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
         x_MD[: len(tokens)] = x_ND[tokens]
@@ -166,12 +166,12 @@ class _Head:
 
 
 def _score(scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor, head: _Head) -> Drawn:
-    """Add the scores that are wanted to what was drawn; `logits_MV` are those of the rows that drew."""
+    """Add the requested scores to what was drawn; `logits_MV` are those of the rows that drew."""
     at = {row: index for index, row in enumerate(drawn.rows)}
     looked_at = [at[row] for row in scoring.drawn_rows]
     drawn_scores = score(logits_MV[looked_at], [drawn.token_ids[index] for index in looked_at], scoring.drawn_num_top)
     prompt_scores = Scores.empty()
-    # a tile at a time: the logits of a whole prompt may be larger than the model
+    # tile by tile: the logits of a whole prompt may be larger than the model
     for start in range(0, len(scoring.prompt_tokens), ROWS):
         tile = slice(start, start + ROWS)
         tile_MV = head.logits(scoring.prompt_tokens[tile])
@@ -181,7 +181,7 @@ def _score(scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor, head: _Head)
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Run torch on `count` threads. Around each pass, because torch keeps part of the setting by calling thread."""
+    """Run torch on `count` threads. Used around each pass: torch keeps part of the setting per calling thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

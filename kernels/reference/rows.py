@@ -1,6 +1,6 @@
-"""What the reference does to rows of numbers where a row's bits could depend on its neighbours: products, activations.
+"""Row-wise functions whose bits could depend on neighbouring rows: matrix products and activations.
 
-`ops.py` and `experts.py` call it.
+`ops.py` and `experts.py` call them.
 
 What must always hold: row n of a result is a function of row n of the argument alone.
 """
@@ -13,16 +13,16 @@ import torch
 
 from .tiles import ROWS
 
-# Torch splits a loop over threads from 32,768 elements on, at borders that depend on the number of threads.
+# Torch splits a loop over threads from 32,768 elements on, at points that depend on the number of threads.
 _SERIAL_ELEMENTS = 16_384
 # A multiple of every vector length, twice unrolled: a loop over that many elements has no scalar remainder.
 _VECTOR_ELEMENTS = 64
 
 
 def multiply(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """`x @ weight.T` for whole tiles of `ROWS` rows: y_NO.
+    """Compute `x @ weight.T` for whole tiles of `ROWS` rows: y_NO.
 
-    Tile by tile: the order in which a product is summed depends on how many rows it has.
+    Tile by tile, because the order of summation in a product depends on its number of rows.
     """
     y_NO = x_NI.new_empty((x_NI.shape[0], weight_OI.shape[0]))
     for start in range(0, x_NI.shape[0], ROWS):
@@ -31,10 +31,10 @@ def multiply(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def row_by_row(function: Callable[[torch.Tensor], torch.Tensor], x_NF: torch.Tensor) -> torch.Tensor:
-    """A function of each number that is not rounded exactly.
+    """Apply an element-wise function that is not exactly rounded.
 
-    torch's vector loop for such a function and the scalar remainder of it differ in the last bit. So each call is short
-    enough for one thread, and either has no remainder or is one row, whose remainder stays put.
+    torch's vector loop for such a function and its scalar remainder differ in the last bit. So each call is short
+    enough for one thread, and either has no remainder or is one row, whose remainder is always at the same place.
     """
     width = x_NF.shape[1]
     rows = max(1, _SERIAL_ELEMENTS // width) if width % _VECTOR_ELEMENTS == 0 else 1
@@ -42,6 +42,6 @@ def row_by_row(function: Callable[[torch.Tensor], torch.Tensor], x_NF: torch.Ten
 
 
 def silu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up`: h_NF."""
+    """Compute `silu(gate) * up`: h_NF."""
     gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
     return row_by_row(torch.nn.functional.silu, gate_NF) * up_NF

@@ -1,12 +1,12 @@
-"""From one row of logits to one token. The reference sampler, and the oracle of any faster one.
+"""Drawing one token from a row of logits: the reference sampler, and the oracle of faster ones.
 
-A backend calls `draw` for the rows of a step that draw; each is one `sample`, from logits as `processors.py` leaves
-them. Filters apply in vLLM's order: temperature, then min_p, top_k and top_p on the tempered distribution, each on what
-the one before it left.
+A backend calls `draw` for the rows of a step that draw; each is one `sample`, from logits as `logit_processors.py` has
+changed them. Filters apply in vLLM's order: temperature, then min_p, top_k and top_p on the tempered distribution, each
+on what the one before it left.
 
-What must always hold: a draw depends on its own row, parameters, seed and output position, on nothing else. Rows are
-handled one by one in float64 with numpy's serial loops, so neither the batch nor the number of threads shows in the
-bits. Every tie, in the maximum, at a filter's border and in the order of candidates, goes to the lower token id.
+What must always hold: a draw depends on its own row, parameters, seed and output position only. Rows are processed one
+by one in float64 with numpy's serial loops, so the bits depend neither on the batch nor on the number of threads. Every
+tie, in the maximum, at a filter's threshold and in the order of candidates, goes to the lower token id.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Ids = npt.NDArray[np.int64]
 
 
 def draw(batch: StepBatch, rows: Sequence[int], logits_MV: npt.NDArray[np.float32]) -> list[int]:
-    """One token id for each of these rows of a step; the logits are as they were afterwards.
+    """Draw one token id for each of these rows of a step. The logits are unchanged afterwards.
 
-    Raises ArithmeticError where a row's logits are not numbers.
+    Raises ArithmeticError if a row's logits hold NaN or have no finite maximum.
     """
     with edited(batch.processing, rows, logits_MV):
         return [sample_row(batch, row, logits_V) for row, logits_V in zip(rows, logits_MV, strict=True)]
 
 
 def sample_row(batch: StepBatch, row: int, logits_V: npt.NDArray[np.float32]) -> int:
-    """`sample` for a row of a batch, as the batch asks for it. Raises ArithmeticError as that does."""
+    """Draw for one row of a batch. Raises ArithmeticError like `sample`."""
     return sample(logits_V, batch.sampling[row], batch.output_position[row])
 
 
@@ -57,9 +57,9 @@ def sets_any(sampling: RowSampling, fields: dict[str, Any]) -> bool:
 def sample(logits_V: npt.NDArray[np.float32], sampling: RowSampling, output_position: int) -> int:
     """Draw a token id. Temperature 0 is greedy and ignores the rest.
 
-    Raises ArithmeticError where the logits hold NaN or have no finite maximum: a model gone wrong must not answer.
+    Raises ArithmeticError if the logits hold NaN or have no finite maximum: a broken model must not answer.
     """
-    best = int(logits_V.argmax())  # numpy gives the first of equals, and a NaN before any number
+    best = int(logits_V.argmax())  # numpy returns the first of equal values, and NaN before any number
     if not math.isfinite(logits_V[best]):
         raise ArithmeticError(f"logits have no finite maximum (found {logits_V[best]} at token {best})")
     if sampling.temperature == 0:
@@ -67,21 +67,21 @@ def sample(logits_V: npt.NDArray[np.float32], sampling: RowSampling, output_posi
     ids, probabilities = candidates(logits_V, sampling)
     cumulative = probabilities.cumsum()
     index = int(cumulative.searchsorted(uniform(sampling.seed, output_position) * cumulative[-1], side="right"))
-    # Should the product round up to the total itself, the last candidate that can be drawn at all takes it.
+    # If the product rounds up to the total, the last candidate with a probability is drawn.
     return int(ids[min(index, int(np.count_nonzero(probabilities)) - 1)])
 
 
 def candidates(logits_V: npt.NDArray[np.float32], sampling: RowSampling) -> tuple[Ids, Float64s]:
-    """Token ids that survive the filters and their probabilities (summing to 1), by descending probability, then id."""
+    """Return the token ids that pass the filters and their probabilities (summing to 1), by probability, then id."""
     top_k, top_p, min_p = sampling.top_k, sampling.top_p, sampling.min_p
     ids: Ids = np.arange(len(logits_V), dtype=np.int64)
-    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    # Subtracting the maximum first prevents overflow at tiny temperatures.
     with np.errstate(over="ignore"):
         scores: Float64s = (logits_V.astype(np.float64) - float(logits_V.max())) / sampling.temperature
     if min_p > 0:
         ids, scores = _keep(ids, scores, scores >= math.log(min_p))
     if 0 < top_k < len(ids):
-        # A cheap cut first: everything from the k-th score on, all ties included. The sort below decides among them.
+        # A cheap cut first: keep everything from the k-th score on, including ties, which the sort below resolves.
         ids, scores = _keep(ids, scores, scores >= np.partition(scores, len(ids) - top_k)[len(ids) - top_k])
     order = np.argsort(-scores, kind="stable")
     if top_k > 0:
@@ -90,7 +90,7 @@ def candidates(logits_V: npt.NDArray[np.float32], sampling: RowSampling) -> tupl
     probabilities: Float64s = np.exp(scores)
     probabilities /= probabilities.sum()
     if top_p < 1:
-        # The shortest head whose mass reaches top_p: a candidate stays while the mass before it falls short.
+        # Keep the shortest prefix whose mass reaches top_p: a candidate stays if the mass before it is less.
         before = np.concatenate(([0.0], probabilities.cumsum()[:-1]))
         size = max(1, int(np.count_nonzero(before < top_p)))
         ids, probabilities = ids[:size], probabilities[:size]

@@ -3,8 +3,8 @@
 Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; checked against the
 known-answer vectors of its authors' Random123. `oracle.py` is the only caller.
 
-What must always hold: no state anywhere. A draw is the same whatever was drawn before it, beside it, or in which
-process, which is what lets a preempted or restarted sequence go on as it would have.
+What must always hold: there is no state. A draw does not depend on other draws or on the process, so a preempted or
+restarted sequence continues as it would have without that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Words4 = tuple[int, int, int, int]
 
 
 def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
-    """Ten rounds over four 32-bit counter words with two 32-bit key words."""
+    """Apply ten rounds to four 32-bit counter words with two 32-bit key words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -29,6 +29,6 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The one uniform number in [0, 1), 53 bits fine, of a 64-bit seed at an output position."""
+    """Return the uniform number in [0, 1), with 53 bits, of a 64-bit seed at an output position."""
     low, high, _, _ = philox4x32((position & _MASK, position >> 32 & _MASK, 0, 0), (seed & _MASK, seed >> 32 & _MASK))
     return ((high << 32 | low) >> 11) * 2.0**-53

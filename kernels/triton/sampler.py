@@ -22,7 +22,7 @@ from .device import Device
 from .sample import draw_kernel, keep_drawn_kernel
 
 APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
-"""Fields of `RowSampling` that `draw_kernel` knows."""
+"""Fields of `RowSampling` that `draw_kernel` applies."""
 LEFT_TO_ORACLE = fields_besides(APPLIED)
 """The others: a row that sets one is drawn by the host."""
 

@@ -1,4 +1,4 @@
-"""What an engine finds out when it is ready is what is served with: blocks, longest length, who computes."""
+"""What a ready engine reports is what the server serves with: number of blocks, maximum length, backend."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quipu.actors.wiring import single_loop
 from tests.runtimes import runtime_config, serving_info, small_runtime
 
 
-async def test_blocks_that_the_engine_counted(autojump_clock: trio.abc.Clock) -> None:
-    """Nobody says how many blocks there are: the desk and the metrics know it once the engine does."""
+async def test_number_of_blocks_from_the_engine(autojump_clock: trio.abc.Clock) -> None:
+    """If the number of blocks is not configured, the desk and the metrics get it from the engine."""
     config = runtime_config(num_blocks=None, max_model_len=1008)
     info = serving_info(config)
     assert info.num_blocks is None
@@ -29,8 +29,8 @@ async def test_blocks_that_the_engine_counted(autojump_clock: trio.abc.Clock) ->
         assert runtime.host.engine.block_manager.pool.num_free == num_usable
 
 
-async def test_a_length_that_became_shorter(autojump_clock: trio.abc.Clock) -> None:
-    """Prompts are judged by what the engine has room for, not by what was configured before it was asked."""
+async def test_maximum_length_from_the_engine(autojump_clock: trio.abc.Clock) -> None:
+    """Prompts are checked against what the engine has room for, not against the configured length."""
     async with small_runtime() as client:
         desk = client.runtime.desk
         desk.introduce(attrs.evolve(desk.info.engine, incarnation=2, num_blocks=3, max_model_len=32))
@@ -41,7 +41,7 @@ async def test_a_length_that_became_shorter(autojump_clock: trio.abc.Clock) -> N
         assert (await client.ask(list(range(20)))).error is None
 
 
-def test_what_blocks_come_to() -> None:
-    """Tokens without the null block, and whole contexts that they hold."""
+def test_describe_pool() -> None:
+    """Tokens without the null block, and the number of whole contexts."""
     engine = EngineReady(1, 101, 16, "cpu", "bfloat16", max_model_len=640)
     assert describe_pool(engine) == {"num_tokens": 1600, "max_concurrency": 2.5}

@@ -38,7 +38,7 @@ async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
-    """A prefix that was there and has given way is told apart from one that never was."""
+    """An evicted prefix is distinguished from one that was never cached."""
     prompt = prompt_of(100, 1)
     async with small_runtime(num_blocks=21, max_model_len=320, watermark=0.0) as client:
         await client.ask(prompt, max_tokens=1)
@@ -51,13 +51,13 @@ async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_disabled(autojump_clock: trio.abc.Clock) -> None:
-    """With prefix caching off the reason says so."""
+    """With prefix caching disabled the reason says so."""
     async with small_runtime(enable_prefix_caching=False) as client:
         answer = await client.ask(prompt_of(50, 1))
     assert miss_of(answer) == CacheMiss(MissReason.DISABLED, 0)
 
 
-async def test_first_admission_s_reason(autojump_clock: trio.abc.Clock) -> None:
+async def test_reason_is_that_of_the_first_admission(autojump_clock: trio.abc.Clock) -> None:
     """A prompt list has a reason for each prompt; choices share that of the first."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
@@ -67,7 +67,7 @@ async def test_first_admission_s_reason(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_in_the_debug_log(autojump_clock: trio.abc.Clock) -> None:
-    """`prefix_cache.stats` carries the reason and no word of the prompt."""
+    """`prefix_cache.stats` has the reason and nothing of the prompt."""
     with capture_logs() as lines:
         async with small_runtime() as client:
             await client.ask(TextPrompt("marker words that nobody may read"))
@@ -93,7 +93,7 @@ async def test_reset(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("moment", [0.005, 0.015, 0.035, 0.1])
 async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -> None:
-    """Requests under way go on unharmed; those hashed before the reset and admitted after it miss; blocks drain."""
+    """Running requests continue; those hashed before the reset and admitted after it miss; blocks are freed."""
     prompt = prompt_of(120, 1)
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64) as client:
@@ -119,7 +119,7 @@ async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -
 
 
 async def test_reset_reaches_the_next_engine(autojump_clock: trio.abc.Clock) -> None:
-    """A reset while the engine restarts is no error, and changes nothing for an empty cache."""
+    """A reset while the engine restarts is not an error, and has no effect on an empty cache."""
     async with small_runtime(restart_backoff_s=1.0) as client:
         kill_engine(client)
         await client.ask(prompt_of(20, 1))

@@ -1,4 +1,4 @@
-"""`cache_control` in a whole runtime, by the clock: what is marked stays as long as was asked for, in nobody's way.
+"""`cache_control` in a whole runtime, by the clock: pinned prefixes stay as long as requested and block no request.
 
 63 usable blocks, half of which may be pinned unless a test says otherwise.
 """
@@ -37,7 +37,7 @@ def asked(*system: dict[str, Any]) -> dict[str, Any]:
 
 
 class Chat:
-    """A client of the Messages API, which also fills the cache with what has nothing to do with its questions."""
+    """A client of the Messages API that also fills the cache with unrelated prompts."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -51,7 +51,7 @@ class Chat:
         return usage
 
     async def fill(self) -> None:
-        """More blocks than there are, never so many at once that a pin has to yield."""
+        """Use more blocks than there are, never so many at once that a pin has to yield."""
         for _ in range(8):
             self._num_fillers += 1
             ids = [(self._num_fillers * 7 + i * i) % 3000 + 300 for i in range(12 * BLOCK)]
@@ -61,8 +61,11 @@ class Chat:
         return samples(self.client)[name]
 
 
-async def test_a_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """An unmarked one, used last, does not. Created is what the next request reads, whatever follows the mark."""
+async def test_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.Clock) -> None:
+    """An unmarked one, used last, does not.
+
+    Created tokens are what the next request reads, whatever follows the mark.
+    """
     async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))
@@ -82,8 +85,8 @@ async def test_a_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.C
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
 @pytest.mark.parametrize("marked_again", [True, False])
-async def test_a_hit_refreshes(ttl: str, marked_again: bool, autojump_clock: trio.abc.Clock) -> None:
-    """Every hit begins the time anew, whether it is marked or not; unused for so long, a prefix is like any other."""
+async def test_hit_refreshes_a_pin(ttl: str, marked_again: bool, autojump_clock: trio.abc.Clock) -> None:
+    """Every hit restarts the ttl, marked or not; an expired prefix is like any other."""
     async with small_runtime() as client:
         chat = Chat(client)
         created = (await chat.usage(text(KNOTS, **mark(ttl))))["cache_creation_input_tokens"]
@@ -99,8 +102,8 @@ async def test_a_hit_refreshes(ttl: str, marked_again: bool, autojump_clock: tri
         await settle(client)
 
 
-async def test_nested_marks_each_for_their_time(autojump_clock: trio.abc.Clock) -> None:
-    """An hour for the first part, five minutes for both: ten minutes later the first is there."""
+async def test_nested_marks_have_their_own_ttl(autojump_clock: trio.abc.Clock) -> None:
+    """An hour for the first part, five minutes for both: ten minutes later only the first is cached."""
     first, second = text(KNOTS, **mark("1h")), text(KNOTS, **mark("5m"))
     async with small_runtime() as client:
         chat = Chat(client)
@@ -119,10 +122,8 @@ async def test_nested_marks_each_for_their_time(autojump_clock: trio.abc.Clock) 
 
 
 @pytest.mark.parametrize("settings", [{"max_pinned_share": 0.0}, {"enable_prefix_caching": False}])
-async def test_nothing_is_created_where_nothing_can_be_kept(
-    settings: dict[str, Any], autojump_clock: trio.abc.Clock
-) -> None:
-    """No share, or no cache at all: what was written counts as plain input."""
+async def test_nothing_is_created_without_pins(settings: dict[str, Any], autojump_clock: trio.abc.Clock) -> None:
+    """Without a share for pins, or without a cache, written tokens count as plain input."""
     async with small_runtime(**settings) as client:
         chat = Chat(client)
         usage = await chat.usage(text(KNOTS, **mark("5m")))
@@ -131,8 +132,8 @@ async def test_nothing_is_created_where_nothing_can_be_kept(
         await settle(client)
 
 
-async def test_what_exceeds_the_share_is_not_created(autojump_clock: trio.abc.Clock) -> None:
-    """Up to the last mark that fits; the rest is written all the same, and is plain input. The record says so, too."""
+async def test_tokens_beyond_the_share_are_not_created(autojump_clock: trio.abc.Clock) -> None:
+    """Tokens up to the last mark that fits are created; the rest is written and is plain input. The record says so."""
     async with small_runtime(max_pinned_share=0.2) as client:
         chat = Chat(client)
         usage = await chat.usage(text(KNOTS, **mark("5m")), text(KNOTS, **mark("5m")))
@@ -147,11 +148,11 @@ async def test_what_exceeds_the_share_is_not_created(autojump_clock: trio.abc.Cl
 
 
 @pytest.mark.parametrize("num_prompt_blocks", [40, 60])
-async def test_pins_yield_before_anybody_waits_or_is_preempted(
-    num_prompt_blocks: int, autojump_clock: trio.abc.Clock
-) -> None:
-    """A request that needs every block of the pool is served at once, for the price of the pins: those that its
-    admission needs, and later those that its rows do."""
+async def test_pins_yield_before_requests_wait(num_prompt_blocks: int, autojump_clock: trio.abc.Clock) -> None:
+    """A request that needs every block is served at once.
+
+    Pins yield as many blocks as its admission, and later its rows, need.
+    """
     async with small_runtime() as client:
         chat = Chat(client)
         await chat.usage(text(KNOTS, **mark("1h")))
@@ -171,8 +172,8 @@ async def test_pins_yield_before_anybody_waits_or_is_preempted(
         await settle(client)
 
 
-async def test_a_reset_lets_go(autojump_clock: trio.abc.Clock) -> None:
-    """What was pinned is gone with all the rest, and can be created again."""
+async def test_reset_drops_pins(autojump_clock: trio.abc.Clock) -> None:
+    """Pinned prefixes are dropped with everything else and can be created again."""
     async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))

@@ -1,4 +1,4 @@
-"""Who is served first, who waits, and who is told to come back: policies and limits, in whole runtimes."""
+"""Scheduling policies and limits in whole runtimes: which request is served first, which waits, which is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.runtimes import Answer, Client, num_passes, small_runtime, text_of
 
 
 async def order_of_first_tokens(client: Client, requests: list[tuple[list[int], dict[str, object]]]) -> list[int]:
-    """Ask all of them behind one that occupies the engine; the order in which they got their first token."""
+    """Send requests behind one that occupies the engine, and return the order of their first tokens."""
     order: list[int] = []
 
     async def one(index: int, prompt: list[int], fields: dict[str, object]) -> None:
@@ -34,7 +34,7 @@ async def order_of_first_tokens(client: Client, requests: list[tuple[list[int], 
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", [0, 1, 2, 3]), ("priority", [2, 1, 3, 0])])
 async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, order: list[int]) -> None:
-    """fcfs goes by arrival; priority by the request's number, lowest first, then by arrival."""
+    """`fcfs` goes by arrival; `priority` by the request's number, lowest first, then by arrival."""
     priorities = [5, 1, -3, 1]
     async with small_runtime(max_num_seqs=1, scheduling_policy=policy) as client:
         requests = [(prompt_of(20, i), {"priority": priority}) for i, priority in enumerate(priorities)]
@@ -45,7 +45,7 @@ async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, o
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 async def test_victims(autojump_clock: trio.abc.Clock, policy: str) -> None:
-    """When blocks run out the newest is preempted; under `priority` the one with the worst number."""
+    """When blocks run out the newest is preempted; under `priority` the one with the highest number."""
     answers: dict[int, Answer] = {}
     async with small_runtime(
         num_blocks=13, max_model_len=192, scheduling_policy=policy, watermark=0.0, enable_prefix_caching=False
@@ -67,7 +67,7 @@ async def test_victims(autojump_clock: trio.abc.Clock, policy: str) -> None:
 
 
 async def waiting_time_of_warm_prompts(policy: str) -> float:
-    """One tenant sends long cold prompts without end, another asks a warm question now and then: its mean wait."""
+    """Return a tenant's mean wait for occasional cached prompts while another sends long uncached ones."""
     warm = prompt_of(160, 1)
     waits: list[float] = []
     async with small_runtime(
@@ -92,14 +92,14 @@ async def waiting_time_of_warm_prompts(policy: str) -> float:
 
 
 async def test_fair_to_warm_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """Under `fair` one tenant's cold prompts do not starve another's warm ones; under `fcfs` they do."""
+    """Under `fair` one tenant's uncached prompts do not starve another's cached ones; under `fcfs` they do."""
     fair, fcfs = await waiting_time_of_warm_prompts("fair"), await waiting_time_of_warm_prompts("fcfs")
     assert fair <= 0.05, "a step or two of wait, and its own"
     assert fcfs > 4 * fair
 
 
-async def test_fair_shares_cold_work(autojump_clock: trio.abc.Clock) -> None:
-    """Two tenants with equal cold work are served in turns, however many requests one of them has sent before."""
+async def test_fair_shares_uncached_work(autojump_clock: trio.abc.Clock) -> None:
+    """Two tenants with equal uncached work alternate, however many requests one of them has queued."""
     ended: list[str] = []
     async with small_runtime(num_blocks=600, max_num_seqs=2, scheduling_policy="fair") as client:
 
@@ -119,7 +119,7 @@ async def test_fair_shares_cold_work(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_long_prefill_threshold(autojump_clock: trio.abc.Clock) -> None:
-    """A long prompt goes in small chunks while others run, and in whole budgets where it is alone."""
+    """A long prompt runs in small chunks while others run, and in whole budgets while it is alone."""
     prompt = prompt_of(600, 1)
     passes: dict[bool, int] = {}
     for alone in (True, False):
@@ -141,7 +141,7 @@ async def test_long_prefill_threshold(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_waiting_requests": 3}, {"max_waiting_tokens": 70}])
 async def test_waiting_limits(autojump_clock: trio.abc.Clock, limit: dict[str, int]) -> None:
-    """What may not wait is told to come back, at once, and never admitted; what waits is served."""
+    """A request beyond the limits is refused at once and never admitted; queued ones are served."""
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=1, **limit) as client:
 
@@ -163,7 +163,7 @@ async def test_waiting_limits(autojump_clock: trio.abc.Clock, limit: dict[str, i
 
 
 async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
-    """A request whose deadline passes fails with what was done, in the queue or under way, and frees its blocks."""
+    """A request that exceeds its deadline fails with what was done, queued or running, and frees its blocks."""
     async with small_runtime(max_num_seqs=1) as client:
         running, queued = client.open(prompt_of(20, 1), max_tokens=500), client.open(prompt_of(20, 2))
         await running.start()
@@ -187,7 +187,7 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_salt_subdivides_the_domain(autojump_clock: trio.abc.Clock) -> None:
-    """A salt shares with the same salt of the same tenant only; another tenant's salt opens nothing."""
+    """A salt shares only with the same salt of the same tenant."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
         cached = [
@@ -199,7 +199,7 @@ async def test_salt_subdivides_the_domain(autojump_clock: trio.abc.Clock) -> Non
 
 
 async def test_sharing_costs_two_steps_at_most(autojump_clock: trio.abc.Clock) -> None:
-    """A newcomer waits for blocks that are being computed, but not for a whole long prompt."""
+    """A new request waits for blocks that are being computed, but not for a whole long prompt."""
     prompt = prompt_of(900, 1)
     async with small_runtime(max_num_batched_tokens=64, num_blocks=200) as client:
         answers: list[Answer] = []

@@ -1,4 +1,4 @@
-"""A prompt's scores, whatever the number of its choices: found out once, told with each choice, bounded by name."""
+"""A prompt is scored once, whatever the number of choices; each choice gets the scores, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, 
 
 PROMPT = prompt_of(50, seed=1)
 AHEAD = {"long_prefill_token_threshold": 8}
-"""Beside somebody else the first choice computes its prompt in seven steps; the others, if they find it cached, draw in
-the first of them."""
+"""Beside another request, the first choice computes its prompt in seven steps; the others, which find it cached, sample
+their first token in the first of these."""
 HOUSES: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 20}, AHEAD]
 ASKED: list[dict[str, Any]] = [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2, "logprobs": 0}]
 
 
 @asynccontextmanager
 async def runtime_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
-    """In which somebody else is being served all the while."""
+    """Yield the client of a runtime that is serving another request all the time."""
     async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.ask, prompt_of(20, seed=7), max_tokens=900))
         await trio.sleep(0.05)
@@ -36,7 +36,7 @@ async def runtime_with_a_neighbour(**changes: Any) -> AsyncIterator[Client]:
 
 
 async def settle_beside(client: Client, num_others: int = 1) -> None:
-    """Wait until only those others are there."""
+    """Wait until only the other requests are left."""
     with trio.fail_after(60):
         while (
             client.runtime.entry_store.num_open_accounts > num_others
@@ -48,7 +48,7 @@ async def settle_beside(client: Client, num_others: int = 1) -> None:
 
 
 def count_scored(client: Client) -> list[int]:
-    """Grows by one for each prompt position that the backend scores."""
+    """Return a list that grows by one for each prompt position that the backend scores."""
     backend = client.engine.executor.backend
     assert isinstance(backend, FakeBackend)
     scored: list[int] = []
@@ -76,11 +76,14 @@ def without_index(choice: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
 @pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
 @pytest.mark.parametrize("is_warm", [False, True])
-async def test_choices_share_a_prompt_s_scores(
+async def test_choices_share_the_scores_of_a_prompt(
     autojump_clock: trio.abc.Clock, asked: dict[str, Any], runtime: dict[str, Any], is_warm: bool
 ) -> None:
-    """Four choices are told what one is told. It was found out once; the client's cached tokens stay 0, and the other
-    choices read blocks: over a warm cache they are ahead of the first, which computes its prompt in chunks."""
+    """Four choices get the scores that a single one gets, and the prompt is scored once.
+
+    `cached_tokens` stays 0, although the other choices read blocks: with a warm cache they are ahead of the first,
+    which computes its prompt in chunks.
+    """
     async with runtime_with_a_neighbour(**runtime) as client:
         if is_warm:
             await ask(client, max_tokens=1)
@@ -99,8 +102,8 @@ async def test_choices_share_a_prompt_s_scores(
 
 
 @pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
-async def test_a_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, runtime: dict[str, Any]) -> None:
-    """Also that of a choice whose tokens come before the first choice has computed the prompt."""
+async def test_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, runtime: dict[str, Any]) -> None:
+    """Even for a choice whose tokens come before the first choice has computed the prompt."""
     expected = [None, *prompt_scores(PROMPT, 0).logprobs]
     async with runtime_with_a_neighbour(**runtime) as client:
         await ask(client, max_tokens=1)
@@ -117,18 +120,18 @@ async def test_a_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, r
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
-async def test_nothing_is_kept_of_one_that_leaves(autojump_clock: trio.abc.Clock, asked: dict[str, Any]) -> None:
-    """Scores, and choices that wait for them, go with their request, wherever it is left."""
+async def test_nothing_is_kept_after_leaving(autojump_clock: trio.abc.Clock, asked: dict[str, Any]) -> None:
+    """Scores, and choices that wait for them, are dropped with their request, whenever its client leaves."""
     for patience_s in (0.005, 0.015, 0.025, 0.045):
         async with runtime_with_a_neighbour(**AHEAD) as client:
             await ask(client, max_tokens=1)
             with trio.move_on_after(patience_s):
                 await ask(client, n=4, **asked)
-            await settle_beside(client)  # which looks for kept prompts, too
+            await settle_beside(client)  # which checks for kept prompts, too
 
 
 async def test_two_prompts_of_one_request(autojump_clock: trio.abc.Clock) -> None:
-    """Each prompt has a first choice of its own, also where they are the same."""
+    """Each prompt is scored with its own first choice, even if the prompts are equal."""
     async with small_runtime() as client:
         scored = count_scored(client)
         prompts = [PROMPT, PROMPT, prompt_of(20, seed=2)]
@@ -147,11 +150,10 @@ async def test_two_prompts_of_one_request(autojump_clock: trio.abc.Clock) -> Non
         ({"echo": True, "logprobs": 3, "prompt_logprobs": 5}, 50 * 6, "prompt_logprobs"),
     ],
 )
-async def test_the_bound_of_prompts(
+async def test_limit_of_prompt_logprobs(
     autojump_clock: trio.abc.Clock, fields: dict[str, Any], num_scores: int, param: str
 ) -> None:
-    """Positions times what is told of each: as many as the bound are served, one more is refused by name; choices do
-    not count, for they share."""
+    """Positions times tokens per position may reach but not exceed the limit. Choices share, so they do not count."""
     for limit, status in ((num_scores, 200), (num_scores - 1, 400)):
         async with small_runtime(max_prompt_scores=limit) as client:
             exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, **fields))
@@ -161,8 +163,8 @@ async def test_the_bound_of_prompts(
     assert str(num_scores) in answer["error"]["message"]
 
 
-async def test_the_bound_of_outputs(autojump_clock: trio.abc.Clock) -> None:
-    """What all choices may put out counts; without logprobs nothing does."""
+async def test_limit_of_output_logprobs(autojump_clock: trio.abc.Clock) -> None:
+    """The outputs of all choices count; without logprobs nothing does."""
     async with small_runtime(max_output_scores=2 * 8 * 3 - 1) as client:
         refused, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, n=2, logprobs=2))
         served, _ = await over_http(client).post(COMPLETIONS, body(PROMPT, n=2, max_tokens=100))
@@ -171,8 +173,8 @@ async def test_the_bound_of_outputs(autojump_clock: trio.abc.Clock) -> None:
     assert served.status == 200
 
 
-async def test_a_choice_that_waits_is_counted(autojump_clock: trio.abc.Clock) -> None:
-    """Tokens that wait for the prompt's scores are the client's like all others, and so is a stop string in them."""
+async def test_deferred_tokens_are_counted(autojump_clock: trio.abc.Clock) -> None:
+    """Tokens that wait for the prompt's scores count like any others, and so does a stop string in them."""
     stop = text_of(continuation(PROMPT, 4))[-2:]
     async with runtime_with_a_neighbour(**AHEAD) as client:
         await ask(client, max_tokens=1)

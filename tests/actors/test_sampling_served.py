@@ -1,4 +1,4 @@
-"""Penalties, biases, bans and seeds as clients get them: over HTTP, with a real model, across every actor."""
+"""Penalties, biases, bans and seeds over HTTP, with a real model, across every actor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERYTHING = {
     "min_tokens": 20,
     "stop_token_ids": [510, 520],
 }
-"""A draw then depends on every token before it."""
+"""With these, each sample depends on every token before it."""
 vocabulary = Vocabulary(DEMO)
 
 
@@ -40,7 +40,7 @@ def tokens_of(answer: dict[str, Any]) -> list[str]:
     return list(answer["choices"][0]["logprobs"]["tokens"])
 
 
-def spelt(token_id: int) -> str:
+def token_text(token_id: int) -> str:
     return vocabulary.decoder.token_text(token_id).text
 
 
@@ -54,8 +54,8 @@ async def refused(server: Server, **fields: Any) -> dict[str, Any]:
     return dict(answer["error"])
 
 
-async def test_the_same_text_whatever_happens_around() -> None:
-    """Cold, from the cache, in chunks, beside others: what is counted of a sequence is the same."""
+async def test_same_text_in_any_batch() -> None:
+    """Cold, cached, in chunks, beside others: the counts of a sequence's tokens are the same."""
     async with reference_runtime(EVERYTHING) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
         crowded = await server.ask_in_a_crowd(PROMPT, num_others=12)
@@ -67,8 +67,8 @@ async def test_the_same_text_whatever_happens_around() -> None:
     assert text_of(plain) != text_of(cold), "penalties that change something"
 
 
-async def test_the_same_text_after_preemption() -> None:
-    """In a pool that is too small for all of them, everybody's history survives being computed again."""
+async def test_same_text_after_preemption() -> None:
+    """With too few blocks for all requests, the token counts of each survive recomputation."""
     prompts = [prompt_of(40 + 7 * index, seed=index) for index in range(5)]
     longer = {**EVERYTHING, "max_tokens": 40, "min_tokens": 36}
     async with reference_runtime(longer) as server:
@@ -87,25 +87,25 @@ async def test_the_same_text_after_preemption() -> None:
 
 
 async def test_bans() -> None:
-    """Only what is allowed; never a bad word, at the beginning or after a space; nothing that ends before it may."""
+    """Only allowed tokens; no bad word, at the beginning or after a space; no end before `min_tokens`."""
     async with reference_runtime({**GREEDY, "logprobs": 0}) as server:
         plain = await server.ask(PROMPT)
         allowed = await server.ask(PROMPT, allowed_token_ids=[600, 601, 650], temperature=1.5, seed=1)
         one = await server.ask(PROMPT, allowed_token_ids=[777])
         word = max((token.strip() for token in tokens_of(plain)), key=len)
         without = await server.ask(PROMPT, bad_words=[word])
-        first = next(i for i in range(4096) if spelt(i) == tokens_of(plain)[0])
+        first = next(i for i in range(4096) if token_text(i) == tokens_of(plain)[0])
         at_once = await server.ask(PROMPT, stop_token_ids=[first])
         later = await server.ask(PROMPT, stop_token_ids=[first], min_tokens=5)
-    assert set(tokens_of(allowed)) == {spelt(i) for i in (600, 601, 650)}
-    assert set(tokens_of(one)) == {spelt(777)}
+    assert set(tokens_of(allowed)) == {token_text(i) for i in (600, 601, 650)}
+    assert set(tokens_of(one)) == {token_text(777)}
     assert len(word) > 2 and word in text_of(plain) and word not in text_of(without)
     assert at_once["usage"]["completion_tokens"] == 1
-    assert spelt(first) not in tokens_of(later)[:5] and later["usage"]["completion_tokens"] > 5
+    assert token_text(first) not in tokens_of(later)[:5] and later["usage"]["completion_tokens"] > 5
 
 
-async def test_no_stop_string_before_the_minimum() -> None:
-    """One that is complete before is text like any other; one that is complete after ends the answer."""
+async def test_stop_strings_before_min_tokens_are_ignored() -> None:
+    """A stop string that completes before `min_tokens` is plain text; one that completes later ends the output."""
     async with reference_runtime({**GREEDY, "logprobs": 0}) as server:
         plain = await server.ask(PROMPT)
         third = tokens_of(plain)[2]
@@ -117,8 +117,8 @@ async def test_no_stop_string_before_the_minimum() -> None:
     assert text_of(whole) == text_of(plain)
 
 
-async def test_biases_and_penalties_but_raw_logprobs() -> None:
-    """They decide what is drawn; what is told of it is what the model gave, whatever was asked for."""
+async def test_logprobs_are_raw() -> None:
+    """Biases and penalties change what is sampled; the logprobs are the model's own."""
     async with reference_runtime({**GREEDY, "logprobs": 5, "max_tokens": 1}) as server:
         plain = await server.ask(PROMPT)
         forced = await server.ask(PROMPT, logit_bias={"777": 100})
@@ -129,19 +129,20 @@ async def test_biases_and_penalties_but_raw_logprobs() -> None:
     ranked = plain["choices"][0]["logprobs"]["top_logprobs"][0]
     for answer in (forced, allowed):
         told = answer["choices"][0]["logprobs"]
-        assert told["tokens"] == [spelt(777)]
+        assert told["tokens"] == [token_text(777)]
         own = told["token_logprobs"][0]
-        assert own < min(ranked.values()) and told["top_logprobs"][0] == {**ranked, spelt(777): own}
-    assert tokens_of(unlike)[0] not in {spelt(token_id) for token_id in PROMPT}
+        assert own < min(ranked.values()) and told["top_logprobs"][0] == {**ranked, token_text(777): own}
+    assert tokens_of(unlike)[0] not in {token_text(token_id) for token_id in PROMPT}
     assert len(set(tokens_of(many))) > len(set(tokens_of(few)))
 
 
-async def test_what_leaves_nothing_is_refused() -> None:
-    """A contradiction that can be seen beforehand is told to its client, by the name of the field."""
+async def test_contradictory_rules_are_refused() -> None:
+    """A contradiction that can be detected in advance is a 400 that names the field."""
     word, own_id = next(
-        (spelt(i), i)
+        (token_text(i), i)
         for i in range(300, 4096)
-        if encoded(spelt(i)) == (i,) and encoded(2 * spelt(i)) == (i, i)  # a word that stands by itself, also twice
+        if encoded(token_text(i)) == (i,)
+        and encoded(2 * token_text(i)) == (i, i)  # a word that is one token, even when repeated
     )
     async with reference_runtime(GREEDY, eos_token_ids=(2,)) as server:
         error = await refused(server, allowed_token_ids=[own_id], bad_words=[word])
@@ -149,6 +150,6 @@ async def test_what_leaves_nothing_is_refused() -> None:
         error = await refused(server, allowed_token_ids=[2], min_tokens=1, ignore_eos=False)
         assert error["param"] == "allowed_token_ids" and "min_tokens" in error["message"]
         served = await server.ask(PROMPT, allowed_token_ids=[2], min_tokens=1, ignore_eos=True)
-        # seen only on the way: the ban is passed over, and nobody else's step fails
+        # detected only later: the ban is ignored, and no step fails
         odd = await server.ask(PROMPT, allowed_token_ids=[own_id], bad_words=[2 * word])
     assert served["usage"]["completion_tokens"] == odd["usage"]["completion_tokens"] == 24

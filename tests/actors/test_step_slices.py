@@ -1,4 +1,4 @@
-"""A step that concerns many requests lets everybody else run in between: books, tokens, and what goes to the engine."""
+"""A step that concerns many requests lets other tasks run in between: accounts, tokens, and what goes to the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_REQUESTS = 12
 
 
 def no_time_left() -> Any:
-    """A clock on which every slice is over at once."""
+    """Install a clock on which every slice is over at once."""
     return SimpleNamespace(perf_counter=count(1.0).__next__, time=lambda: 0.0)
 
 
@@ -35,12 +35,12 @@ async def ask_at_once(client: Client) -> None:
 
 
 def are_spread(rounds: list[int]) -> bool:
-    """Whether they were done in about as many rounds of the loop; its order within a round is random."""
+    """Return whether they ran in about as many scheduler rounds; the order within a round is random."""
     return len(set(rounds)) > len(rounds) // 3
 
 
 class Rounds:
-    """Counts the rounds of the loop."""
+    """Counts the rounds of the scheduler."""
 
     number = 0
 
@@ -50,8 +50,8 @@ class Rounds:
             await trio.lowlevel.checkpoint()
 
 
-async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that one report concerns are settled one by one where each takes its time."""
+async def test_tasks_run_between_accounts(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accounts of one report are handled one by one if each takes its time."""
     rounds, settled = Rounds(), []
     settle = SideEffects.apply_due
 
@@ -71,8 +71,8 @@ async def test_accounts_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: 
     assert are_spread(settled)
 
 
-async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one step are handed out one by one where each takes its time, in order."""
+async def test_tasks_run_between_tokens(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of one step are passed on one by one, in order, if each takes its time."""
     rounds, given, told = Rounds(), [], list[int]()
     give, decode = detokenizer.Detokenizer._send_token, detokenizer.Detokenizer._decode
 
@@ -99,7 +99,7 @@ async def test_tokens_take_turns(autojump_clock: trio.abc.Clock, monkeypatch: py
 
 
 async def rounds_until(condition: Any) -> None:
-    """Let the mock clock go on while somebody counts rounds."""
+    """Let the mock clock advance while rounds are counted."""
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, trio.testing.MockClock)
     for _ in range(100_000):
@@ -111,7 +111,7 @@ async def rounds_until(condition: Any) -> None:
 
 
 async def test_long_prompts_are_written_in_parts() -> None:
-    """Hundreds of them wait for the engine at once: what is encoded before the loop has a turn is bounded."""
+    """With hundreds of prompts queued for the engine, what is encoded before the loop has a turn is bounded."""
     messages: list[WireMessage] = [
         Submit(number, list(range(20_000)), b"", [], SamplingParams(max_tokens=1)) for number in range(40)
     ]

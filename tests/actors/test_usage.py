@@ -1,6 +1,6 @@
-"""What clients are told of their prompts, through every actor, on the KV-reading fake executor.
+"""What clients are told about their prompts, through every actor, on the KV-reading fake executor.
 
-Every answer is also compared with `continuation`: a number is worth nothing if the text behind it is wrong.
+Every answer is also compared with `continuation`: a count means nothing if the text is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def assert_text(answer: Answer, prompt: list[int], num_tokens: int = 8, index: i
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 50, 255, 256, 257, 600])
 async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) -> None:
-    """First nothing is cached, and 0 is said; then every full block but the one with the last prompt token."""
+    """First nothing is cached and 0 is reported; then every full block except the one with the last prompt token."""
     prompt = prompt_of(length)
     async with small_runtime() as client:
         first, second = await client.ask(prompt), await client.ask(prompt)
@@ -49,7 +49,7 @@ async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) ->
 
 
 async def test_longer_prompt_shares_the_prefix(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that begins with an earlier one hits its full blocks, and writes the rest."""
+    """A prompt that starts with an earlier one hits its full blocks and writes the rest."""
     short, long = prompt_of(70), prompt_of(70) + prompt_of(50, seed=1)
     async with small_runtime() as client:
         await client.ask(short)
@@ -61,7 +61,7 @@ async def test_longer_prompt_shares_the_prefix(autojump_clock: trio.abc.Clock) -
 
 
 async def test_output_blocks_are_cached_for_the_next_turn(autojump_clock: trio.abc.Clock) -> None:
-    """A next turn hits the blocks that the answer before it filled, which no client was told it had written."""
+    """The next turn hits blocks that the previous answer filled, which were not reported as written."""
     prompt = prompt_of(40)
     async with small_runtime() as client:
         first = await client.ask(prompt, max_tokens=60)
@@ -131,7 +131,7 @@ async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> 
 
 @pytest.mark.parametrize("num_blocks", [12, 16, 24])
 async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_blocks: int) -> None:
-    """In a pool so small that requests are preempted, texts and cached counts are those of a roomy one."""
+    """In a pool so small that requests are preempted, texts and cached counts are the same as in a large one."""
     prompts = [prompt_of(40 + 7 * i, seed=i) for i in range(8)]
 
     async def run(client: Client) -> list[Answer]:
@@ -164,7 +164,7 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
 
 
 async def test_chunked_prefill_is_not_a_hit(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt longer than the token budget is computed in chunks, and its own chunks are no hits."""
+    """A prompt longer than the token budget is computed in chunks, and its own chunks are not hits."""
     prompt = prompt_of(700)
     async with small_runtime(max_num_batched_tokens=64) as client:
         answer = await client.ask(prompt)
@@ -177,8 +177,10 @@ async def test_chunked_prefill_is_not_a_hit(autojump_clock: trio.abc.Clock) -> N
 
 @pytest.mark.parametrize("sharing", [False, True])
 async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool) -> None:
-    """Equal prompts that could be admitted in one step do not read each other's unwritten blocks, and one of them owns
-    the write; with sharing the others wait a step and hit what it wrote."""
+    """Equal prompts admitted in one step do not read each other's unwritten blocks, and only one owns the write.
+
+    With sharing, the others wait for a step and hit what it wrote.
+    """
     prompt = prompt_of(50)
     async with small_runtime(share_pending_prefixes=sharing) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight: what comes is planned at once
@@ -192,7 +194,7 @@ async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool)
 
 
 async def test_disabled_caching_reports_zero(autojump_clock: trio.abc.Clock) -> None:
-    """With prefix caching off the engine still knows: the count is 0, never unknown."""
+    """With prefix caching disabled the count is 0, not unknown."""
     prompt = prompt_of(50)
     async with small_runtime(enable_prefix_caching=False) as client:
         await client.ask(prompt)
@@ -204,7 +206,7 @@ async def test_disabled_caching_reports_zero(autojump_clock: trio.abc.Clock) -> 
 
 
 async def test_domains_never_share(autojump_clock: trio.abc.Clock) -> None:
-    """The same prompt of another tenant hits nothing."""
+    """The same prompt from another tenant hits nothing."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         await client.ask(prompt, domain="one")
@@ -235,7 +237,7 @@ async def test_stop_string_ends_the_count(autojump_clock: trio.abc.Clock) -> Non
 
 
 async def test_eos_and_stop_token(autojump_clock: trio.abc.Clock) -> None:
-    """The end-of-sequence token and stop tokens end a choice, are counted, and are not shown; `ignore_eos` goes on."""
+    """End-of-sequence and stop tokens end a choice, are counted, and are not shown; `ignore_eos` continues."""
     prompt = prompt_of(40)
     dials = Dials(step_seconds=0.01, eos_after=5, eos_token_id=2)
     outputs = continuation(prompt, 8, dials)
@@ -251,8 +253,8 @@ async def test_eos_and_stop_token(autojump_clock: trio.abc.Clock) -> None:
     assert stopped.texts[0] == text_of(outputs[: outputs.index(outputs[3])])
 
 
-async def test_longest_prompt_and_the_next(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that leaves room for one output is served; one token more is refused with the field's name."""
+async def test_longest_prompt_and_one_token_more(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt that leaves room for one output token is served; one more token is refused with the field's name."""
     async with small_runtime(max_model_len=100) as client:
         fits = await client.ask(prompt_of(99), max_tokens=None)
         too_long = await client.ask(prompt_of(100), max_tokens=None)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from bench import sharing
 from bench.sharing import MODES, WORKLOADS, Costs, Workload, make_engine, measure, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = Costs(step_s=0.010, token_s=20e-6)
 OFF, ALWAYS, RULE = MODES
+
+
+@pytest.fixture(autouse=True)
+def skip_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip `quiet_collector`: nothing is timed here, and a full collection can take half a second."""
+    monkeypatch.setattr(sharing, "quiet_collector", nullcontext)
 
 
 def test_virtual_time() -> None:

@@ -9,7 +9,7 @@ import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from tests.e2e.servers import BLOCK, Server, eventually, serving
+from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serving
 from tests.kv_mirror import Subscriber
 
 
@@ -64,13 +64,10 @@ def test_a_prompt_s_blocks(tmp_path: Path) -> None:
 
 def test_taken_address(tmp_path: Path) -> None:
     """A server whose events cannot be published as configured ends with an error that says why."""
-    from tests.e2e.test_command_line import run_quipu
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flag = {"enable_kv_cache_events": True, "endpoint": f"tcp://127.0.0.1:{taken.getsockname()[1]}"}
-        ended = run_quipu(
-            tmp_path, "serve", "--executor", "fake", "--port", "0", "--kv-events-config", json.dumps(flag)
-        )
+        serve = ("serve", "--executor", "fake", "--port", "0", "--kv-events-config", json.dumps(flag))
+        ended = run_quipu(*serve, folder=tmp_path)
     assert ended.returncode == 1
     assert f"quipu: KV events: cannot bind {flag['endpoint']}: Address already in use" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -102,7 +102,7 @@ def test_engine_killed(tmp_path: Path) -> None:
                 stream.read_all()
                 assert stream.error is not None and "SIGKILL" in stream.error["message"] and stream.done
             assert whole.result().status_code == 500
-            assert "the engine died" in whole.result().json()["error"]["message"]
+            assert "The engine died" in whole.result().json()["error"]["message"]
         assert "Retry-After" in sick.headers and sick.json()["state"] == "restarting"
         assert "SIGKILL" in unready.json()["detail"]
         metrics = server.wait_at_rest()  # also before the next request tells the gauges anything

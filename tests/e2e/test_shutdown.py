@@ -25,7 +25,7 @@ def test_stream_finishes_within_the_grace(tmp_path: Path) -> None:
             assert server.get("/health").status_code == 200  # nothing is wrong: no reason to kill it
             late = server.complete(token_prompt("late", 10))
             assert late.status_code == 503 and "Retry-After" in late.headers
-            assert late.json()["error"]["message"] == "the server is shutting down"
+            assert late.json()["error"]["message"] == "The server is shutting down."
             late = server.complete(token_prompt("late", 10), stream=True)
             assert late.status_code == 503
             stream.read_all()

@@ -149,7 +149,7 @@ def test_broken_checkpoint(tmp_path: Path, way: str) -> None:
             ["--kv-cache-memory", "1MiB", "--max-model-len", "4096"],
             "needs 4.02MiB of KV cache, and --kv-cache-memory 1.00MiB",
         ),
-        (["--kv-cache-memory", "900TiB"], "of memory are left"),
+        (["--kv-cache-memory", "900TiB"], "of memory is available"),
     ],
 )
 @needs_kernels

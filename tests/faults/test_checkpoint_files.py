@@ -217,7 +217,7 @@ def test_any_depth(tmp_path: Path, kind: str, depth: int) -> None:
                 Vocabulary(folder)
             shutil.rmtree(folder)
     (tmp_path / "model.safetensors.index.json").write_text(DEEP[kind](depth))
-    with pytest.raises(ValueError, match="no index"):
+    with pytest.raises(ValueError, match="not a valid index"):
         find_tensors(tmp_path)
 
 

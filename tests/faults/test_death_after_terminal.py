@@ -40,7 +40,7 @@ class DyingHost(ScriptedHost):
         reports = [(submit.sequence_id, said) for submit in submits for said in script(submit)]
         for sequence_id, said in reports[: len(reports) - self.num_unsaid]:
             await self._tell(link, sequence_id, said)
-        # nobody else has run since the last report was handed over
+        # no other task has run since the last report was delivered
         return Death("killed by SIGKILL")
 
 

@@ -50,7 +50,7 @@ async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: floa
         if index in failed:
             assert answer.error is not None
             assert answer.error.kind is ErrorKind.INTERNAL
-            assert "the dial said that this pass fails" in answer.error.message
+            assert "injected fault: this pass fails" in answer.error.message
             assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.STEP_FAILED)
         else:
             assert answer.texts[0] == text_of(continuation(prompts[index], 10))

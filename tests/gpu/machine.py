@@ -64,7 +64,7 @@ class Machine:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) / 1e3)
-        return statistics.median(times)
+        return float(statistics.median(times))
 
     def wall_s(self, work: Callable[[], object], repeats: int = 20) -> float:
         """Return the median seconds of one run as the host sees it, until the device is done."""

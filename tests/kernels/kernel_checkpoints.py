@@ -1,6 +1,6 @@
-"""Small random checkpoints of every family, and short ways to run passes over a backend.
+"""Small random checkpoints of every family, and helpers to run passes over a backend.
 
-Imported by the tests beside it; `conftest.py` makes the checkpoints once a session.
+Imported by the tests; `conftest.py` makes the checkpoints once a session.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _GEMMA3 = {
 }
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    # head_dim apart from hidden/heads, tied; sharded below
+    # head_dim other than hidden/heads, tied; sharded
     "qwen3-tied": lambda: Qwen3Config(
         **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
         tie_word_embeddings=True, use_sliding_window=False,
     ),
-    # an MLP width that no vector length divides, biases, three query heads a key/value head
+    # an MLP width not divisible by any vector length, biases, three query heads per key/value head
     "qwen3-odd": lambda: Qwen3Config(
         **_SHARED, intermediate_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
         tie_word_embeddings=False, attention_bias=True, use_sliding_window=False,
@@ -87,16 +87,16 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
         use_sliding_window=True, sliding_window=50, max_window_layers=1,
     ),
-    # yarn, every frequency of which is another within the tests' positions; no window
+    # yarn that changes every frequency within the tests' positions; no window
     "qwen2-yarn": lambda: Qwen2Config(
         **_SHARED, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, rope_parameters=_YARN,
     ),
-    # a window in all layers, longer than a chunk of keys; head_dim apart from hidden/heads
+    # a window in all layers, longer than a chunk of keys; head_dim other than hidden/heads
     "mistral": lambda: MistralConfig(
         **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=270,
         rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
     ),
-    # caps so small that they bite; a scale that is not the head's
+    # caps small enough to matter; a scale other than that of head_dim
     "gemma2": lambda: Gemma2Config(
         **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=33,
         query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=5.0,
@@ -107,7 +107,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         num_key_value_heads=1, head_dim=32, sliding_window=20, query_pre_attn_scalar=40, final_logit_softcapping=8.0,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=_GEMMA3,
     ),
-    # half of each head is turned, with factors of its own
+    # half of each head is rotated, with its own factors
     "phi3": lambda: Phi3Config(
         **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, sliding_window=100,
         original_max_position_embeddings=1024, pad_token_id=None, rope_parameters=_LONGROPE,
@@ -116,7 +116,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=160, num_attention_heads=2, num_key_value_heads=1, pad_token_id=None,
         rope_parameters={"rope_type": "default", "rope_theta": 250_000.0, "partial_rotary_factor": 0.75},
     ),
-    # a dense layer, and one whose experts' widths no vector length divides
+    # a dense layer, and one whose experts' width is not divisible by any vector length
     "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # takes more than it declares
         **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_experts=11, num_experts_per_tok=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, norm_topk_prob=True, mlp_only_layers=[0],
@@ -128,13 +128,13 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 FEW = ("qwen3-tied", "qwen3-odd", "llama", "llama-rope3")
 """For tests that are not about families."""
 THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe")
-"""Every operation is in one of them, so the long tests of operations need no other; deep runs take all."""
+"""Every operation is in one of them, so long tests use only these; `make test-long` uses all."""
 _SAMPLING = attrs.fields_dict(RowSampling).keys()
 EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) for name in CONFIGS]
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
-    """A checkpoint with weights wide enough for logits to spread (transformers' own init leaves them nearly flat)."""
+    """Make a checkpoint with weights large enough to spread logits (transformers' init leaves them nearly flat)."""
     torch.manual_seed(sorted(CONFIGS).index(name))
     model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
     with torch.no_grad():
@@ -166,19 +166,19 @@ def backend_config(model_path: Path, **changes: Any) -> BackendConfig:
 
 
 def make_backend(model_path: Path, **changes: Any) -> ReferenceBackend:
-    """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
+    """Make a backend whose cache is filled with NaN, so that any read of an unwritten slot shows."""
     backend = ReferenceBackend(backend_config(model_path, **changes))
     backend.cache.fill(float("nan"))
     return backend
 
 
 def scattered_blocks(count: int, seed: int, *, num_blocks: int = 160) -> list[int]:
-    """Distinct physical blocks out of order; never block 0, the null block."""
+    """Return distinct physical blocks in random order, never block 0, the null block."""
     return random.Random(seed).sample(range(1, num_blocks), count)
 
 
 def make_batch(*rows: dict[str, Any]) -> StepBatch:
-    """A batch from rows of `token_ids`, `position` and `blocks`; the rest has defaults."""
+    """Make a batch from rows of `token_ids`, `position` and `blocks`; everything else has defaults."""
     start = [0]
     for row in rows:
         start.append(start[-1] + len(row["token_ids"]))

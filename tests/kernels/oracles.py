@@ -63,7 +63,8 @@ def run_reference(path: Path, dtype: str) -> torch.Tensor:
 @torch.inference_mode()
 def run_transformers(path: Path, dtype: str) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation="eager")
-    return model(torch.tensor([TOKENS])).logits[0].float()
+    logits: torch.Tensor = model(torch.tensor([TOKENS])).logits[0].float()
+    return logits
 
 
 def differences(ours: torch.Tensor, theirs: torch.Tensor) -> Tolerance:

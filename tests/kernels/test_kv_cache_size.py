@@ -73,7 +73,7 @@ def test_number_of_blocks(settings: dict[str, Any], num_blocks: int) -> None:
     assert pool_of(may_shorten=True, **settings).num_blocks == num_blocks
 
 
-def test_a_profile_is_run_only_where_it_is_needed() -> None:
+def test_profile_runs_only_if_needed() -> None:
     """What a pass takes is known where the size depends on it."""
     assert pool_of(num_blocks=77, max_model_len=512).workspace_bytes is None
     assert pool_of(kv_memory=KVMemory(num_bytes=GIB)).workspace_bytes is None
@@ -98,11 +98,11 @@ def test_a_profile_is_run_only_where_it_is_needed() -> None:
         ({"available": 100 * MIB}, "the default of 50.00MiB gives 50.00MiB"),
         (
             {"kv_memory": KVMemory(num_bytes=GIB), "available": GIB // 2},
-            r"asks for 1.00GiB .* 512.00MiB of memory are left",
+            r"asks for 1.00GiB .* 512.00MiB of memory is available",
         ),
         (
             {"kv_memory": KVMemory(utilization=1.0), "available": 4 * GIB},
-            r"asks for 13.00GiB .* 4.00GiB of memory are left",
+            r"asks for 13.00GiB .* 4.00GiB of memory is available",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_refused(settings: dict[str, Any], named: str) -> None:
         pool_of(**settings)
 
 
-def test_shortened_where_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_default_max_model_len_is_shortened(caplog: pytest.LogCaptureFixture) -> None:
     """A model's own length gives way to the memory, which is said; but for a single block it does not."""
     caplog.set_level(logging.WARNING, "quipu.kernels")
     pool = pool_of(kv_memory=KVMemory(num_bytes=33 * MIB), may_shorten=True)
@@ -146,7 +146,7 @@ def test_weights_larger_than_memory(
         monkeypatch.setattr(
             f"quipu.kernels.{executor}.{executor}_backend.memory", lambda a=available: Memory(8 * GIB, a)
         )
-        with pytest.raises(ValueError, match="the weights take" if available < num_bytes else "of memory are left"):
+        with pytest.raises(ValueError, match="the weights take" if available < num_bytes else "of memory is available"):
             load_backend(executor, backend_config(checkpoints["llama"]))
 
 

@@ -100,7 +100,7 @@ few_ids = st.integers(0, 3)
     num_noted=st.integers(0, 9),
     mask=st.one_of(st.none(), st.sets(token_ids, min_size=1)),
 )
-def test_rules_are_what_their_definitions_say(
+def test_rules_match_their_definitions(
     logits: list[int],
     rules: LogitRules,
     prompt: list[int],
@@ -113,7 +113,7 @@ def test_rules_are_what_their_definitions_say(
     split = max(0, len(outputs) - num_noted)
     processor = LogitProcessor(rules, prompt, outputs[:split])
     for token_id in outputs[split:]:
-        processor.note(token_id)
+        processor.add_output(token_id)
     masks = [] if mask is None else [words_of(mask, VOCAB_SIZE)]
     with edited(Processing([0], [processor], [0] * len(masks), masks), [0], row[None, :]):
         found = row.tolist()
@@ -177,8 +177,8 @@ def test_minimum_of_tokens() -> None:
         ({"bad_words": ((0,), (1,), (2,))}, [1, 2, 3]),
     ],
 )
-def test_a_ban_that_leaves_nothing_is_passed_over(rules: dict[str, Any], left: list[float]) -> None:
-    """Contradictory wishes end in a token all the same: a step is shared with others."""
+def test_ban_of_every_token_is_ignored(rules: dict[str, Any], left: list[float]) -> None:
+    """Draw a token despite contradictory rules, because the step is shared with other requests."""
     assert seen(row_of(1, 2, 3), LogitRules(**rules)) == left
 
 
@@ -189,7 +189,7 @@ def test_allowed_tokens_yield_to_a_mask() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 70])
-def test_masks_at_the_borders_of_words(vocab_size: int) -> None:
+def test_masks_at_word_boundaries(vocab_size: int) -> None:
     """Any size of vocabulary; bits behind its end say nothing."""
     allowed = {0, 30, vocab_size - 1}
     left = seen(np.zeros(vocab_size, dtype=np.float32), LogitRules(), mask=allowed)
@@ -197,8 +197,8 @@ def test_masks_at_the_borders_of_words(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize(("words", "message"), [(bytes(4), "allows no token"), (b"\xff" * 8, "8 bytes")])
-def test_a_mask_that_cannot_be(words: bytes, message: str) -> None:
-    """It is its producer's fault: the step raises, and leaves the logits alone."""
+def test_invalid_mask(words: bytes, message: str) -> None:
+    """Raise for an invalid mask and leave the logits unchanged."""
     logits = row_of(1, 2)
     with pytest.raises(ValueError, match=message), edited(Processing([], [], [0], [words]), [0], logits[None, :]):
         pass
@@ -206,8 +206,8 @@ def test_a_mask_that_cannot_be(words: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1e300])
-def test_no_penalty_is_a_ban_or_an_infinity(penalty: float) -> None:
-    """However large: the rest of the step must go on."""
+def test_penalties_keep_logits_finite(penalty: float) -> None:
+    """Keep logits finite for any penalty, so that the rest of the step goes on."""
     left = seen(row_of(3, -3, 0), LogitRules(repetition_penalty=penalty), [0, 1, 2])
     assert np.isfinite(left).all()
 

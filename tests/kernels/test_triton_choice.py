@@ -36,13 +36,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
 
 
 @pytest.mark.parametrize("name", ["auto", "triton"])
-def test_taken_where_there_is_a_device(gpu: type[Taken], checkpoints: dict[str, Path], name: str) -> None:
+def test_chosen_if_there_is_a_device(gpu: type[Taken], checkpoints: dict[str, Path], name: str) -> None:
     """By its name, and as the first choice."""
     assert isinstance(load_backend(name, backend_config(checkpoints["llama"])), gpu)
 
 
-def test_an_old_gpu(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
-    """Refused by name; otherwise the processor runs the model."""
+def test_old_gpu_is_refused(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
+    """Refuse it if requested by name; otherwise use the CPU."""
     gpu.too_old = True
     config = backend_config(checkpoints["llama"])
     with pytest.raises(ValueError, match="cannot run here: the GPU is too old"):
@@ -51,7 +51,7 @@ def test_an_old_gpu(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
 
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path]) -> None:
-    """Asked for by name, it says what is missing; otherwise nobody hears of it."""
+    """Report what is missing if requested by name; otherwise use the CPU silently."""
     monkeypatch.setattr("quipu.kernels.triton.availability.importlib.util.find_spec", lambda name: None)
     config = backend_config(checkpoints["llama"])
     with pytest.raises(ValueError, match="cannot run here: Triton is not installed"):

@@ -1,4 +1,4 @@
-"""What the traps about retries share: requests over HTTP into a real ledger, and what its reports make of them."""
+"""Shared by the traps about retries: requests over HTTP into a real ledger, and its reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY: Final = {"Idempotency-Key": "8e03978e"}
 
 @attrs.frozen
 class Bill:
-    """What a report says of a ledger, all of it in one line."""
+    """What a report says about a ledger, in one row."""
 
     requests: int = 0
     prompt: int = 0
@@ -39,7 +39,7 @@ class Bill:
 
 @attrs.define
 class Shop:
-    """A runtime whose requests are put into the ledger of a folder."""
+    """A runtime whose requests are recorded in the ledger of a folder."""
 
     client: Client
     http: HttpClient
@@ -47,7 +47,7 @@ class Shop:
     """Of the requests so far."""
 
     async def buy(self, headers: dict[str, str] | None = None, **fields: Any) -> int:
-        """One request to its end; its status."""
+        """Send one request to its end and return the status."""
         async with self.http.open("POST", COMPLETIONS, {**REQUEST, **fields}, headers or {}) as exchange:
             status = await exchange.wait_started()
             self.ids.append(exchange.headers["x-quipu-request-id"])
@@ -56,7 +56,7 @@ class Shop:
         return status
 
     async def buy_and_leave(self, headers: dict[str, str] | None = None, **fields: Any) -> None:
-        """A stream whose client goes away after its first chunk."""
+        """Start a stream whose client leaves after the first chunk."""
         async with self.streaming(headers, **fields) as exchange:
             exchange.leave()
             await trio.testing.wait_all_tasks_blocked()
@@ -64,7 +64,7 @@ class Shop:
 
     @asynccontextmanager
     async def streaming(self, headers: dict[str, str] | None = None, **fields: Any) -> AsyncIterator[Any]:
-        """A stream that has begun."""
+        """Open a stream that has started."""
         wanted = {**REQUEST, "max_tokens": 300, **STREAMED, **fields}
         async with self.http.open("POST", COMPLETIONS, wanted, headers or {}) as exchange:
             assert await exchange.wait_started() == 200
@@ -74,7 +74,7 @@ class Shop:
 
     @property
     def num_generated(self) -> int:
-        """By the counter, which knows nothing of keys."""
+        """Return the generated tokens by the counter, which is independent of keys."""
         return int(samples(self.client)["generation_tokens_total"])
 
     @property
@@ -98,7 +98,7 @@ def records_of(folder: Path, ids: list[str]) -> list[UsageRecord]:
 
 
 async def bill_of(folder: Path, **parameters: str) -> Bill:
-    """What OpenAI's report says, once it has been seen that Anthropic's says the same."""
+    """Return what OpenAI's report says, having checked that Anthropic's agrees."""
     now = time.time()
     since = int(now) - 3600
     client = client_of(LedgerUsage(folder), now=now)

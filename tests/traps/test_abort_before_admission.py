@@ -1,6 +1,6 @@
-"""Trap: a request that is aborted in the queue is recorded with 0 cached tokens, as if that were known.
+"""Trap: a request aborted in the queue is recorded with 0 cached tokens, as if that were known.
 
-Nobody looked its prompt up. Here its cached tokens are unknown, and it is in no sum and no histogram of hits.
+Its prompt was never looked up. Here its cached tokens are unknown, and it is in no sum and no histogram of hits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int)
 
 
 async def test_never_admitted(autojump_clock: trio.abc.Clock) -> None:
-    """Refused for its length, or failed in its first step: unknown as well."""
+    """Refused for its length, or failed in its first step: also unknown."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials, max_model_len=100) as client:
         refused = await client.ask(prompt_of(100))

@@ -1,6 +1,6 @@
-"""Trap: every attempt to admit a waiting request counts a query and a hit, so the hit rate follows the load.
+"""Trap: every attempt to admit a waiting request counts a query and a hit, so the hit rate depends on the load.
 
-Here only the admission counts that came true: the one whose first step completed.
+Here only the admission whose first step completed counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 
 
 async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
-    """A request with a cached prefix is tried at each of many steps before it fits: one query, one hit."""
+    """A request with a cached prefix is tried in many steps before it fits: one query, one hit."""
     holder, waiting = SHARED + prompt_of(50, 1), SHARED + prompt_of(100, 2)
     answers: dict[str, Answer] = {}
     async with small_runtime(**TIGHT) as client:

@@ -1,8 +1,8 @@
-"""Trap: `input_tokens` of a message has the cached ones in it, or `message_start` shows the whole prompt, so that who
-adds the parts up, as this API's clients do, counts tokens twice.
+"""Trap: `input_tokens` of a message includes the cached ones, or `message_start` shows the whole prompt, so that
+clients of this API, which add the parts up, count tokens twice.
 
-Here the parts are disjoint and their sum is the prompt, in every event of a stream and in a whole answer, marked or
-not, cold or warm.
+Here the parts are disjoint and their sum is the prompt, in every event of a stream and in a complete response, marked
+or not, cold or warm.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def request(mark: str, question: str = "what?") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mark", list(MARKS))
-async def test_the_parts_are_the_prompt(mark: str, autojump_clock: trio.abc.Clock) -> None:
-    """Cold, warm and partly warm: whole answer, first and last event, and the count say the same total."""
+async def test_parts_sum_to_the_prompt(mark: str, autojump_clock: trio.abc.Clock) -> None:
+    """Cold, warm and partly warm: complete response, first and last event, and token count give the same total."""
     async with small_runtime() as client:
         http = over_http(client)
         _, counted = await http.post(COUNT_PATH, request(mark))

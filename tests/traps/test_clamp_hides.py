@@ -18,7 +18,7 @@ PROMPT = prompt_of(50)
 
 
 def forget_blocks(client: Client, num_blocks: int) -> None:
-    """As if the executor had never run the passes that wrote the last so many full blocks."""
+    """Make the executor forget the last blocks, as if it had never run the passes that wrote them."""
     tags = client.engine.executor._tags._tags
     full = [block for block, tag in enumerate(tags) if tag is not None and tag.num_filled == BLOCK]
     for block in full[-num_blocks:]:
@@ -27,7 +27,7 @@ def forget_blocks(client: Client, num_blocks: int) -> None:
 
 @pytest.mark.parametrize("num_forgotten", [1, 3])
 async def test_violation_is_disputed(autojump_clock: trio.abc.Clock, num_forgotten: int) -> None:
-    """Fewer tokens were read than were granted, and nobody computed them: counted, logged as an error, answered."""
+    """Fewer tokens were read than granted, and none computed instead: counted, logged as an error, answered."""
     async with small_runtime() as client:
         await client.ask(PROMPT)
         assert samples(client)["usage_disputed_total"] == 0

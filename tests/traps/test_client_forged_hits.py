@@ -1,7 +1,7 @@
 """Trap: a count that a client writes into its request comes back as its cached tokens.
 
-Elsewhere a parameter meant for a router between two engines was believed from anybody. Here no number of a client is
-ever read as a count.
+Other servers believed a parameter meant for a router between two engines from any client. Here no number from a client
+is ever read as a count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADERS = {"X-Cached-Tokens": "999", "X-Num-Cached-Tokens": "999", "X-Prefix-Cac
 
 
 async def test_forged_counts_are_ignored(autojump_clock: trio.abc.Clock) -> None:
-    """In the body, nested, in headers, of both endpoints, whole and streamed: the books' own numbers."""
+    """In the body, nested, in headers, for both endpoints, streamed or not: the server's own numbers."""
     messages = [{"role": "user", "content": "short", **COUNTS}]
     async with small_runtime() as client:
         http = over_http(client)
@@ -45,7 +45,7 @@ async def test_forged_counts_are_ignored(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_transfer_parameters_are_refused(autojump_clock: trio.abc.Clock) -> None:
-    """What other engines take from a router is not taken from a client."""
+    """Parameters that other engines take from a router are refused from a client."""
     forged = {"do_remote_prefill": True, "num_cached_tokens": 999}
     async with small_runtime() as client:
         exchange, answer = await over_http(client).post(COMPLETIONS, body(prompt_of(50), kv_transfer_params=forged))

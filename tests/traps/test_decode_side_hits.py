@@ -1,4 +1,4 @@
-"""Trap: in a pair of engines the decode side finds the whole prompt transferred, and reports a hit of nearly 100 %.
+"""Trap: the decode side of a disaggregated pair sees the whole prompt transferred and reports a hit of nearly 100 %.
 
 Here the client sees the prefill side's count; a transfer is not a hit.
 """
@@ -30,8 +30,8 @@ GOING_ON: list[list[Said]] = [[Compute(70, 71), Token()], *tokens(2)]
     ],
     ids=["in order", "in one report", "decode first", "first token from prefill", "decode side preempted"],
 )
-async def test_the_prefill_side_s_count(autojump_clock: trio.abc.Clock, said: list[list[Said]]) -> None:
-    """In whatever order the two sides are heard: 16 of 70 tokens, to the client and in every counter."""
+async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, said: list[list[Said]]) -> None:
+    """In whatever order the two sides report: 16 of 70 tokens, to the client and in every counter."""
     async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT))
@@ -46,8 +46,8 @@ async def test_the_prefill_side_s_count(autojump_clock: trio.abc.Clock, said: li
     assert after["usage_disputed_total"] == 0
 
 
-async def test_the_prefill_side_is_silent(autojump_clock: trio.abc.Clock) -> None:
-    """Then nobody knows: unknown, which is not 70."""
+async def test_silent_prefill_side(autojump_clock: trio.abc.Clock) -> None:
+    """Then the count is unknown, which is not 70."""
     async with scripted_runtime(lambda submit: [DECODE, *GOING_ON]) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body(PROMPT))
         await settle_scripted(client)

@@ -1,6 +1,6 @@
-"""Trap: a client leaves in mid-stream, and the entry of its request stays for ever.
+"""Trap: a client leaves in mid-stream, and its request's entry stays forever.
 
-Here the release hangs on the request's scope, which ends when the client leaves, whatever the handler and the body's
+Here the release belongs to the request's scope, which ends when the client leaves, whatever the handler and the body's
 generator were doing.
 """
 
@@ -18,8 +18,8 @@ from tests.web.fakes import Client as HttpClient
 
 @pytest.mark.parametrize("moment", ["before the first event", "before the body begins", "in the body"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_nothing_stays(autojump_clock: trio.abc.Clock, moment: str, stream: bool) -> None:
-    """Within two steps of its client's leaving, a request of 300 tokens has no account, block or sequence left."""
+async def test_nothing_is_left(autojump_clock: trio.abc.Clock, moment: str, stream: bool) -> None:
+    """Two steps after its client has left, a request for 300 tokens has no account, block or sequence."""
     async with small_runtime() as client:
         app = make_app(client.runtime.desk)
         if moment == "before the body begins":

@@ -1,6 +1,6 @@
-"""Trap: a request whose client leaves is never recorded, so what it cost is nobody's.
+"""Trap: a request whose client leaves is never recorded, so its cost is not attributed to anyone.
 
-Here it gets its record like any other, with the outcome `cancelled` and what was done until then.
+Here it gets a record like any other, with the outcome `cancelled` and what was done until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROMPT = prompt_of(50)
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_cancelled_record(autojump_clock: trio.abc.Clock, stream: bool) -> None:
-    """A client leaves after a few tokens: prompt, hits and those tokens are in the log, the counters and histograms."""
+    """A client leaves after a few tokens: prompt, hits and those tokens are in log, counters and histograms."""
     async with small_runtime() as client:
         await client.ask(PROMPT)
         before = samples(client)

@@ -1,8 +1,8 @@
-"""Trap: prompt logprobs of a request that reads its prompt from the cache are missing, or those of somebody else.
+"""Trap: prompt logprobs of a request that reads its prompt from the cache are missing, or another request's.
 
-Logits exist only of positions that a pass computes; a cached block has KV and nothing else. Elsewhere the answer had
-fewer logprobs than tokens, nulls, or an error, and the usage said that the prompt was cached. Here `echo` and
-`prompt_logprobs` read nothing, say so, and still leave their blocks to others.
+Only positions that a pass computes have logits; a cached block has nothing but KV. Other servers returned fewer
+logprobs than tokens, nulls, or an error, and reported the prompt as cached. Here `echo` and `prompt_logprobs` read
+nothing, report that, and still leave their blocks to others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXPECTED = prompt_scores(PROMPT, 0).logprobs
 
 
 def told(choice: dict[str, Any], asked: dict[str, Any]) -> list[float]:
-    """Logprobs of the prompt but for its first token, whichever field has them."""
+    """Return the prompt's logprobs except its first token's, from whichever field has them."""
     if "prompt_logprobs" in asked:
         return [own["logprob"] for at, own in enumerate(map(own_of, choice["prompt_logprobs"], PROMPT)) if at]
     logprobs: list[float] = choice["logprobs"]["token_logprobs"][1:50]
@@ -36,7 +36,7 @@ def own_of(told: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
 @pytest.mark.parametrize("asked", [{"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}], ids=["echo", "prompt"])
 @pytest.mark.parametrize("budget", [256, 20])
 async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, asked: dict[str, Any], budget: int) -> None:
-    """All positions are told over a warm cache as over a cold one; nothing is cached; what they wrote is there."""
+    """All positions are reported, with a warm or a cold cache; nothing is cached; written blocks are reusable."""
     async with small_runtime(max_num_batched_tokens=budget) as client:
 
         async def ask(**fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Trap: a request that is answered with a 4xx or 5xx returns early and leaks its entry.
+"""Trap: a request answered with a 4xx or 5xx returns early and leaks its entry.
 
 Here every way out passes the end of the request's scope.
 """
@@ -29,10 +29,10 @@ CASES: list[Any] = [
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("path", "request_body", "status"), CASES)
-async def test_nothing_stays(
+async def test_nothing_is_left(
     autojump_clock: trio.abc.Clock, path: str, request_body: Any, status: int, stream: bool
 ) -> None:
-    """Refused before and behind the front desk, failed by the engine: no account, no sequence, no block is left."""
+    """Refused before or after the desk, or failed by the engine: no account, sequence or block is left."""
     if stream and isinstance(request_body, dict):
         request_body = {**request_body, "stream": True}
     async with small_runtime(Dials(step_seconds=0.01, poison_token_id=POISON)) as client:

@@ -1,7 +1,7 @@
-"""Trap: a router guesses how much of a prompt its engine has cached, and the guess is billed as a hit.
+"""Trap: a router estimates how much of a prompt its engine has cached, and the estimate is billed as a hit.
 
-Here an estimate is another type than a count: it fills the field only where the engine has reported nothing, says
-that it is one in the record, and is in no counter.
+Here an estimate has another type than a count: it fills the field only if the engine has reported nothing, is marked in
+the record, and is in no counter.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ COUNTING: list[list[Said]] = [[Admit(read=16, tiers={"device": 16})], [Compute(1
         (COUNTING, 48, Known(16), 16),
     ],
 )
-async def test_a_guess_is_marked_and_never_billed(
+async def test_estimate_is_marked_and_never_billed(
     autojump_clock: trio.abc.Clock, said: list[list[Said]], guess: int | None, count: Count, shown: int | None
 ) -> None:
-    """Shown, where nothing better is known; in the ledger it is an estimate; no counter has heard of it."""
+    """Shown if nothing better is known; an estimate in the ledger; not in any counter."""
     whole_script: list[list[Said]] = [*([] if guess is None else [[Guess(guess)]]), *said]
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: whole_script, journal=journal) as client:
@@ -60,8 +60,8 @@ async def test_a_guess_is_marked_and_never_billed(
     assert kinds == (["estimate"] * 2 if isinstance(count, Estimate) else [None, None])
 
 
-async def test_one_guess_makes_the_sum_a_guess(autojump_clock: trio.abc.Clock) -> None:
-    """Two prompts in a call, one counted and one guessed: the sum is no better than its worse part."""
+async def test_sum_with_an_estimate_is_an_estimate(autojump_clock: trio.abc.Clock) -> None:
+    """Two prompts in a call, one counted and one estimated: the sum is an estimate."""
     scripts = iter([COUNTING, [[Guess(48)], *SILENT]])
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: next(scripts), journal=journal) as client:

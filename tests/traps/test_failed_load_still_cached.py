@@ -1,7 +1,7 @@
-"""Trap: a block that was to be loaded from a lower tier could not be, is computed after all, and stays a hit.
+"""Trap: a block that could not be loaded from a lower tier is computed after all, and still counts as a hit.
 
-Elsewhere the client was billed a discount for work that was done for it. Here those tokens move from reused to
-computed before anything is reported.
+Other servers gave the client a discount for work that was done. Here those tokens move from reused to computed before
+anything is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def script(read: int, *before_the_first_token: list[Said]) -> list[list[Said]]:
 
 
 async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """What both kinds of client are told, and what /metrics says after both."""
+    """Return what both kinds of client are told, and what /metrics says afterwards."""
     async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT, **DETAILS))
@@ -47,7 +47,7 @@ async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str
 async def test_failed_loads(
     autojump_clock: trio.abc.Clock, failed: list[Revise], tiers: dict[str, int], read: int
 ) -> None:
-    """Told late, but before the first token: no client, counter or histogram has ever seen them as cached."""
+    """Reported late, but before the first token: no client, counter or histogram has counted them as cached."""
     told, after = await usages(script(read, [], list(failed), []))
     for usage in told:
         details = usage["prompt_tokens_details"]
@@ -61,7 +61,7 @@ async def test_failed_loads(
 
 
 async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) -> None:
-    """A stream that asks for usage in every chunk: the same number from the first to the last."""
+    """A stream with usage in every chunk shows the same number from first to last."""
     said = script(48, [Revise("remote", 16)])
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     async with scripted_runtime(lambda submit: said) as client:
@@ -84,7 +84,7 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
 async def test_failed_loads_that_do_not_add_up(
     autojump_clock: trio.abc.Clock, said: list[list[Said]], cached: int, problem: str
 ) -> None:
-    """Disputed, logged, answered; what was told is not changed, and no count becomes negative."""
+    """Disputed, logged, answered; reported numbers do not change, and no count becomes negative."""
     with structlog.testing.capture_logs() as lines:
         told, after = await usages(said)
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in told] == [cached, cached]

@@ -1,6 +1,6 @@
-"""Trap: the details of usage appear only where the operator has set a flag, so clients find them on some servers.
+"""Trap: the details of usage appear only if the operator has set a flag, so that they are missing on some servers.
 
-Here they are always there.
+Here they are always present.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "a question that is long enough to fill 
     ("path", "prompt"), [(COMPLETIONS, {"prompt": MESSAGES[0]["content"]}), (CHAT, {"messages": MESSAGES})]
 )
 async def test_details_without_asking(autojump_clock: trio.abc.Clock, path: str, prompt: dict[str, object]) -> None:
-    """A server as it starts by default, a body with nothing but a prompt: cached and written tokens are there."""
+    """A server with default flags, a body with only a prompt: cached and written tokens are present."""
     request = {"model": "demo", "max_tokens": 4, **prompt}
     async with small_runtime() as client:
         http = over_http(client)

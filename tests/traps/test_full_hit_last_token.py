@@ -1,9 +1,9 @@
-"""Trap: a prompt that is cached to its last token leaves nothing to compute, or is reported as cached but for one.
+"""Trap: a prompt that is cached to its last token leaves nothing to compute, or is reported as cached except for one.
 
-The last position has to be computed: the first output is drawn from it. Elsewhere such a request crashed or hung, or
-said `prompt - 1`, which no block ends at, and wrote into a block that others were reading. Here the last full block is
-nobody's discount, `cached <= floor((prompt - 1) / block_size) * block_size`, and the request's own: it is copied, and
-its last token computed. The books tell what was copied from what was computed.
+The last position must be computed, since the first output is sampled from it. Other servers crashed, hung, or reported
+`prompt - 1`, which is not a block boundary, and wrote into a block that others were reading. Here the last full block
+is not billed as cached, `cached <= floor((prompt - 1) / block_size) * block_size`, and belongs to the request: it is
+copied, and its last token computed. The account distinguishes copied from computed tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.traps.wire import prompt_of, settle
 
 @pytest.mark.parametrize(("length", "cached"), [(BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (50, 48)])
 async def test_same_prompt_again(autojump_clock: trio.abc.Clock, length: int, cached: int) -> None:
-    """At least one token is computed, the count ends with a block, and the text is right; also the third time."""
+    """One token or more is computed, the count ends at a block, and the text is right; also the third time."""
     prompt = prompt_of(length)
     async with small_runtime() as client:
         first = await client.ask(prompt)

@@ -1,7 +1,7 @@
-"""Trap: an idempotency key that collapses repeats makes the tokens of all but one of them free.
+"""Trap: an idempotency key that collapses retries makes the tokens of all but one of them free.
 
-Here every request counts what it generated, whatever its key. A key links a repeat to its first, and changes no bill:
-neither for a client that has each repeat answered in full, nor for one that hangs up on each before its end.
+Here every request counts what it generated, whatever its key. A key links a retry to the first request and changes no
+bill: neither if each retry is answered completely nor if the client leaves each before its end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NUM = 20
 MAX_TOKENS = 200
 
 
-async def test_repeats_that_are_served_in_full(tmp_path: Path) -> None:
-    """Twenty requests under one key, 200 tokens each: 4,000 were generated, and 4,000 are billed."""
+async def test_complete_retries_are_billed(tmp_path: Path) -> None:
+    """Twenty requests with one key, 200 tokens each: 4,000 were generated, and 4,000 are billed."""
     async with open_shop(tmp_path, num_blocks=512) as shop:
         await shop.buy(KEY, max_tokens=MAX_TOKENS)
         async with trio.open_nursery() as nursery:
@@ -35,8 +35,8 @@ async def test_repeats_that_are_served_in_full(tmp_path: Path) -> None:
     assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, 0, MAX_TOKENS), "who asks for it"
 
 
-async def test_repeats_that_are_cut_short(tmp_path: Path) -> None:
-    """Twenty streams under one key, each left after its first chunk: all that was generated is billed."""
+async def test_cut_short_retries_are_billed(tmp_path: Path) -> None:
+    """Twenty streams with one key, each left after its first chunk: everything generated is billed."""
     async with open_shop(tmp_path) as shop:
         for _ in range(NUM):
             await shop.buy_and_leave(KEY)
@@ -48,8 +48,8 @@ async def test_repeats_that_are_cut_short(tmp_path: Path) -> None:
     assert (bill.requests, bill.prompt, bill.output) == (NUM, prompted, generated)
 
 
-async def test_a_key_changes_no_bill(tmp_path: Path) -> None:
-    """The same requests with the same key, with keys of their own, and with none: the same bill."""
+async def test_key_does_not_change_the_bill(tmp_path: Path) -> None:
+    """The same requests with the same key, with different keys, and without: the same bill."""
     bills = []
     for name, headers in {
         "same": [KEY] * 3,

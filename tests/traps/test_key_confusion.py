@@ -1,7 +1,7 @@
-"""Trap: the fields of a block's key are joined without tags, and a salt that a client chooses imitates another field.
+"""Trap: the fields of a block's key are joined without tags, and a salt chosen by a client imitates another field.
 
-Elsewhere a salt with the name of an adapter gave a hit on that adapter's blocks: wrong KV, and somebody else's. Here
-every field is tagged and length-prefixed.
+In another server a salt with an adapter's name hit that adapter's blocks: wrong KV, of another client. Here every field
+is tagged and length-prefixed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.traps.wire import prompt_of, settle
 TEXT = "tenant:7:model=demo-lora"
 
 
-def test_no_split_of_a_text_is_another() -> None:
-    """The same characters, cut differently into the fields of a key, never make the same key."""
+def test_fields_cannot_be_shifted() -> None:
+    """The same characters, split differently between the fields, never make the same key."""
     keys = set()
     cuts = list(combinations(range(len(TEXT) + 1), 3))
     for first, second, third in cuts:
@@ -28,7 +28,7 @@ def test_no_split_of_a_text_is_another() -> None:
 
 
 def test_salt_with_the_name_of_an_adapter() -> None:
-    """A salt, which a client chooses, is no adapter, no domain, and no part of either."""
+    """A client's salt is not an adapter or a domain, nor part of either."""
     fields = {"model": "m", "kv_dtype": "k", "kv_layout": "l", "block_size": 16}
     keys = {
         root_key(**fields, domain="tenant", adapter="lora"),
@@ -42,7 +42,7 @@ def test_salt_with_the_name_of_an_adapter() -> None:
 
 
 def test_numbers_are_fields_too() -> None:
-    """Nor can digits go over from one number to its neighbour."""
+    """Digits cannot move from one number to its neighbour."""
     fields = {"domain": "d", "model": "m", "kv_dtype": "k"}
     keys = {
         root_key(**fields, kv_layout="l", block_size=16, group_id=1),
@@ -53,8 +53,8 @@ def test_numbers_are_fields_too() -> None:
     assert len(keys) == 4
 
 
-async def test_domain_with_the_look_of_another_field(autojump_clock: trio.abc.Clock) -> None:
-    """A tenant whose name spells out what comes after a name in the key hits nothing of the tenant imitated."""
+async def test_domain_that_imitates_another_field(autojump_clock: trio.abc.Clock) -> None:
+    """A tenant whose name spells what follows a name in the key hits nothing of the imitated tenant."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         await client.ask(prompt, domain="tenant")

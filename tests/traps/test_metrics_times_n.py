@@ -1,6 +1,6 @@
-"""Trap: the counters take a prompt once for each of its n choices, so operators see n times what clients are billed.
+"""Trap: the counters count a prompt for each of its n choices, so operators see n times what clients are billed.
 
-Here a prompt is counted once a request; what was done n times (tokens drawn) is counted n times, elsewhere.
+Here a prompt is counted once per request; what was done n times (generated tokens) is counted n times, elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, s
 
 
 async def test_prompt_counted_once(autojump_clock: trio.abc.Clock) -> None:
-    """Four choices of a cold prompt, then of a known one: 100 prompt tokens, 48 hits, 64 completion tokens."""
+    """Four choices of a cold prompt, then of a cached one: 100 prompt tokens, 48 hits, 64 completion tokens."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         http = over_http(client)

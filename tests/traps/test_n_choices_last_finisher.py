@@ -1,6 +1,6 @@
-"""Trap: with n > 1 the cached count is that of whichever choice comes last, which found the blocks of the first.
+"""Trap: with n > 1 the cached count is that of the last choice, which found the blocks of the first.
 
-Here it is the first choice's, whenever the others are admitted; what they share with it is no discount.
+Here it is the first choice's, whenever the others are admitted; what they share with it is not billed as cached.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
 async def test_first_choice_decides(autojump_clock: trio.abc.Clock, max_num_seqs: int) -> None:
-    """Choices that are admitted one after the other find 48 tokens each; a cold prompt is reported as cold."""
+    """Choices admitted one after the other find 48 tokens each; a cold prompt is reported as cold."""
     async with small_runtime(max_num_seqs=max_num_seqs) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(prompt_of(50, 1), n=4, temperature=1, seed=1))

@@ -1,7 +1,7 @@
-"""Trap: a hidden request warms the cache before n > 1 choices are drawn, and their prompt is reported as cached.
+"""Trap: a hidden request warms the cache before n > 1 choices are sampled, and their prompt is reported as cached.
 
-Elsewhere `n: 2` made every cold prompt look like a hit of nearly 100 %. Here nothing runs that the client did not ask
-for, and the count is that of the first choice's admission.
+In another server `n: 2` made every cold prompt look like a hit of nearly 100 %. Here nothing runs that the client did
+not ask for, and the count is that of the first choice's admission.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, s
 
 @pytest.mark.parametrize("num_choices", [1, 2, 4])
 async def test_cold_prompt_is_cold(autojump_clock: trio.abc.Clock, num_choices: int) -> None:
-    """The same prompt with any number of choices: first nothing is cached and all is written, then the reverse."""
+    """With any number of choices, the first time nothing is cached and all is written, the second time the reverse."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         http = over_http(client)

@@ -1,8 +1,8 @@
 """Trap: a part that is refreshed later is subtracted from a total that was frozen earlier; the difference is negative.
 
-Elsewhere "computed = prompt - cached", with the prompt of the first admission and the hits of a later one, raised in
-the loop that hands out the outputs and ended the server. Here counters only add what happened, once, and nothing on
-that path subtracts.
+In another server "computed = prompt - cached", with the prompt of the first admission and the hits of a later one,
+raised in the loop that delivers outputs and ended the server. Here counters only add what happened, once, and nothing
+on that path subtracts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.runtimes import small_runtime
 from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
 
-async def test_counters_never_fall(autojump_clock: trio.abc.Clock) -> None:
-    """A request comes back to more cached tokens than its prompt has: no counter falls, and it is served."""
+async def test_counters_never_decrease(autojump_clock: trio.abc.Clock) -> None:
+    """A request is readmitted with more cached tokens than its prompt has: no counter decreases, and it is served."""
     async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)

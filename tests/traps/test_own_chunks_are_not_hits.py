@@ -1,7 +1,6 @@
-"""Trap: a long prompt is computed in chunks, each published before the next is planned, and the next one's start counts
-as a hit.
+"""Trap: a long prompt is computed in chunks, each published before the next is planned, whose start counts as a hit.
 
-Elsewhere a cold prompt was reported as nearly all cached. Here only the match of the first admission counts.
+Another server reported a cold prompt as nearly all cached. Here only the match of the first admission counts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.traps.wire import prompt_of, samples, settle
 
 @pytest.mark.parametrize("num_warm", [0, 128])
 async def test_chunks(autojump_clock: trio.abc.Clock, num_warm: int) -> None:
-    """A prompt of eleven chunks hits what was there before it came, and no token more."""
+    """A prompt of eleven chunks hits what was cached before it came, and not a token more."""
     prompt = prompt_of(700)
     async with small_runtime(max_num_batched_tokens=64) as client:
         if num_warm:

@@ -1,7 +1,7 @@
 """Trap: what a preempted request finds when it is admitted again is added to its hits.
 
-Elsewhere a server under memory pressure reported 122,884 cached tokens of a prompt of 59,946. Here the number is that
-of the first admission.
+Another server under memory pressure reported 122,884 cached tokens of a prompt of 59,946. Here the number is that of
+the first admission.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.traps.wire import SHARED, TIGHT, crowd, samples, settle
 
 
 async def test_second_admission_adds_no_hits(autojump_clock: trio.abc.Clock) -> None:
-    """Two requests are preempted and find their own blocks again; clients and counters are told of the first match."""
+    """Two requests are preempted and find their own blocks again; clients and counters get the first match."""
     async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)

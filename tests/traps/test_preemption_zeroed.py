@@ -1,6 +1,6 @@
-"""Trap: freeing the blocks of a preempted request sets its cached count to 0, so the hit that it had is not reported.
+"""Trap: freeing the blocks of a preempted request sets its cached count to 0, so its hit is not reported.
 
-Here the number is frozen at the first admission, and whatever is freed afterwards does not change it.
+Here the number is frozen at the first admission, and freeing blocks does not change it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.traps.wire import SHARED, TIGHT, crowd, settle
 
 
 async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:
-    """Those that computed positions twice report the blocks that they were granted at first, as does the one spared."""
+    """Requests that computed positions twice report the blocks granted first, like the one not preempted."""
     async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)

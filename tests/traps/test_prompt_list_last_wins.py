@@ -1,6 +1,6 @@
 """Trap: of many prompts in one call, prompt tokens are summed but cached ones are those of the last, or the first.
 
-Here both are sums over the prompts, whichever of them hit, whole and streamed alike.
+Here both are sums over the prompts, whichever of them hit, streamed or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CACHED = 32 + 48
 
 @pytest.mark.parametrize("order", [(SHORT, LONG, COLD), (COLD, SHORT, LONG), (LONG, COLD, SHORT)])
 async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]) -> None:
-    """Three prompts, two of them known, in every place of the list."""
+    """Three prompts, two of them cached, in every order."""
     async with small_runtime() as client:
         await client.ask(SHORT, LONG)
         http = over_http(client)

@@ -1,7 +1,7 @@
 """Trap: a reset of the cache fails because blocks are held, or frees blocks that are in use.
 
-Elsewhere a reset was refused while anybody ran, or gave running requests' blocks away. Here it always works: requests
-that come after it miss, also those hashed before; those that run go on over their blocks, which come back blank.
+Other servers refused a reset while requests ran, or gave away running requests' blocks. Here it always works: requests
+after it miss, even those hashed before; running ones continue on their blocks, which are not reusable afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.traps.wire import prompt_of, settle
 
 
 async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:
-    """Two run and two wait; after the reset the runners' texts are right and the waiting ones hit nothing old."""
+    """Two run and two wait: after the reset the running texts are right, and the waiting ones hit nothing old."""
     prompt = prompt_of(120)
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:
@@ -44,7 +44,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
 
 
 async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.abc.Clock) -> None:
-    """A request that was admitted before the reset goes on writing, and nobody finds what it writes."""
+    """A request admitted before the reset continues to write, and what it writes is never found."""
     prompt = prompt_of(600)
     async with small_runtime(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt)

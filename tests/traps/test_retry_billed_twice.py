@@ -1,7 +1,7 @@
 """Trap: a request that the server itself failed is charged, and its retry is charged again.
 
-Here the attempt that the server failed counts as a request without tokens, under a key or not. Its record keeps the
-true numbers and says whose fault it was; an idempotency key makes the second attempt's record name the first, and
+Here the attempt that the server failed counts as a request without tokens, with an idempotency key or without. Its
+record keeps the true numbers and the fault; with a key the second attempt's record names the first, and
 `retries=collapse` counts the two once.
 """
 
@@ -24,7 +24,7 @@ NO_KEY: dict[str, str] = {}
 
 
 async def fail_in_midstream(shop: Shop, fault: Fault, headers: dict[str, str]) -> None:
-    """A stream that the server fails while its client reads it."""
+    """Have the server fail a stream while its client reads it."""
     async with shop.streaming(headers) as exchange:
         if fault is Fault.ENGINE_DIED:
             kill_engine(shop.client)
@@ -35,7 +35,7 @@ async def fail_in_midstream(shop: Shop, fault: Fault, headers: dict[str, str]) -
 
 
 async def recover(shop: Shop) -> None:
-    """Let the next engine begin, where one has died."""
+    """Start the next engine if one has died."""
     runtime = shop.client.runtime
     with trio.fail_after(10):
         while runtime.entry_store.num_open_accounts or not runtime.desk.health().is_ready:
@@ -45,7 +45,7 @@ async def recover(shop: Shop) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.ENGINE_DIED, Fault.STEP_FAILED])
 @pytest.mark.parametrize("headers", [KEY, NO_KEY], ids=["key", "no key"])
-async def test_a_retry_after_the_servers_failure(tmp_path: Path, fault: Fault, headers: dict[str, str]) -> None:
+async def test_retry_after_a_server_failure(tmp_path: Path, fault: Fault, headers: dict[str, str]) -> None:
     """Two requests, and the tokens of the one that was served."""
     async with open_shop(tmp_path) as shop:
         await fail_in_midstream(shop, fault, headers)
@@ -59,8 +59,8 @@ async def test_a_retry_after_the_servers_failure(tmp_path: Path, fault: Fault, h
     assert await bill_of(tmp_path) == Bill(2, 50, served.cached_tokens or 0, 300)
 
 
-async def test_the_repeat_names_its_first(tmp_path: Path) -> None:
-    """The same bytes under the same key: `retry_of` links them, and the collapsed view counts one of them."""
+async def test_retry_names_the_first_request(tmp_path: Path) -> None:
+    """Same body, same key: `retry_of` links them, and the collapsed report counts one of them."""
     async with open_shop(tmp_path) as shop:
         await fail_in_midstream(shop, Fault.STEP_FAILED, KEY)
         async with shop.streaming(KEY) as exchange:
@@ -73,8 +73,8 @@ async def test_the_repeat_names_its_first(tmp_path: Path) -> None:
     assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, expected.cached, 300)
 
 
-async def test_a_retry_after_a_crash(tmp_path: Path) -> None:
-    """A server dies with its requests open: the next one closes their records, and they count no tokens."""
+async def test_retry_after_a_crash(tmp_path: Path) -> None:
+    """A server crashes with open requests: the next one closes their records, and they count no tokens."""
     crashed = tmp_path / "crashed"
     async with open_shop(tmp_path / "first") as shop, shop.streaming(KEY):
         shutil.copytree(tmp_path / "first", crashed)  # as a kill would leave it
@@ -89,8 +89,8 @@ async def test_a_retry_after_a_crash(tmp_path: Path) -> None:
     assert await bill_of(crashed, retries="collapse") == Bill(1, 50, 0, 300)
 
 
-async def test_the_books_keep_the_true_numbers(tmp_path: Path) -> None:
-    """Counters and `quipu ledger reconcile` know nothing of faults: what was computed stands in both."""
+async def test_ledger_keeps_the_true_numbers(tmp_path: Path) -> None:
+    """Counters and `quipu ledger reconcile` ignore faults: both have what was computed."""
     async with open_shop(tmp_path) as shop:
         await fail_in_midstream(shop, Fault.ENGINE_DIED, KEY)
         live = parse_metrics(shop.client.runtime.metrics.render().decode())
@@ -102,9 +102,11 @@ async def test_the_books_keep_the_true_numbers(tmp_path: Path) -> None:
     assert await bill_of(tmp_path) == Bill(1, 0, 0, 0)
 
 
-async def test_what_is_not_the_servers_fault(tmp_path: Path) -> None:
-    """A client that leaves is billed for what was done for it, also where the engine dies before it has heard of that;
-    so is one whose request takes longer than it may."""
+async def test_billed_if_not_the_servers_fault(tmp_path: Path) -> None:
+    """A client that leaves is billed for the work done, even if the engine dies before it is told.
+
+    So is a request that exceeds its deadline.
+    """
     async with open_shop(tmp_path, Dials(step_seconds=0.02)) as shop:
         await shop.buy_and_leave()
         async with shop.streaming() as exchange:

@@ -1,7 +1,7 @@
-"""Trap: an odd salt kills the engine, and with it everybody's requests.
+"""Trap: an odd salt kills the engine, and with it every request.
 
-Elsewhere a salt of the wrong type or length got as far as the engine's hashing and raised there. Here it is bounded
-and checked before anything is opened: a 400 that names the field, and the engine never hears of it.
+In another server a salt of the wrong type or length raised in the engine's hashing. Here it is validated before
+anything is opened: a 400 that names the field, and nothing is sent to the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def test_odd_salts_are_refused(autojump_clock: trio.abc.Clock, salt: Any) 
 
 @pytest.mark.parametrize("salt", ["", " ", "\0", "5:model=1:m", "🦙" * 256, "a\nb"])
 async def test_any_text_within_bounds_is_a_salt(autojump_clock: trio.abc.Clock, salt: str) -> None:
-    """What is allowed works, whatever its characters; an empty one is none."""
+    """Any characters work within the bounds; an empty salt is none."""
     async with small_runtime() as client:
         http = over_http(client)
         for _ in range(2):

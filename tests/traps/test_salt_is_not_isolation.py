@@ -1,7 +1,7 @@
-"""Trap: a salt that a client names is taken for the wall between tenants, and one tenant names another's salt.
+"""Trap: a client's salt is used to separate tenants, and one tenant sends another's salt.
 
-Elsewhere whoever knew a salt hit the blocks behind it, and the count told what somebody else had sent. Here the domain
-comes from whom the server serves; a salt only subdivides it.
+In other servers whoever knew a salt hit the blocks behind it, and the count revealed what another client had sent. Here
+the domain comes from the authenticated tenant; a salt only subdivides it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tests.runtimes import small_runtime
 from tests.traps.wire import prompt_of, settle
 
 
-async def test_another_tenant_s_salt_opens_nothing(autojump_clock: trio.abc.Clock) -> None:
-    """The same prompt with the same salt, from another tenant, misses; from the same tenant it hits."""
+async def test_salt_of_another_tenant(autojump_clock: trio.abc.Clock) -> None:
+    """The same prompt with the same salt misses from another tenant and hits from the same one."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         assert (await client.ask(prompt, domain="a", cache_salt="secret")).record.cached_tokens == 0

@@ -1,7 +1,7 @@
 """Trap: two equal prompts are admitted in one step, and the second is granted blocks that the first has yet to write.
 
-It reads what is not there, or both count the same write. Here a key can be found from the step after the one that
-writes it, and whoever commits it first owns the write.
+It reads missing contents, or both count the same write. Here a key can be found from the step after the one that writes
+it, and the first to commit it owns the write.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PROMPT = prompt_of(50)
 
 @pytest.mark.parametrize(("sharing", "cached", "computed"), [(False, 0, 150), (True, 96, 54)])
 async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bool, cached: int, computed: int) -> None:
-    """Three in one step compute all they need; where two of them wait a step they read what the first has written.
+    """Three in one step compute all they need; with sharing, two wait for a step and read the first one's blocks.
 
-    Either way the write is one request's, and counted once; the texts are right; no account is disputed.
+    Either way the write belongs to one request and is counted once; texts are right; no account is disputed.
     """
     async with small_runtime(share_pending_prefixes=sharing) as client:
         async with trio.open_nursery() as nursery:

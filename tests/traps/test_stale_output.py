@@ -1,7 +1,7 @@
-"""Trap: tokens that were drawn for an earlier incarnation of a preempted request arrive after its preemption.
+"""Trap: tokens sampled for an earlier incarnation of a preempted request arrive after its preemption.
 
-Elsewhere they were handed out, and drawn again when it came back. Here an epoch voids them; the pass that drew them
-ran all the same, and is booked; and a result that comes twice is no result.
+Other servers passed them on, and sampled them again later. Here an epoch voids them; the pass that sampled them did run
+and is booked; a repeated result is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.traps.wire import TIGHT, crowd, prompt_of, samples, settle
 async def test_steps_in_flight_at_a_preemption(
     autojump_clock: trio.abc.Clock, max_steps_in_flight: int, num_blocks: int
 ) -> None:
-    """However many steps still hold a request that is preempted: each token once, in order, and every pass booked."""
+    """However many steps in flight contain a preempted request: each token once, in order, and every pass booked."""
     async with small_runtime(**{**TIGHT, "num_blocks": num_blocks}, max_steps_in_flight=max_steps_in_flight) as client:
         result = await crowd(client)
         await settle(client)
@@ -36,8 +36,8 @@ async def test_steps_in_flight_at_a_preemption(
     assert after["generation_tokens_total"] == 3 * result.num_tokens + 1
 
 
-async def test_result_that_comes_twice(autojump_clock: trio.abc.Clock) -> None:
-    """The second one books nothing and hands nothing out."""
+async def test_repeated_result(autojump_clock: trio.abc.Clock) -> None:
+    """The second one books nothing and passes nothing on."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         repeat_results(client)

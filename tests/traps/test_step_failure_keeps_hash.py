@@ -1,7 +1,7 @@
 """Trap: a step fails, and the hashes of the blocks that it should have written stay reachable.
 
-The next request is granted blocks with nothing, or with half of something, in them. Here what the step announced is
-taken back, and with it whatever a later step had built on it.
+The next request is granted blocks with missing or partial contents. Here what the step published is withdrawn, and with
+it whatever a later step built on it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SHARED = prompt_of(32, 1)
 DOOMED = SHARED + prompt_of(32, 2)
 
 
-async def test_next_request_finds_nothing_of_it(autojump_clock: trio.abc.Clock) -> None:
-    """What an earlier step wrote is still a hit, what the failed one should have written is not."""
+async def test_failed_blocks_are_not_found(autojump_clock: trio.abc.Clock) -> None:
+    """What an earlier step wrote is still a hit; what the failed step should have written is not."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials) as client:
         await client.ask([*SHARED, 300])
@@ -35,7 +35,7 @@ async def test_next_request_finds_nothing_of_it(autojump_clock: trio.abc.Clock) 
 
 
 async def test_dependants(autojump_clock: trio.abc.Clock) -> None:
-    """A step that was planned on the failed one's blocks is withdrawn, and its own keys with it."""
+    """A step planned on the failed step's blocks is withdrawn, and so are its own keys."""
     dials = Dials(step_seconds=0.01, fail_steps=1)
     longer = DOOMED + prompt_of(33, 3)
     answers: dict[str, Answer] = {}

@@ -1,6 +1,6 @@
-"""Trap: the engine runs on for a step or two after a stop string is complete, and those tokens are counted.
+"""Trap: the engine runs for a step or two after a stop string is complete, and those tokens are counted.
 
-Here `completion_tokens` is what the client was given, and the tokens that completed the stop.
+Here `completion_tokens` is what the client was given plus the tokens that completed the stop string.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WHOLE = text_of(continuation(PROMPT, 300, DIALS))
 @pytest.mark.parametrize("step_seconds", [0.0, 0.01])
 @pytest.mark.parametrize("at", [1, 9, 40])
 async def test_tokens_after_the_stop(autojump_clock: trio.abc.Clock, at: int, step_seconds: float) -> None:
-    """Also where a step takes no time, so that several are done before the engine hears of the stop."""
+    """Also if a step takes no time, so that several are done before the engine is told of the stop."""
     stop = WHOLE[at : at + 3]
     at = WHOLE.index(stop)
     dials = Dials(first_token_id=35, num_token_ids=60, step_seconds=step_seconds)

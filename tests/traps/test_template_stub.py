@@ -1,7 +1,7 @@
 """Trap: the tokens that the chat template puts around messages are subtracted from the prompt, but not from the hits.
 
-Elsewhere a short chat was reported with more cached tokens than its prompt had. Here every position of the prompt as it
-was rendered is either read or computed, so cached tokens are a part of it.
+Another server reported more cached tokens than prompt tokens for a short chat. Here every position of the rendered
+prompt is either read or computed, so cached tokens are a part of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def chat(num_messages: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("num_messages", [1, 2, 3, 9, 21])
 async def test_cached_is_a_part_of_the_prompt(autojump_clock: trio.abc.Clock, num_messages: int) -> None:
-    """Asked three times: the prompt is what was rendered, cached its full blocks, and the rest was computed."""
+    """Sent three times: the prompt is what was rendered, its full blocks are cached, the rest is computed."""
     messages = chat(num_messages)
     async with small_runtime() as client:
         rendered = await client.runtime.desk.count_tokens(ChatPrompt(tuple(messages)), "messages")

@@ -1,6 +1,6 @@
-"""Trap: cached tokens are split by tier once, while the total grows afterwards, so the parts come to less than it.
+"""Trap: cached tokens are split by tier once, while the total grows afterwards, so the parts sum to less.
 
-Here the parts always come to the total: what the split does not name is `unattributed`.
+Here the parts always sum to the total: what the split does not name is `unattributed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ASKED = {"return_cached_tokens_details": True}
 
 
 async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
-    """Two prompts of one call are admitted in different steps: both are in the total, and in its parts."""
+    """Two prompts of one call are admitted in different steps: both are in the total and in its parts."""
     prompts = [prompt_of(50, 1), prompt_of(70, 2)]
     async with small_runtime(max_num_seqs=1) as client:
         await client.ask(*prompts)
@@ -44,7 +44,7 @@ async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("split", [{}, {"device": 16}, {"host": 16, "remote": 16}, {"device": 48}, {"tape": 48}])
 async def test_split_that_lags_behind(split: dict[str, int]) -> None:
-    """Whatever part of 48 tokens a record names a tier for, the parts on the wire come to 48, none below 0."""
+    """Whatever tiers a record names for 48 tokens, the parts in the response sum to 48, none below 0."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
     _, answer = await HttpClient(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(
         COMPLETIONS, {"model": "tiny", "prompt": "x", **ASKED}
@@ -67,7 +67,7 @@ async def test_split_that_lags_behind(split: dict[str, int]) -> None:
 async def test_split_of_an_engine(
     autojump_clock: trio.abc.Clock, tiers: dict[str, int], unattributed: int, disputed: bool
 ) -> None:
-    """An engine says 48 and names tiers for less, or for more: more than all is disputed, and nothing is clamped."""
+    """An engine reports 48 and names tiers for fewer or more: more is disputed, and nothing is clamped."""
     said: list[list[Said]] = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
     async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)

@@ -1,7 +1,7 @@
-"""Trap: the entry of a request is made under the server's id and cleaned up under the client's.
+"""Trap: a request's entry is made under the server's id and cleaned up under the client's.
 
-Either it stays for ever, or, where somebody sends another one's id, that one's is taken away. Here ids of clients are
-echoed and never keys.
+Either it stays forever, or a client that sends another request's id removes that one's. Here client ids are echoed and
+never used as keys.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ async def test_two_clients_with_one_id(autojump_clock: trio.abc.Clock) -> None:
     assert answer["choices"][0]["text"] == text_of(continuation(PROMPTS[0], 30))
 
 
-async def test_client_that_names_another_s_request(autojump_clock: trio.abc.Clock) -> None:
-    """A client sends the server's own id of somebody else's request, and leaves: that request goes on."""
+async def test_client_that_sends_another_requests_id(autojump_clock: trio.abc.Clock) -> None:
+    """A client sends the server's id of another client's request and leaves: that request continues."""
     async with small_runtime() as client:
         http = over_http(client)
         async with http.open("POST", COMPLETIONS, body(PROMPTS[0], max_tokens=30, **STREAMED)) as victim:

@@ -1,6 +1,6 @@
-"""Trap: a cached count of 0 is taken for "not there" and dropped, so that clients cannot tell a miss from no report.
+"""Trap: a cached count of 0 is taken for missing and dropped, so that clients cannot tell a miss from no report.
 
-Here 0 is a value and is reported as 0, in every form of an answer.
+Here 0 is a value and is reported as 0, in every form of response.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def cached(usage: dict[str, Any]) -> Any:
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
-async def test_a_miss_is_zero(autojump_clock: trio.abc.Clock) -> None:
-    """Whole, streamed, in every chunk, in a chat, and with caching off: 0, an int."""
+async def test_miss_is_reported_as_zero(autojump_clock: trio.abc.Clock) -> None:
+    """Complete, streamed, in every chunk, in a chat, and with caching off: the integer 0."""
     messages = [{"role": "user", "content": "short"}]
     seen = []
     async with small_runtime() as client:

@@ -1,4 +1,4 @@
-"""What the traps share: the real application over a real runtime, its counters, and a runtime that has to preempt."""
+"""Shared by the traps: the real application over a real runtime, its counters, and a runtime that must preempt."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def body(prompt: Any, **fields: Any) -> dict[str, Any]:
-    """A greedy completion."""
+    """Make a greedy completion request."""
     return {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
 
 
 def over_http(client: Client) -> HttpClient:
-    """The real application in front of `client`'s runtime, of the same tenant."""
+    """Return the real application in front of `client`'s runtime, for the same tenant."""
     return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant")))
 
 
 def samples(client: Client) -> dict[str, float]:
-    """What /metrics says, by name and labels, the model's name left out: `prompt_tokens_total`."""
+    """Return /metrics by name and labels, without the model's name: `prompt_tokens_total`."""
     found = {}
     for line in client.runtime.desk.render_metrics().decode().splitlines():
         if line.startswith("quipu:") and "_created" not in line:
@@ -41,7 +41,7 @@ def samples(client: Client) -> dict[str, float]:
 
 
 async def settle(client: Client) -> None:
-    """Let everything that was set going come to its end; then nothing may be left."""
+    """Wait until everything that was started has ended, and assert that nothing is left."""
     with trio.fail_after(60):
         while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)

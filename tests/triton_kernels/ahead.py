@@ -194,7 +194,8 @@ def _disassembled(option: str, cubin: str) -> str:
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     environment = {"PATH": str(tools)}
     command = [tools / "cuobjdump", option, cubin]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    said: str = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return said
 
 
 if __name__ == "__main__":

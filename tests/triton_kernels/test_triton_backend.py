@@ -65,7 +65,7 @@ def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> N
         torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
 
 
-def test_upon_a_copied_block(checkpoints: dict[str, Path]) -> None:
+def test_copied_block(checkpoints: dict[str, Path]) -> None:
     """A token whose block was copied in the very pass finds there what the copied one holds."""
     ours, theirs = make_triton(checkpoints["llama"]), make_backend(checkpoints["llama"])
     whole = make_batch({"token_ids": TOKENS[:16], "position": 0, "blocks": [7]})
@@ -90,14 +90,14 @@ def generate(backend: TritonBackend | ReferenceBackend, *, carried: bool) -> lis
     return drawn
 
 
-def test_the_references_tokens(checkpoints: dict[str, Path]) -> None:
+def test_same_tokens_as_the_reference(checkpoints: dict[str, Path]) -> None:
     """Greedy and sampled text is the reference's, whether tokens are carried on the device or fed."""
     theirs = generate(make_backend(checkpoints["llama"]), carried=False)
     assert generate(make_triton(checkpoints["llama"]), carried=True) == theirs
     assert generate(make_triton(checkpoints["llama"]), carried=False) == theirs
 
 
-def test_decode_is_captured_once_for_each_size(checkpoints: dict[str, Path]) -> None:
+def test_decode_is_captured_once_per_size(checkpoints: dict[str, Path]) -> None:
     """Passes of one token a row replay what was captured for their padded size, contexts and rows whatever they are;
     prompts are not captured."""
     device = CountingDevice()
@@ -143,15 +143,15 @@ def test_parts_grow(checkpoints: dict[str, Path]) -> None:
     assert device.num_captured == 2
 
 
-def test_a_slot_that_drew_nothing_cannot_carry(checkpoints: dict[str, Path]) -> None:
-    """The executor's mistake is named, not fed to the model as token 0."""
+def test_slot_without_drawn_token_cannot_carry(checkpoints: dict[str, Path]) -> None:
+    """Raise an error that names the slot instead of feeding token 0 to the model."""
     backend = make_triton(checkpoints["llama"])
     with pytest.raises(ValueError, match="slot 3"):
         backend.step(make_batch(row(0, slot=3, token_ids=[0], carried=True, position=4)))
 
 
-def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
-    """One row reads unwritten KV, so its logits are NaN: the pass raises, and no slot's carried token has moved."""
+def test_failed_pass_draws_nothing(checkpoints: dict[str, Path]) -> None:
+    """Raise if a row reads unwritten KV and has NaN logits, and change no slot's carried token."""
     backend = make_triton(checkpoints["llama"])
     first = backend.step(make_batch(row(0))).token_ids[0]
     carry = row(0, token_ids=[0], carried=True, position=4, output_position=1)
@@ -172,8 +172,8 @@ def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
         ({"token_ids": [1] * 49, "blocks": [1] * 4}, "49 tokens"),
     ],
 )
-def test_what_the_kernels_would_not_survive(checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
-    """A batch that points out of the model's or the pool's memory is refused before anything is launched."""
+def test_out_of_bounds_batch_is_refused(checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
+    """Refuse a batch that would access memory outside of the model or the cache, before any launch."""
     backend = make_triton(checkpoints["llama"])
     with pytest.raises(ValueError, match=named):
         backend.step(make_batch({"token_ids": [1], "position": 0, "blocks": [1], **changes}))

@@ -67,8 +67,8 @@ def test_soft_cap_and_embed() -> None:
     close(half, table.half()[ids.long()] * torch.tensor(1.7, dtype=torch.half))
 
 
-def test_a_sum_joins_the_norm_behind_it() -> None:
-    """Read through the norm, by itself, in another shape or after the norm: the sum is always there."""
+def test_sum_is_fused_with_following_norm() -> None:
+    """Compute the sum whether it is read by the norm, by itself, in another shape or after the norm."""
     ours, theirs, _ = both()
     x, y, weight = torch.randn(TOKENS, 40), torch.randn(TOKENS, 40), torch.rand(40)
     total = ours.add(x, y)

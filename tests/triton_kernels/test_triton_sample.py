@@ -33,7 +33,7 @@ def draw_both(batch: StepBatch, logits_MV: torch.Tensor) -> tuple[list[int], lis
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_draws_are_the_hosts(seed: int) -> None:
+def test_same_draws_as_the_host(seed: int) -> None:
     """Draw the oracle's token for the same seed, for any mix of filters and with many equal logits."""
     pick = random.Random(seed)
     count = 8
@@ -54,7 +54,7 @@ def test_draws_are_the_hosts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 0.305}, {"top_k": 7}, {"top_k": 20, "top_p": 0.51}])
-def test_a_border_among_equals(filters: dict[str, float]) -> None:
+def test_threshold_among_ties(filters: dict[str, float]) -> None:
     """Where all tokens are equal, a filter keeps as many of the lowest ids as the host's."""
     count = 6
     ours, theirs = draw_both(batch_of([{"temperature": 1.0, **filters}] * count), torch.zeros(count, V))

@@ -43,8 +43,8 @@ def test_own_product(rows: int, biased: bool) -> None:
     torch.testing.assert_close(ours, torch.nn.functional.linear(x_NI, weight_OI, bias_O if biased else None))
 
 
-def test_the_question_can_be_answered_no() -> None:
-    """Our own product keeps a row's bits among any number of rows; one that does not is found out."""
+def test_variant_product_is_detected() -> None:
+    """Pass our own product, and detect one whose bits depend on the number of rows."""
     weight_OI, sizes = torch.randn(24, 48), [1, 4, 8, 16, 24]
     assert products_are_invariant(OwnLinear(SMALL), weight_OI, sizes, torch.float32)
     assert not products_are_invariant(FirstRowsLinear(), weight_OI, sizes, torch.float32)
@@ -88,8 +88,8 @@ def test_bits(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.Monke
     assert torch.equal(torch.cat(results), cold)
 
 
-def test_fast_promises_nothing(checkpoints: dict[str, Path]) -> None:
-    """Without being asked for, strict is not claimed: nobody has looked."""
+def test_fast_does_not_claim_invariance(checkpoints: dict[str, Path]) -> None:
+    """Do not claim strict if it was not requested, because nothing has been checked."""
     backend = make_triton(checkpoints["qwen3-tied"])
     assert not backend.capabilities.invariant
     assert not backend.capabilities.strict_is_free

@@ -1,4 +1,4 @@
-"""A front desk without an engine, and a client without a network.
+"""A request desk without an engine, and a client without a network.
 
 `FakeDesk` implements the protocol of `quipu.actors.request_desk.interface`: each ticket plays a script of outlet events
 into a real mailbox. Its dials: the script, a desk that is closed, a start that fails, a state of health. `Client`

@@ -1,7 +1,7 @@
-"""An app on the server that it runs on, over a real socket, on either path of a stream's chunks.
+"""An app on its real server, over a real socket, with either path of a stream's chunks.
 
-`Lines` stands where connections make their direct lines: it counts what goes through them, and its `kernel` is a dial
-for what a socket may do: take all, a part, nothing, or fail.
+`DirectWriters` makes the connections' direct writers: it counts what goes through them, and its `kernel` is a dial for
+what a socket does: take all, a part or nothing, or fail.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def fails(fileno: int, data: bytes) -> int:
 
 
 @attrs.define(eq=False)
-class Lines:
+class DirectWriters:
     kernel: Kernel = os.write
     num_opened: int = 0
     num_sends: int = 0
@@ -92,10 +92,10 @@ class Lines:
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    lines = Lines()
-    monkeypatch.setattr(connection, "DirectWriter", lines.open)
-    return lines
+def writers(monkeypatch: pytest.MonkeyPatch) -> DirectWriters:
+    writers = DirectWriters()
+    monkeypatch.setattr(connection, "DirectWriter", writers.open)
+    return writers
 
 
 class Peer:

@@ -1,6 +1,6 @@
 """The life cycle of one generation request over HTTP, the same for every API.
 
-Check the body, open a ticket at the front desk, register its release on the request's scope, wait for the first event
+Check the body, open a ticket at the request desk, register its release on the request's scope, wait for the first event
 (so that early errors have their own status), then respond as a whole or as a stream. Each endpoint calls `answer` with
 a reader of its API, which returns the `Reply` that formats the response (`api/openai/routes.py`,
 `api/anthropic/routes.py`).

@@ -26,7 +26,7 @@ _MAX_PRIORITY = 2**31 - 1
 class WantedScores:
     """Which logprobs a client wants."""
 
-    drawn: int | None = None
+    output: int | None = None
     """Number of top logprobs for each output token. None: no logprobs."""
     prompt: int | None = None
     """Number of top logprobs for each prompt token. None: no prompt logprobs."""
@@ -36,7 +36,7 @@ class WantedScores:
     @property
     def prompt_in_engine(self) -> int | None:
         """Number of top logprobs that the engine has to compute for each prompt token, for either use."""
-        return max((n for n in (self.prompt, self.drawn if self.echo else None) if n is not None), default=None)
+        return max((n for n in (self.prompt, self.output if self.echo else None) if n is not None), default=None)
 
 
 NO_SCORES = WantedScores()

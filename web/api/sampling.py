@@ -71,7 +71,7 @@ def read_sampling(
     changed = LogitRules(**rules) if rules else _NO_RULES
     params = SamplingParams(
         max_tokens=max_tokens if max_tokens is not None else info.max_model_len,
-        logprobs=scores.drawn,
+        logprobs=scores.output,
         prompt_logprobs=scores.prompt_in_engine,
         rules=None if changed == _NO_RULES else changed,
         **given,

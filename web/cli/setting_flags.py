@@ -69,7 +69,7 @@ def parse_size(text: str) -> int:
         size = int(float(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
         if size > 0:
             return size
-    raise argparse.ArgumentTypeError(f"must be a size, such as 4GiB, not {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a size such as 4GiB or 512MiB, not {text!r}")
 
 
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {

@@ -1,4 +1,4 @@
-// Activations of gated MLPs, a Vec of gate and of up at a time.
+// Activations of gated MLPs, one Vec of gate and of up at a time.
 #pragma once
 #include "vec.h"
 

@@ -1,13 +1,13 @@
-// What is done to each number of a row by itself, other than SiLU: GELU and the soft cap.
+// Element-wise operations other than SiLU: GELU and the soft cap.
 //
-// What must always hold: a thread has the same rows in each of these and of rows.cpp, so that they may be joined.
+// What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that they may be joined.
 #include "activate.h"
 #include "program.h"
 #include "tanh.h"
 
 namespace {
 
-// The last lanes of a row are computed like all others: a number's bits do not depend on where it stands.
+// The last lanes of a row are computed like all others: an element's bits do not depend on its place.
 template <class F>
 void each(int64_t width, F f) {
     int64_t i = 0;

@@ -1,22 +1,22 @@
-// Paged causal attention: decode, prefill, chunks of it and mixed batches are one kernel.
+// Paged causal attention: one kernel for decode, prefill, chunked prefill and mixed batches.
 //
-// A query meets its keys in chunks on a grid over absolute positions, in order, with a running maximum and sum (online
+// Keys are processed in chunks on a grid over absolute positions, in ascending order, with a running maximum and sum (online
 // softmax: Milakov and Gimelshein, arXiv:1805.02867). A piece of work is a few tokens of one sequence and one key/value
-// head; the query heads that share it are more rows of the same product.
+// head; the query heads that share it are rows of the same product.
 //
-// What must always hold: a row's chunks, and the order within one, follow from its position and the window alone. Keys
-// that it does not see meet it with a weight of exactly 0, and a chunk of nothing else leaves it as it was. Of slots that
-// the sequence has not written no value is read; keys of such in a panel with written ones are multiplied along, and their
-// scores overwritten before anybody looks at them.
+// What must always hold: a row's chunks, and the order within a chunk, follow from its position and the window alone. Keys
+// that it does not see have a weight of exactly 0, and a chunk with no other keys leaves the row unchanged. Values of slots
+// that the sequence has not written are never read; unwritten keys in a panel with written ones are multiplied, but their
+// scores are overwritten before use.
 #include <vector>
 
 #include "attention.h"
 
 namespace {
 
-constexpr int64_t kRowsOfWork = 48;  // query rows of a piece: each chunk is packed once for all of them
+constexpr int64_t kRowsOfWork = 48;  // query rows per piece: each chunk is packed once for all of them
 
-constexpr int64_t kTogether = 32;    // keys that are multiplied at once
+constexpr int64_t kTogether = 32;    // keys that are multiplied at a time
 static_assert(kTogether % kPanel == 0);
 
 PackedF32 packed_keys(const uint32_t* p, int64_t panel_words, const float*) {
@@ -26,7 +26,7 @@ PackedBf16 packed_keys(const uint32_t* p, int64_t panel_words, const bf16*) {
     return {reinterpret_cast<const bf16*>(p), panel_words * 2};
 }
 
-// Keys as blocks keep them turned: two panels that lie anywhere.
+// Transposed keys as blocks keep them: two panels at independent addresses.
 template <class T>
 struct TurnedKeys {
     const uint32_t* panels[kTogether / kSlots];
@@ -47,7 +47,7 @@ struct TurnedKeys {
     TurnedKeys columns(int64_t v) const { return {{panels[0], panels[1]}, first + v}; }
 };
 
-// What a thread keeps from pass to pass.
+// Buffers that a thread keeps between passes.
 struct Scratch {
     std::vector<float> queries, scores, results, maxima, sums;
     std::vector<uint32_t> keys, zeros;
@@ -62,7 +62,7 @@ struct Scratch {
     }
 };
 
-// results += weights x values; bfloat16 results lie as RowHalves has them where that divides the width.
+// results += weights x values; bfloat16 results are in the order of RowHalves if the width allows it.
 template <class N>
 void add_values(int64_t rows, const float* weights, const float* const* values, int64_t count, int64_t width, const Target& t, N& next) {
     multiply<6>(rows, PlainRows{weights, kChunk}, Rows<float>{values, 0}, count, width / kLanes, t, next);
@@ -72,14 +72,14 @@ void add_values(int64_t rows, const float* weights, const bf16* const* values, i
     if (width % (2 * kLanes)) multiply<6>(rows, PlainRows{weights, kChunk}, Rows<bf16>{values, 0}, count, width / kLanes, t, next);
     else multiply<6>(rows, PlainRows{weights, kChunk}, RowHalves{values, 0}, count, width / kLanes, t, next);
 }
-// Where element i of a head lies in such results.
+// The index of element i of a head in such results.
 int64_t place(int64_t, const float*, int64_t i) { return i; }
 int64_t place(int64_t width, const bf16*, int64_t i) {
     if (width % (2 * kLanes)) return i;
     return i / (2 * kLanes) * (2 * kLanes) + i % 2 * kLanes + i % (2 * kLanes) / 2;
 }
 
-// `next` is the piece that this thread has next, or null: its keys are asked for in time.
+// `next` is this thread's next piece, or null: its keys are prefetched.
 template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next) {
     static thread_local Scratch scratch;
@@ -115,7 +115,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             }
         }
         for (int64_t i = count; i < padded; i++) keys[i] = scratch.zeros.data();
-        // While keys are multiplied the values come, and while these are, the next keys.
+        // Values are prefetched while keys are multiplied, and the next keys while values are.
         int64_t turns = turned ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride)
                                : padded / kTurned * (words / kTurned);
         Coming values_come(value_slots, chunk, chunk + count, turns);
@@ -178,7 +178,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 
 }  // namespace
 
-// attention_bf16.cpp; null where the instruction set has nothing for it
+// See attention_bf16.cpp; null if the instruction set does not support it.
 __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 
 void attend(const Op& asked, const Pass& pass, const Worker& worker) {
@@ -186,7 +186,7 @@ void attend(const Op& asked, const Pass& pass, const Worker& worker) {
     Op op = asked;
     bool halves = attend_bf16 && op.stored == kBfloat16;
     Pieces pieces(op, pass, kRowsOfWork);
-    // A step that only decodes need not wait between writing the cache and reading it.
+    // A step that only decodes needs no barrier between writing the cache and reading it.
     bool own = op.turned && !halves && pieces.one_each();
     if (op.turned) {
         op.x = op.room;

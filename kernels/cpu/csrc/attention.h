@@ -1,5 +1,5 @@
-// What both attention kernels (attention.cpp, attention_bf16.cpp) share: how a pass is cut into pieces, where a head's slots
-// lie, how keys are turned for a product, and the running softmax.
+// Shared by both attention kernels (attention.cpp, attention_bf16.cpp): how a pass is divided into pieces, where a head's
+// slots are, how keys are transposed for a product, and the running softmax.
 #pragma once
 #include <algorithm>
 
@@ -15,10 +15,10 @@ constexpr int64_t kChunk = 256;
 struct Piece {
     int64_t sequence, head;
     int64_t first, last;  // tokens first..last (exclusive), counted from the sequence's first in the pass
-    int64_t start, end;   // positions that they see, the first one at the beginning of a chunk
+    int64_t start, end;   // positions that they see; `start` is the beginning of a chunk
 };
 
-// Where one head's slots of a cache lie.
+// The slots of one head of a cache.
 struct Slots {
     const char* cache;
     const int64_t* table;
@@ -26,7 +26,7 @@ struct Slots {
     const char* at(int64_t block, int64_t slot) const {
         return cache + ((table[block] * num_heads + head) * block_size + slot) * slot_bytes;
     }
-    // Where blocks keep keys turned: the panel that begins at a position.
+    // If blocks keep keys transposed: the panel that begins at a position.
     const uint32_t* panel(int64_t position) const {
         return reinterpret_cast<const uint32_t*>(at(position / block_size, position % block_size));
     }
@@ -36,11 +36,11 @@ Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& p
             pass.block_size, op.width * element_bytes};
 }
 
-// Slots that will be read next, block by block: they lie anywhere, and no hardware guesses where the next one begins.
+// Prefetches the slots that will be read next. Blocks are scattered, so the hardware prefetcher cannot follow them.
 struct Coming {
     Slots slots;
     int64_t block, slot, left;  // in slots
-    const char *p, *end;        // of the block at hand
+    const char *p, *end;        // of the current block
     int64_t lines;
     Coming(const Slots& s, int64_t from, int64_t to, int64_t asks)
         : slots(s), block(from / s.block_size), slot(from % s.block_size), left(std::max<int64_t>(0, to - from)), p(nullptr), end(nullptr) {
@@ -64,15 +64,15 @@ struct Coming {
     }
 };
 
-// The end of the slots to ask for, where those of the last panel are read whether they have been written or not: what comes
-// of them is not looked at.
+// The end of the slots to prefetch. All slots of the last panel are read, written or not; results of unwritten ones are
+// ignored.
 int64_t whole_panels(int64_t end, const Pass& pass) {
     return keeps_turned(pass.block_size) ? (end + kSlots - 1) / kSlots * kSlots : end;
 }
 
 constexpr int64_t kTurned = 8;
 
-// 8 keys x 8 words into 8 words x 8 keys of a panel.
+// Transposes 8 keys x 8 words into 8 words x 8 keys of a panel.
 void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
     auto half = [&](int i, int64_t at) { return _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + word + at)); };
     for (int64_t at = 0; at < kTurned; at += 4) {
@@ -88,8 +88,8 @@ void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
     }
 }
 
-// Turn a row of scores into weights: those of keys first..last (inclusive; may lie outside of the row's count), 0 for the
-// others. Gives what the earlier chunks' results are to be multiplied with.
+// Turns a row of scores into weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.
+// Returns the factor by which the results of earlier chunks must be multiplied.
 float weigh(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
     if (first >= count) {
         std::fill_n(s, count, 0.0f);
@@ -118,21 +118,21 @@ float weigh(float* s, int64_t count, int64_t first, int64_t last, float cap, flo
 struct Pieces {
     const Op& op;
     const Pass& pass;
-    int64_t tokens;  // of a piece, at most
+    int64_t tokens;  // per piece, at most
     int64_t index = 0, sequence = 0, last = 0, head = 0;
     Pieces(const Op& o, const Pass& p, int64_t rows) : op(o), pass(p), tokens(std::max<int64_t>(1, rows / (o.num_heads / o.num_kv_heads))) {
         last = length();
     }
     int64_t length() const { return pass.query_start[sequence + 1] - pass.query_start[sequence]; }
-    // Whether each sequence's heads are one piece: nobody but the thread that has it reads what it writes to the cache.
+    // Whether each head of each sequence is one piece. Then only the piece's own thread reads what it writes to the cache.
     bool one_each() const {
         for (int64_t i = 0; i < pass.num_sequences; i++)
             if (pass.query_start[i + 1] - pass.query_start[i] > tokens) return false;
         return true;
     }
-    // Piece number `number`, which is not before the one found last. False: there are not so many.
+    // Finds piece `number`, which must not be before the last one found. Returns false if there are fewer.
     bool find(int64_t number, Piece* piece) {
-        // the last tokens first: they have the most to do, and the end should be even
+        // the last tokens first: they have the most work, and threads should finish together
         for (; index < number; index++) {
             if (++head < op.num_kv_heads) continue;
             head = 0;

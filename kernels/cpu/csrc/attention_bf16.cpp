@@ -1,8 +1,8 @@
-// Attention over a bfloat16 cache where the processor multiplies bfloat16 itself (AVX-512 BF16, AMX): attention.cpp's, with
-// queries and weights rounded to bfloat16 and both products on pairs. Sums and the softmax are float32.
+// Attention over a bfloat16 cache for processors with bfloat16 products (AVX-512 BF16, AMX): as in attention.cpp, but
+// queries and weights are rounded to bfloat16 and both products are on pairs. Sums and the softmax are float32.
 //
-// What must always hold: as in attention.cpp. In addition results are never denormal between two chunks: the products
-// take a denormal for 0, so a chunk that adds nothing to a row would otherwise change it.
+// What must always hold: as in attention.cpp. In addition, results are never denormal between chunks: the products treat
+// denormals as 0, so a chunk that adds nothing to a row would otherwise change it.
 #include "program.h"
 #include "vec.h"
 
@@ -15,11 +15,11 @@
 
 namespace {
 
-constexpr int64_t kRowsOfWork = 128;  // query rows of a piece: each chunk is packed once for all of them
+constexpr int64_t kRowsOfWork = 128;  // query rows per piece: each chunk is packed once for all of them
 
 static_assert(kChunk % kPairStep == 0 && kPanel % kPairStep == 0);
 
-// What a thread keeps from pass to pass.
+// Buffers that a thread keeps between passes.
 struct Scratch {
     std::vector<bf16> queries, weights, values;
     std::vector<float> scores, results, maxima, sums;
@@ -41,7 +41,7 @@ struct Scratch {
     }
 };
 
-// Two rows of values, side by side in pairs: into row `k` of each panel of columns, which are `panel_stride` apart.
+// Interleaves two rows of values as pairs, into row `k` of each panel of columns; panels are `panel_stride` apart.
 void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int64_t panel_stride, bf16* to) {
     for (int64_t column = 0; column < width; column += 8) {
         __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + column));
@@ -52,7 +52,7 @@ void interleave(const bf16* even, const bf16* odd, int64_t width, int64_t k, int
     }
 }
 
-// What earlier chunks gave, as this one's maximum has it.
+// Rescales the results of earlier chunks to this chunk's maximum.
 void keep(float* results, int64_t width, float kept) {
     for (int64_t i = 0; i < width; i += kLanes) {
         Vec y = load(results + i) * splat(kept);
@@ -60,7 +60,7 @@ void keep(float* results, int64_t width, float kept) {
     }
 }
 
-// `next` is the piece that this thread has next, or null: its keys are asked for in time.
+// `next` is this thread's next piece, or null: its keys are prefetched.
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next, Pairs& pairs) {
     static thread_local Scratch scratch;
     int64_t width = op.width, padded_width = padded_depth(width), words = width / 2;
@@ -96,7 +96,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             keys[i] = scratch.zeros.data();
             values[i] = nothing;
         }
-        // While keys are turned the values come, and while these are, the next keys.
+        // Values are prefetched while keys are transposed, and the next keys while values are interleaved.
         bool turned = keeps_turned(pass.block_size);
         int64_t step = turned ? kSlots : kTurned;
         Coming values_come(value_slots, chunk, chunk + count, padded / step * (words / kTurned));

@@ -1,13 +1,13 @@
-// A mixture of experts: rows are chosen for experts, copied so that each expert's lie together, multiplied by the same
-// kernel as everything else, and added up again.
+// A mixture of experts: rows are assigned to experts, copied so that those of each expert are adjacent, multiplied by the
+// same kernel as all products, and summed.
 //
 //     route    each token's experts and their weights, from the router's scores
-//     deal     who sits where: the rows in order of their experts
+//     deal     the rows in order of their experts
 //     expert_linear, expert_silu_mul, expert_linear
 //     mix      each token's weighted sum
 //
-// What must always hold: a token's result does not depend on who else met its experts. linear's rows do not depend on
-// their number, and mix adds a token's parts in the token's own order, highest weight first.
+// What must always hold: a token's result does not depend on the other tokens of its experts. A row of linear does not
+// depend on the number of rows, and mix sums a token's parts by descending weight.
 #include <algorithm>
 #include <vector>
 
@@ -16,11 +16,11 @@
 
 namespace {
 
-// What op.deal points to. A seat is a row among all rows in order of their experts; choice t of token n is n * T + t.
+// The memory of op.deal. A seat is a row in the order of experts; choice t of token n is n * T + t.
 struct Deal {
-    int64_t* counters;  // one for each expert, on cache lines of their own
-    int64_t* starts;    // first seat of each expert, one more than there are experts
-    int64_t* seats;     // of each choice
+    int64_t* counters;  // one per expert, each on its own cache line
+    int64_t* starts;    // first seat of each expert, and the end of the last
+    int64_t* seats;     // the seat of each choice
     explicit Deal(const Op& op)
         : counters(static_cast<int64_t*>(op.deal)), starts(counters + op.num_experts * 8), seats(starts + op.num_experts + 1) {}
     void reset_counters(const Op& op) const { std::fill_n(counters, op.num_experts * 8, 0); }
@@ -28,7 +28,7 @@ struct Deal {
 
 }  // namespace
 
-// y: T weights, then T numbers of experts. Of equal scores the lower number comes first.
+// y: T weights, then T indexes of experts. Ties go to the lower index.
 void route(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t num_experts = op.num_experts, padded = (num_experts + kLanes - 1) / kLanes * kLanes;
     static thread_local std::vector<float> left, power;
@@ -59,14 +59,14 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// x: rows; z: what route made of them; y: the rows in order of their seats.
+// x: rows; z: the result of route; y: the rows in order of their seats.
 void deal(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t n = num_rows(op, pass), chosen = op.num_chosen;
     Deal shared(op);
     auto expert = [&](int64_t choice) {
         return static_cast<int64_t>(op.z[choice / chosen * op.z_stride + chosen + choice % chosen]);
     };
-    // every thread counts for itself: that costs less than waiting for one that does
+    // each thread counts by itself: that is cheaper than a barrier
     static thread_local std::vector<int64_t> next, seats;
     next.assign(op.num_experts + 1, 0);
     seats.resize(std::max<size_t>(seats.size(), n * chosen));
@@ -83,7 +83,7 @@ void deal(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// Rows of x, by seat, with the matrices of their experts.
+// Multiplies rows of x, by seat, with the matrices of their experts.
 void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
     Deal shared(op);
     Op one = op;
@@ -105,7 +105,7 @@ void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// Also makes the counters ready for the second product; no thread is in a product meanwhile.
+// Also resets the counters for the second product; no thread is in a product at this time.
 void expert_silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
     if (worker.thread == 0) Deal(op).reset_counters(op);
     Op one = op;
@@ -117,7 +117,7 @@ void expert_silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
     silu_mul(one, all, worker);
 }
 
-// x: what route made; z: the experts' rows by seat.
+// x: the result of route; z: the experts' rows by seat.
 void mix(const Op& op, const Pass& pass, const Worker& worker) {
     Deal shared(op);
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {

@@ -1,4 +1,4 @@
-// Where the fields of a step's structs lie, as they were compiled: ../program.py compares them with its own at load.
+// The compiled layout of the structs of program.h; ../program.py compares it with its own at load.
 #include <cstddef>
 
 #include "program.h"
@@ -6,7 +6,7 @@
 namespace {
 
 struct Field {
-    const char* name;  // null behind the last one
+    const char* name;  // null after the last one
     int64_t offset;
     int64_t size;
 };

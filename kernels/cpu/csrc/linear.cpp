@@ -1,5 +1,5 @@
-// y = x @ weight.T (+ bias) (+ z), and how weights are packed for it. With what stands before and behind it in a model:
-// x may be normed first (Op::norm), and y may be gate and up, of which the activation is kept (Op::activation).
+// y = x @ weight.T (+ bias) (+ z), and the packing of weights. Neighbouring operations of a model may be fused: x may be
+// normed first (Op::norm), and if y is gate and up, only their activation may be stored (Op::activation).
 #include <vector>
 
 #include "activate.h"
@@ -9,9 +9,9 @@
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 128;  // their share of x stays in the second-level cache
-constexpr int64_t kFewRows = 8;       // so few that each thread norms them all sooner than it would wait for others
-constexpr int64_t kGroup = 3;         // panels of a piece of work: 6 Vecs of columns, which 2 and 3 divide
+constexpr int64_t kRowsAtOnce = 128;  // their part of x stays in the second-level cache
+constexpr int64_t kFewRows = 8;       // up to this many, each thread norms all rows, which is faster than a barrier
+constexpr int64_t kGroup = 3;         // panels per piece of work: 6 Vecs of columns, divisible by 2 and 3
 
 PackedF32 right_hand(const Op& op, int64_t panel, const float*) {
     return {static_cast<const float*>(op.weight) + panel * kPanel * op.width, kPanel * op.width};
@@ -32,7 +32,7 @@ Target target(const Op& op, int64_t row, int64_t panel) {
             op.out_width - n};
 }
 
-// Columns are dealt out by the group, and one panel at a time in the end, so that threads end together.
+// Columns are assigned in groups, and at the end panel by panel, so that threads finish together.
 struct Pieces {
     int64_t num_panels, groups, chunks;
     Pieces(int64_t num_columns, int64_t num_rows, int num_threads) {
@@ -42,7 +42,7 @@ struct Pieces {
         groups = std::max<int64_t>(0, num_columns / kPanel - singles) / kGroup;
     }
     int64_t count() const { return (groups + num_panels - kGroup * groups) * chunks; }
-    // neighbours in time share their weights
+    // consecutive pieces share their weights
     int64_t chunk(int64_t piece) const { return piece % chunks; }
     int64_t panel(int64_t piece) const {
         int64_t i = piece / chunks;
@@ -51,11 +51,11 @@ struct Pieces {
     int64_t panels(int64_t piece) const { return piece / chunks < groups ? kGroup : 1; }
 };
 
-// Vecs of columns that fill the registers beside so many rows: twelve sums, or nearly, keep the units busy.
+// Vecs of columns at a time for this many rows: about twelve sums keep the execution units busy.
 template <int MR>
 constexpr int kWide = MR <= 2 ? 6 : MR <= 4 ? 3 : 2;
 
-// MR rows by a group of panels or by one.
+// MR rows by a group of panels or by a single panel.
 template <int MR, class B>
 void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target& t, Ahead& ahead) {
     constexpr int wide = kWide<MR>;
@@ -96,9 +96,9 @@ Ahead panels_ahead(const Op& op, int64_t first, int64_t panels) {
             reinterpret_cast<const char*>(right_hand(op, first + panels, (T*)nullptr).p), 0};
 }
 
-// A group of panels comes from memory while the one before it is multiplied, and stays in the second-level cache while
-// all rows of a chunk meet it. So a piece is taken one ahead; the first of each thread is its own. With an activation a
-// piece is some columns of gate and the same ones of up.
+// A group of panels is prefetched while the one before it is multiplied, and stays in the second-level cache for all rows of
+// a chunk. So each thread takes a piece ahead; the first piece of each is fixed. With an activation, a piece is some columns
+// of gate and the same columns of up.
 template <class T>
 void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
     static thread_local std::vector<float> both;
@@ -130,7 +130,7 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
     }
 }
 
-// Rows of x after their norm, into op.x.
+// Norms rows of x into the memory that replaces op.x.
 void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
     static thread_local std::vector<float> kept;
     bool few = num_rows <= kFewRows;
@@ -146,7 +146,7 @@ void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
 
 }  // namespace
 
-// linear_bf16.cpp; null where the instruction set has nothing for it
+// See linear_bf16.cpp; null if the instruction set does not support it.
 __attribute__((weak)) void linear_bf16(const Op&, int64_t num_rows, const Worker&);
 
 void linear(const Op& asked, const Pass& pass, const Worker& worker) {
@@ -154,7 +154,7 @@ void linear(const Op& asked, const Pass& pass, const Worker& worker) {
     int64_t n = num_rows(op, pass);
     bool pairs = linear_bf16 && op.stored == kBfloat16;
     if (op.norm) norm_rows(op, n, worker);
-    // what this cannot do in the registers is done after it
+    // what it cannot do in registers follows
     bool later = op.activation && (pairs || op.out_width / 2 % kPanel);
     if (later) op.activation = 0, op.y = op.raw, op.y_stride = op.out_width;
     if (pairs) linear_bf16(op, n, worker);
@@ -167,7 +167,7 @@ void linear(const Op& asked, const Pass& pass, const Worker& worker) {
     else silu_mul(op, pass, worker);
 }
 
-// Rows of a packed matrix: an embedding that is also the head need not be kept twice.
+// Reads rows of a packed matrix: an embedding that is also the head is not kept twice.
 void embed(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t n = num_rows(op, pass);
     for (int64_t i = n * worker.thread / worker.num_threads; i < n * (worker.thread + 1) / worker.num_threads; i++) {
@@ -183,7 +183,7 @@ void embed(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// weight [rows, width] row-major into `packed`, which has room for whole panels of an even width. Missing rows are 0.
+// Packs weight [rows, width], row-major, into `packed`, which has whole panels of an even width. Missing rows are 0.
 extern "C" void quipu_pack(const void* weight, void* packed, int64_t rows, int64_t width, int32_t stored) {
     int64_t num_panels = (rows + kPanel - 1) / kPanel;
 #pragma omp parallel for

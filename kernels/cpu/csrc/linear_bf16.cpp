@@ -1,5 +1,5 @@
-// y = x @ weight.T (+ bias) (+ z) for bfloat16 weights, where the processor multiplies bfloat16 itself (AVX-512 BF16, AMX):
-// x is rounded to bfloat16, sums are float32. linear.cpp sends such matrices here; all else stays with it.
+// y = x @ weight.T (+ bias) (+ z) for bfloat16 weights, on processors with bfloat16 products (AVX-512 BF16, AMX): x is
+// rounded to bfloat16, sums are float32. linear.cpp calls this for such matrices.
 #include "program.h"
 #include "vec.h"
 
@@ -10,9 +10,9 @@
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 128;  // with the whole depth of x: their share stays in the second-level cache
+constexpr int64_t kRowsAtOnce = 128;  // at the full depth of x: they stay in the second-level cache
 constexpr int64_t kDepth = 512;       // a panel of that depth stays in the first-level cache
-constexpr int64_t kGroup = 4;         // panels of a piece of work, at most
+constexpr int64_t kGroup = 4;         // panels per piece of work, at most
 
 static_assert(kDepth % kPairStep == 0);
 
@@ -26,11 +26,11 @@ void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
     }
 }
 
-// All rows of x, rounded. Every thread of the team calls this, and gets the same or an own copy.
+// Rounds all rows of x. Every thread of the team calls this, and gets a shared copy or its own.
 const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
     static thread_local std::vector<bf16> kept;
     size_t size = num_rows * padded_depth(op.width);
-    if (num_rows <= kOwnRows) {  // each thread rounds them for itself, sooner than it would wait for others
+    if (num_rows <= kOwnRows) {  // each thread rounds all of them, which is faster than a barrier
         kept.resize(std::max(kept.size(), size));
         round_rows(op, 0, num_rows, kept.data());
         return kept.data();
@@ -46,7 +46,7 @@ const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
     return shared;
 }
 
-// What is added at the end of a sum, and where it goes.
+// Adds what follows a sum, and stores it.
 void finish(const Op& op, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
     int64_t n = panel * kPanel;
     for (int v = 0; v < 2; v++, n += kLanes) {
@@ -70,12 +70,12 @@ void linear_bf16(const Op& op, int64_t num_rows, const Worker& worker) {
     int64_t depth = padded_depth(op.width), num_k = op.width + op.width % 2;
     int64_t num_panels = (op.out_width + kPanel - 1) / kPanel;
     int64_t chunks = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-    // pieces of several panels, as long as there are some for every thread
+    // pieces of several panels, if there are enough for every thread
     int64_t group = std::max<int64_t>(1, std::min(kGroup, num_panels * chunks / (4 * worker.num_threads)));
     int64_t groups = (num_panels + group - 1) / group;
     Pairs pairs;
     for (int64_t item; (item = worker.next()) < groups * chunks;) {
-        // neighbours in time share their weights
+        // consecutive pieces share their weights
         int64_t chunk = item % chunks, first = item / chunks * group, last = std::min(first + group, num_panels);
         int64_t row = num_rows * chunk / chunks, rows = num_rows * (chunk + 1) / chunks - row;
         for (int64_t panel = first; panel < last; panel++) {

@@ -1,7 +1,7 @@
-// A row of logits as sample.cpp and scores.cpp read it: they keep the maximum of each block of tokens, so that most blocks
-// are never looked at again by whoever wants the large ones.
+// A row of logits as sample.cpp and scores.cpp read it. It keeps the maximum of each block of tokens, so that a search for
+// large logits can skip most blocks.
 //
-// What must always hold: what is said of a row depends on it alone, to the bit.
+// What must always hold: the bits of a row's results depend on that row alone.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "vec.h"
 
 constexpr int64_t kBlock = 64;          // tokens that share a maximum
-constexpr int64_t kGroup = 4 * kBlock;  // and whose mass is added up in float32, by four sums a lane
+constexpr int64_t kGroup = 4 * kBlock;  // tokens whose mass is summed in float32, with four sums per lane
 
 struct Logits {
     const float* x;
@@ -19,7 +19,7 @@ struct Logits {
 
     int64_t end(int64_t block) const { return std::min(size, (block + 1) * kBlock); }
 
-    // False: NaN, or no finite maximum.
+    // Returns false for NaN, or if there is no finite maximum.
     bool look(const float* logits, int64_t count) {
         static_assert(kBlock % kLanes == 0);
         x = logits, size = count;
@@ -46,14 +46,14 @@ struct Logits {
         }
         return !nan && std::isfinite(top);
     }
-    // A logit that at least so many tokens reach, since as many blocks do; -inf where there are fewer blocks.
+    // Returns a logit that at least this many tokens reach, because as many blocks do; -inf if there are fewer blocks.
     float reached_by(int64_t count) const {
         if (count > static_cast<int64_t>(maxima.size())) return -INFINITY;
         std::vector<float> largest(maxima);
         std::nth_element(largest.begin(), largest.begin() + count - 1, largest.end(), [](float a, float b) { return a > b; });
         return largest[count - 1];
     }
-    // All tokens from this logit on, ids ascending.
+    // Finds all tokens with at least this logit, ids ascending.
     template <class F>
     void each_from(float least, F visit) const {
         for (size_t block = 0; block < maxima.size(); block++) {
@@ -62,7 +62,7 @@ struct Logits {
                 if (x[i] >= least) visit(i);
         }
     }
-    // The mass of tokens below this logit, where the likeliest's is 1: each in float32, their sum in float64.
+    // The mass of tokens below this logit, where that of the most likely token is 1: float32 each, their sum in float64.
     double mass_below(float bound, double temperature) const {
         float inverse = static_cast<float>(1 / temperature), rest[kGroup];
         int64_t whole = size - size % kGroup;

@@ -1,18 +1,18 @@
 // The one matrix product of all kernels: rows of float32 times columns that a loader widens.
 //
-// Every result is one chain of fused multiply-adds, k ascending, started from 0 or from what stands in c. How many rows
-// and columns a call holds in registers is a matter of speed only: it never shows in the bits.
+// Every result is one chain of fused multiply-adds, k ascending, started from 0 or from the value in c. How many rows and
+// columns a call holds in registers only affects speed, never the bits.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 
 #include "vec.h"
 
-constexpr int kPanel = 2 * kLanes;  // columns that lie side by side in a packed matrix
-constexpr int kMaxRows = 6; // rows in registers: 6 x 16 results, with what they are made from, fill AVX2's sixteen
+constexpr int kPanel = 2 * kLanes;  // adjacent columns of a packed matrix
+constexpr int kMaxRows = 6; // rows in registers: 6 x 16 results and their operands fill AVX2's sixteen registers
 
-// Loaders give Vec number v (columns v * kLanes and on) of row k of the right-hand matrix; `kPaired` ones want two rows to be
-// asked for together, the even one first. Of packed ones `kStart` 1 begins in the middle of a panel.
+// Loaders return Vec number v (from column v * kLanes on) of row k of the right-hand matrix. From `kPaired` ones two rows
+// must be loaded together, the even one first. Packed ones with `kStart` 1 begin in the middle of a panel.
 
 // [panel][k][kPanel] float32
 template <int kStart>
@@ -47,7 +47,7 @@ struct PackedBf16From {
 };
 typedef PackedBf16From<0> PackedBf16;
 
-// Rows that lie anywhere: values of a paged cache
+// Scattered rows: values of a paged cache
 template <class T>
 struct Rows {
     const T* const* rows;
@@ -58,7 +58,7 @@ struct Rows {
     Rows columns(int64_t v) const { return {rows, column + v * kLanes}; }
 };
 
-// Such rows of bfloat16, of every 2 * kLanes columns first the even and then the odd ones: they are had for less.
+// Scattered rows of bfloat16; of every 2 * kLanes columns first the even and then the odd ones, which is cheaper to load.
 struct RowHalves {
     const bf16* const* rows;
     int64_t column;
@@ -78,15 +78,15 @@ struct PlainRows {
     const float* at(int m, int64_t k) const { return p + m * stride + k; }
 };
 
-// Where results go, and what is added to them at the end of the chain.
+// Where results are stored, and what is added to them at the end of the chain.
 struct Target {
     float* c;
     int64_t stride;
     bool fresh;               // start from 0, not from c
     const float* bias;        // of these columns, or null
-    const float* added;       // a matrix at the same place, or null
+    const float* added;       // a matrix of the same layout, or null
     int64_t added_stride;
-    int64_t num_columns;      // that exist: fewer than a whole panel at the end of a matrix
+    int64_t num_columns;      // valid columns: fewer than a whole panel at the end of a matrix
     Target columns(int64_t v) const {
         int64_t n = v * kLanes;
         return {c + n, stride, fresh, bias ? bias + n : nullptr, added ? added + n : nullptr, added_stride, num_columns - n};
@@ -96,13 +96,13 @@ struct Target {
     }
 };
 
-// Unrolled before anything else, so that each element of an array becomes a register.
+// Unrolled by templates, so that each element of an array becomes a register.
 #ifndef UNROLL
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// Memory that will be read next is asked for while something else is multiplied: `ask` is called with every kStride values
-// of k, for little at a time, so that memory is always busy and never overrun.
+// Prefetches the memory that will be read next during a product: `ask` is called every kStride values of k, for a little at
+// a time, so that memory is always busy but never overloaded.
 constexpr int64_t kStride = 16;
 struct Nothing {
     void ask() {}
@@ -118,14 +118,14 @@ struct Ahead {
     }
 };
 
-// sums[v] += *left * right[v]; an instruction set may have a better one for some number.
+// sums[v] += *left * right[v]; an instruction set may have a faster version for some counts.
 template <int NV>
 inline void accumulate_row(Vec (&sums)[NV], const Vec (&right)[NV], const float* left) {
     Vec l = splat_from(left);
     UNROLL for (int v = 0; v < NV; v++) sums[v] = accumulate(sums[v], l, right[v]);
 }
 
-// Never inlined: within a larger function the compiler has other uses for its registers.
+// Never inlined: in a larger function the compiler would use registers for other values.
 template <int MR, int NV, bool kWhole, class A, class B, class N>
 __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t num_k, const Target& t, N& next) {
     Vec acc[MR][NV];
@@ -175,11 +175,11 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
             else store(t.c + m * t.stride + v * kLanes, mask[v], y);
         }
 }
-// Six rows or fewer at a time, evenly: 8 are 4 and 4, not 6 and 2.
+// At most six rows at a time, evenly: 8 are 4 and 4, not 6 and 2.
 inline int64_t num_parts(int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; }
 inline int64_t split(int64_t num_rows, int64_t index) { return num_rows * index / num_parts(num_rows); }
 
-// go<MR>() for as many rows
+// Calls go<MR>() for this many rows.
 template <class F>
 static void with_rows(int64_t num_rows, F go) {
     switch (num_rows) {
@@ -192,8 +192,8 @@ static void with_rows(int64_t num_rows, F go) {
     }
 }
 
-// Up to kMaxRows rows by `num_vecs` whole Vecs of columns, kFew of them at once where there are one or two rows: so many
-// sums that the next addition need not wait for the last.
+// Up to kMaxRows rows by `num_vecs` whole Vecs of columns; for one or two rows kFew of them at once, so that there are enough
+// independent sums to hide the latency of additions.
 template <int kFew, class A, class B, class N>
 static void multiply(int64_t num_rows, A a, B b, int64_t num_k, int64_t num_vecs, const Target& t, N& next) {
     with_rows(num_rows, [&](auto rows) {

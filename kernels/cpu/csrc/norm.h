@@ -2,7 +2,7 @@
 #pragma once
 #include "vec.h"
 
-// x times this is x divided by its root mean square.
+// Returns the inverse of the root mean square of x.
 inline float inverse_rms(const float* x, int64_t width, float eps) {
     Vec squares = splat(0);
     int64_t i = 0;

@@ -1,9 +1,9 @@
 // Sums of bfloat16 products with AMX (TDPBF16PS). A tile of the left-hand side is up to 16 rows of 16 pairs, one of the
-// right-hand side 16 pairs of 16 columns: a panel is two side by side. What an instruction adds to a sum is the even
-// products' sum and the odd products' sum of its 16 pairs. Denormals count as 0. See pairs.h.
+// right-hand side 16 pairs of 16 columns: a panel is two adjacent tiles. An instruction adds to a sum the sum of even
+// products and the sum of odd products of its 16 pairs. Denormals are treated as 0. See pairs.h.
 //
-// What must always hold: tiles are a thread's own and are given back before the thread leaves `linear`; the process has
-// asked the system for them (../instruction_sets.py).
+// What must always hold: tiles belong to a thread and are released before the thread leaves `linear`; the process has
+// requested them from the system (../instruction_sets.py).
 #pragma once
 
 class Pairs {
@@ -15,12 +15,12 @@ public:
         if (upper_) _tile_release();
     }
 
-    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Of x there is a multiple
-    // of kPairStep, 0 beyond num_k.
+    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
+    // padded with 0 to a multiple of kPairStep.
     void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
              int64_t sums_stride) {
         int64_t whole = num_k / kPairStep * kPairStep;
-        alignas(64) bf16 rest[kPairStep * kPanel];  // the end of a panel that no tile's depth divides, and zeros
+        alignas(64) bf16 rest[kPairStep * kPanel];  // the end of a panel that is not a multiple of a tile's depth, padded with zeros
         if (whole < num_k) {
             memcpy(rest, panel + whole * kPanel, (num_k - whole) * kPanel * sizeof(bf16));
             memset(rest + (num_k - whole) * kPanel, 0, (kPairStep - num_k + whole) * kPanel * sizeof(bf16));
@@ -37,8 +37,8 @@ public:
 
 private:
     static constexpr int64_t kTileRows = 16;
-    static constexpr int64_t kAhead = 12288;  // bytes of weights that are asked for before they are needed
-    static constexpr int64_t kPanelBytes = kPanel * 2 * sizeof(bf16);  // from one pair's columns to the next one's
+    static constexpr int64_t kAhead = 12288;  // bytes of weights to prefetch ahead
+    static constexpr int64_t kPanelBytes = kPanel * 2 * sizeof(bf16);  // from one pair's columns to the next
 
     struct alignas(64) Config {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -46,8 +46,8 @@ private:
         uint8_t rows[16] = {};
     };
 
-    // Compilers' intrinsics for tiles do not say which memory they read (GCC 12's load of a shape names 8 of its 64 bytes, its
-    // load of a tile none): without this, what was written before might not be there, or not at all.
+    // Compilers' intrinsics for tiles do not declare the memory that they read (GCC 12: 8 of the 64 bytes of a configuration,
+    // nothing of a tile): without this barrier, earlier stores might be reordered or eliminated.
     static void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
     int64_t upper_ = 0, lower_ = 0;  // rows of the upper tiles (0, 1, 4) and of the lower ones (2, 3, 5)
@@ -58,7 +58,7 @@ private:
         Config config;
         for (int tile = 0; tile < 8; tile++) {
             bool right = tile >= 6, low = tile == 2 || tile == 3 || tile == 5;
-            // a tile that is not used has one row: none at all is no shape
+            // an unused tile has one row, because zero rows are not a valid shape
             config.rows[tile] = static_cast<uint8_t>(right ? kTileRows : std::max<int64_t>(1, low ? lower : upper));
             config.bytes_a_row[tile] = 64;
         }
@@ -102,7 +102,7 @@ private:
         };
         for (int64_t k = 0; k < whole; k += kPairStep) {
             const bf16* right = panel + k * kPanel;
-            // few rows: the weights come from memory
+            // few rows: the weights are read from memory
             if (!kLower)
                 for (int64_t i = 0; i < kPairStep * kPanel * 2; i += 64)
                     _mm_prefetch(reinterpret_cast<const char*>(right) + kAhead + i, _MM_HINT_T0);

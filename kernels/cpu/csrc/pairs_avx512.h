@@ -1,11 +1,11 @@
-// Sums of bfloat16 products with AVX-512 BF16 (VDPBF16PS): one chain a sum, k ascending, in each pair the odd one first.
-// Denormals count as 0. See pairs.h.
+// Sums of bfloat16 products with AVX-512 BF16 (VDPBF16PS): one chain per sum, k ascending, in each pair the odd one first.
+// Denormals are treated as 0. See pairs.h.
 #pragma once
 
 class Pairs {
 public:
-    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Of x there is a multiple
-    // of kPairStep, 0 beyond num_k.
+    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
+    // padded with 0 to a multiple of kPairStep.
     void add(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, bool fresh, float* sums,
              int64_t sums_stride) {
         int64_t parts = (num_rows + kRows - 1) / kRows;
@@ -27,8 +27,8 @@ public:
     }
 
 private:
-    static constexpr int64_t kRows = 8;     // in registers: 8 x 2 sums, enough that none waits for its last addition
-    static constexpr int64_t kAhead = 4096; // bytes of weights that are asked for before they are needed
+    static constexpr int64_t kRows = 8;     // in registers: 8 x 2 sums, enough to hide the latency of additions
+    static constexpr int64_t kAhead = 4096; // bytes of weights to prefetch ahead
 
     template <int MR>
     __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_k, bool fresh,

@@ -1,8 +1,8 @@
-// What a step is: a list of `Op` over the columns of a `Pass`. Filled by ../program.py (the fields there must match,
-// in order), run by run.cpp, one kernel a kind.
+// A step: a list of `Op` over the columns of a `Pass`. Filled by ../program.py (whose fields must match, in order), run by
+// run.cpp, with one kernel for each kind.
 //
-// What must always hold: row n of every result is a function of row n of the arguments (in attention: and of its own
-// sequence's keys and values), in one order of summation, whatever the number of rows, threads, blocks or chunks.
+// What must always hold: row n of every result is a function of row n of the arguments (in attention, also of its own
+// sequence's keys and values), with a fixed order of summation, whatever the number of rows, threads, blocks or chunks.
 #pragma once
 #include <cstdint>
 
@@ -25,31 +25,31 @@ enum Kind : int32_t {
     kMix = 15,
 };
 
-// How the numbers of a weight or a cache are stored.
+// The dtype of a weight or a cache.
 enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 
-// Pointers to activations are to float32, row-major, at row 0. An operation uses the fields that its kernel names.
+// Activations are float32, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
 struct Op {
     int32_t kind;
     int32_t looked_at;  // 1: runs on the rows of the head (Pass::num_looked_at), 0: on all tokens
-    int32_t stored;     // of `weight`, or of the cache
-    int32_t joined;     // 1: a thread goes on to the next operation without waiting for the others
+    int32_t stored;     // dtype of `weight`, or of the cache
+    int32_t joined;     // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
-    int64_t out_width;  // linear: columns of y; rope: elements of a head that are turned, the first ones
+    int64_t out_width;  // linear: columns of y; rope: how many elements of a head are rotated, from the first on
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t x_stride, y_stride, z_stride;
-    int64_t window;     // attend: a token sees so many, itself among them; 0: all before it
+    int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it
     int64_t num_experts;
-    int64_t num_chosen; // experts that a token goes to
+    int64_t num_chosen; // experts per token
     float eps;
-    float scale;        // of attention's scores, or of an embedding
-    float soft_cap;     // c: x becomes c * tanh(x / c); 0: it does not
-    int32_t normalise;  // route: the weights of the chosen come to 1
-    int32_t activation; // linear: y is gate and up no longer, but silu_mul's or gelu_mul's result (their kind); 0: neither
-    int32_t turned;     // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
+    float scale;        // factor of attention scores, or of an embedding
+    float soft_cap;     // c: x becomes c * tanh(x / c); 0: off
+    int32_t normalise;  // route: normalise the weights of the chosen experts to 1
+    int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither
+    int32_t turned;     // attend: x and z are queries and keys before norm, rotation and write_kv, which it does first
     const float* x;
-    const float* z;  // second argument: what linear adds, the values of write_kv
+    const float* z;  // second argument: the summand of linear, the values of write_kv
     const void* weight;
     const float* bias;
     const float* cos;
@@ -57,13 +57,13 @@ struct Op {
     float* y;
     void* keys;    // one layer's cache, [block, kv head, slot, head_dim]
     void* values;
-    const void* const* matrices;  // one an expert
-    void* deal;                   // which rows go to which expert; experts.cpp says how
-    const float* norm;      // linear: x is rms_norm's argument, and this its weight; attend, turned: weights of the queries' norm
-    const float* key_norm;  // attend, turned: and of the keys'
-    const float* v;         // attend, turned: values, in x's rows
-    float* room;            // for as many rows: of linear's x after the norm; of attend's queries
-    float* raw;             // for as many rows: linear's y before the activation
+    const void* const* matrices;  // one per expert
+    void* deal;                   // the assignment of rows to experts; see experts.cpp
+    const float* norm;      // linear: norm x first, with this weight; attend if turned: weight of the queries' norm
+    const float* key_norm;  // attend if turned: weight of the keys' norm
+    const float* v;         // attend if turned: values, in x's rows
+    float* room;            // memory for as many rows: linear's x after the norm; attend's queries
+    float* raw;             // memory for as many rows: linear's y before the activation
 };
 
 // The columns of one pass; see StepBatch in ../../batch.py.
@@ -75,14 +75,14 @@ struct Pass {
     int64_t num_threads;
     const int64_t* token_ids;
     const int64_t* positions;
-    const int64_t* blocks;       // physical block that each token's KV goes to
-    const int64_t* looked_at;    // flat indexes of the tokens whose logits are wanted
-    const int64_t* query_start;  // of each sequence, one more than there are sequences
-    const int64_t* tables;       // block tables, one behind the other
-    const int64_t* table_start;  // where each begins
+    const int64_t* blocks;       // physical block to which each token's KV is written
+    const int64_t* looked_at;    // flat indexes of the tokens whose logits are needed
+    const int64_t* query_start;  // first token of each sequence, and the end of the last
+    const int64_t* tables;       // block tables, concatenated
+    const int64_t* table_start;  // start of each table
 };
 
-// One thread's share of an operation. `next` hands out numbers from 0, to all threads together.
+// One thread's share of an operation. `next` returns numbers from 0, each to one thread of the team.
 struct Team;
 struct Worker {
     int thread;
@@ -90,17 +90,17 @@ struct Worker {
     int64_t* counter;
     Team* team;
     int64_t next() const { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
-    void wait() const;  // until all threads are here; team.cpp
+    void wait() const;  // barrier of all threads; team.cpp
 };
 
-// A thread's share of the rows, the same in each operation that works row by row.
+// A thread's share of the rows, which is the same in all row-wise operations.
 struct Share {
     int64_t begin, end;
     Share(int64_t n, const Worker& w) : begin(n * w.thread / w.num_threads), end(n * (w.thread + 1) / w.num_threads) {}
 };
 
-// Where element `i` of a key goes, counted from its block's and head's first. Blocks of whole panels keep them turned, as
-// their product wants them: [panel][word][slot], where a word is one float32 or two bfloat16. Others keep rows.
+// The offset of element `i` of a key within its block and head. Blocks of whole panels keep keys transposed, as the product
+// needs them: [panel][word][slot], where a word is one float32 or two bfloat16. Other blocks keep rows.
 constexpr int64_t kSlots = 16;
 inline bool keeps_turned(int64_t block_size) { return block_size % kSlots == 0; }
 template <class T>
@@ -110,8 +110,8 @@ int64_t place_of_key(int64_t block_size, int64_t width, int64_t slot, int64_t i)
     return slot / kSlots * kSlots * width + (i / in_word * kSlots + slot % kSlots) * in_word + i % in_word;
 }
 
-// So many rows linear keeps for each thread by itself, where it keeps any; more of them, where all threads read them until
-// the next barrier.
+// Up to this many rows, linear keeps a copy for each thread, if it keeps any; more rows are shared by all threads until the
+// next barrier.
 constexpr int64_t kOwnRows = 16;
 
 inline int64_t num_rows(const Op& op, const Pass& pass) { return op.looked_at ? pass.num_looked_at : pass.num_tokens; }

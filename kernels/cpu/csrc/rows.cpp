@@ -1,7 +1,7 @@
-// What is done to each token's row by itself: norms, rotary embedding, writing the cache, SiLU.
+// Row-wise operations: norms, rotary embedding, writing the cache, SiLU.
 //
-// What must always hold: a thread has the same rows in each of these, so that one of them may follow another (Op::joined)
-// before all threads have done with the first.
+// What must always hold: a thread has the same rows in each of these, so that they may follow one another without a barrier
+// (Op::joined).
 #include <algorithm>
 #include <vector>
 
@@ -24,7 +24,7 @@ void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float*
     else write<float>(op, pass, n, head, k, v);
 }
 
-// One head at a position; y may be x.
+// Rotates one head by its position; y may be x.
 void turn_head(const Op& op, int64_t position, const float* x, float* y) {
     int64_t half = op.out_width / 2;
     const float *cos = op.cos + position * half, *sin = op.sin + position * half;
@@ -43,7 +43,7 @@ void gather(const Op& op, const Pass& pass, const Worker& worker) {
         memcpy(op.y + s.begin * op.y_stride, op.x + pass.looked_at[s.begin] * op.x_stride, op.width * sizeof(float));
 }
 
-// Over each of num_heads pieces of a row.
+// Norms each of the num_heads parts of a row.
 void rms_norm(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
         for (int64_t h = 0; h < op.num_heads; h++)
@@ -64,8 +64,7 @@ void write_kv(const Op& op, const Pass& pass, const Worker& worker) {
             write(op, pass, s.begin, h, op.x + s.begin * op.x_stride + h * op.width, op.z + s.begin * op.z_stride + h * op.width);
 }
 
-// The query heads of a key/value head: normed and turned into op.room. Its key: the same, and into the cache beside its
-// value.
+// Norms and rotates the query heads of a key/value head into op.room, and its key into the cache, along with its value.
 void turn(const Op& op, const Pass& pass, int64_t n, int64_t head) {
     int64_t sharing = op.num_heads / op.num_kv_heads, position = pass.positions[n];
     static thread_local std::vector<float> row;

@@ -1,5 +1,5 @@
-// Runs a program, one operation after the other, on one team of threads. The only entry points from Python, with
-// quipu_pack; ctypes lets go of the interpreter lock for the length of a call.
+// Runs a program, one operation after the other, on a team of threads. Called from Python by ctypes, which releases the GIL
+// during a call.
 #include <omp.h>
 #include <sys/mman.h>
 
@@ -8,7 +8,7 @@
 #include "program.h"
 #include "team.h"
 
-// Ask for large pages in memory that nobody has written yet: what is spread over it is then found by fewer walks.
+// Requests large pages for memory that has not been written yet: scattered accesses then need fewer page walks.
 extern "C" void quipu_large_pages(void* start, int64_t bytes) {
     constexpr uintptr_t kPage = 1 << 21;
     uintptr_t first = (reinterpret_cast<uintptr_t>(start) + kPage - 1) / kPage * kPage;
@@ -22,7 +22,7 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
         embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add,
         gelu_mul, soft_cap, route, deal, expert_linear, expert_silu_mul, mix,
     };
-    std::vector<int64_t> counters(num_ops * 8);  // each on a cache line of its own
+    std::vector<int64_t> counters(num_ops * 8);  // each on its own cache line
     Team team;
 #pragma omp parallel num_threads(static_cast<int>(pass->num_threads))
     {

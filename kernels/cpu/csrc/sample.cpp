@@ -1,12 +1,12 @@
-// From rows of logits to tokens: the very ones that ../../sampling.py draws, which says what each setting means.
+// Draws tokens from rows of logits: exactly those of ../../sampling/oracle.py, which documents the settings.
 //
-// The oracle computes in float64 over a sorted vocabulary. Here few tokens are looked at more than once: those whose
-// scores say that they can matter are gathered, sorted as far as needed and weighed in float64; the mass of all others is
-// added up in float32. Every sum comes with a bound of what it may be off the oracle's by (other order, other exp), and a
-// decision is taken only where it is the same on both sides of that bound. Where it is not (an exact tie of masses, one
-// draw in some millions), the row is left to the oracle.
+// The oracle computes in float64 over a sorted vocabulary. Here few tokens are visited more than once: those whose scores
+// are large enough to matter are gathered, sorted as far as needed and weighted in float64; the mass of all others is summed
+// in float32. Every sum has a bound on its difference from the oracle's (another order, another exp), and a decision is made
+// only if it is the same on both sides of that bound. Otherwise (an exact tie of masses, one draw in some millions), the row
+// is left to the oracle.
 //
-// What must always hold: an answer is the oracle's token, whatever the other rows and the number of threads.
+// What must always hold: a drawn token is the oracle's, whatever the other rows and the number of threads.
 #include <limits>
 
 #include "logits.h"
@@ -19,12 +19,12 @@ struct Draw {
 
 namespace {
 
-constexpr int64_t kUndecided = -1;    // the oracle draws
-constexpr int64_t kNoNumbers = -2;    // and says what is wrong
-constexpr double kDouble = 1e-10;     // that sums of float64, each of at most 2^18 terms within two ulp, may be off: 2^18 x 2^-52 and more
-constexpr double kFloat = 1e-5;       // the same for float32: three roundings of a score down to -40, and sums of 8 terms a lane
+constexpr int64_t kUndecided = -1;    // the oracle must draw
+constexpr int64_t kNoNumbers = -2;    // the oracle reports what is wrong
+constexpr double kDouble = 1e-10;     // error bound of float64 sums of at most 2^18 terms within two ulp: more than 2^18 x 2^-52
+constexpr double kFloat = 1e-5;       // the same for float32: three roundings of a score down to -40, and sums of 8 terms per lane
 
-// Philox4x32-10 (Salmon et al., SC 2011), as ../../philox.py has it.
+// Philox4x32-10 (Salmon et al., SC 2011), as in ../../sampling/philox.py.
 double uniform(uint64_t seed, uint64_t position) {
     uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
@@ -56,7 +56,7 @@ struct Row : Logits {
     double score(float logit, const Draw& d) const {
         return (static_cast<double>(logit) - static_cast<double>(top)) / d.temperature;
     }
-    // All tokens from this logit on that min_p leaves.
+    // Gathers all tokens with at least this logit that pass min_p.
     void gather(float least, const Draw& d) {
         found.clear();
         sorted = 0;
@@ -65,7 +65,7 @@ struct Row : Logits {
             if (s >= d.log_min_p) found.push_back({s, std::exp(s), i});
         });
     }
-    // The first count + 1 in order.
+    // Sorts the first count + 1.
     const Candidate& at(int64_t count) {
         while (count >= sorted) {
             int64_t more = std::min<int64_t>(found.size(), std::max<int64_t>(64, 4 * sorted));
@@ -79,7 +79,7 @@ struct Row : Logits {
 
 enum class Outcome { kDrawn, kMore, kUnsure };
 
-// Draw among row.found, beside which there are tokens of less score and this mass, off by `off` at most.
+// Draws among row.found; all other tokens have lower scores and this mass in total, with an error of at most `off`.
 Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, int64_t* id) {
     int64_t count = row.found.size();
     double total = rest, margin;
@@ -113,7 +113,7 @@ Outcome draw_among(Row& row, const Draw& d, double u, double rest, double off, i
 
 int64_t draw(Row& row, const Draw& d) {
     if (d.temperature == 0) return row.best();
-    // where other bounds would hold, or logits that differ could have one score
+    // where the error bounds do not hold, or different logits could have equal scores
     if (!(d.temperature >= 1e-3 && d.temperature <= 1e3) || std::abs(row.top) > 1e4f) return kUndecided;
     double u = uniform(d.seed, d.position);
     int64_t id = kUndecided;
@@ -132,9 +132,9 @@ int64_t draw(Row& row, const Draw& d) {
     for (double window : {6.0, 12.0, 20.0, 40.0, 1e9}) {
         double bound = static_cast<double>(row.top) - window * d.temperature;
         float least = bound < -1e30 ? std::numeric_limits<float>::lowest() : static_cast<float>(bound);
-        if (window < 12 && d.top_p < 1) continue;  // the border of top_p is seldom so near
+        if (window < 12 && d.top_p < 1) continue;  // the threshold of top_p is rarely so near
         bool all = window > 1e8 || row.score(least, d) < d.log_min_p;
-        if (!all && std::isfinite(d.log_min_p)) continue;  // a cut within the rest
+        if (!all && std::isfinite(d.log_min_p)) continue;  // min_p cuts within the rest
         row.gather(least, d);
         double rest = all ? 0 : row.mass_below(least, d.temperature);
         Outcome outcome = draw_among(row, d, u, rest, kFloat * rest, &id);
@@ -146,7 +146,7 @@ int64_t draw(Row& row, const Draw& d) {
 
 }  // namespace
 
-// One token for each row, or one of the two numbers below 0.
+// Draws one token for each row, or stores one of the two negative codes.
 extern "C" void quipu_sample(const float* logits, int64_t stride, int64_t vocab_size, int64_t num_rows, const Draw* draws, int64_t* ids,
                              int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(num_threads)) if (num_rows > 1)

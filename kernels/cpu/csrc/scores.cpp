@@ -1,19 +1,19 @@
-// From rows of logits to logprobs, ranks and the likeliest tokens: what ../../logprobs.py says, row by row.
+// Computes logprobs, ranks and the most likely tokens of rows of logits, as ../../sampling/logprobs.py does.
 //
-// A mass is within some 5e-7 of itself (a float32 difference, and exp), so is their sum, and a logprob is as far off as that
-// beside its own rounding.
+// A mass has a relative error of some 5e-7 (a float32 difference, and exp), so has their sum, and a logprob has that error
+// in addition to its own rounding.
 //
-// What must always hold: what is said of a row depends on it alone, to the bit; ids and ranks are the oracle's.
+// What must always hold: the bits of a row's results depend on that row alone; ids and ranks are the oracle's.
 #include "logits.h"
 
 struct Scored {
     int64_t row, target, num_top;
-    int64_t first_top;  // where its likeliest begin, among those of all
+    int64_t first_top;  // start of its most likely tokens among those of all rows
 };
 
 namespace {
 
-constexpr int64_t kNoNumbers = 0;  // instead of a rank
+constexpr int64_t kNoNumbers = 0;  // in place of a rank
 
 struct Token {
     float logit;
@@ -46,7 +46,7 @@ struct Row : Logits {
         }
         return 1 + num_before;
     }
-    // The first `count` of `found`, in order.
+    // Sorts the first `count` of `found`.
     void find_likeliest(int64_t count) {
         found.clear();
         each_from(reached_by(count), [&](int64_t id) { found.push_back({x[id], id}); });
@@ -56,7 +56,7 @@ struct Row : Logits {
 
 }  // namespace
 
-// For each of `scored` a logprob and a rank, or 0 for the latter where the row holds no numbers, and num_top likeliest.
+// For each of `scored`: a logprob, a rank (0 if the row holds NaN or has no finite maximum), and the num_top most likely.
 extern "C" void quipu_score(const float* logits, int64_t stride, int64_t vocab_size, int64_t num_scored, const Scored* scored,
                             float* logprobs, int64_t* ranks, int64_t* top_ids, float* top_logprobs, int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(num_threads)) if (num_scored > 1)

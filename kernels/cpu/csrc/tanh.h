@@ -1,9 +1,9 @@
-// tanh for vectors, and the soft cap that is made of it.
+// tanh for vectors, and the soft cap.
 #pragma once
 #include "vec.h"
 
-// To within two units of the last place. Near 0, where 1 - 2 / (exp(2x) + 1) would lose what it subtracts, an odd
-// polynomial (a Chebyshev fit of its own); the two are put together by adding an exact 0 to either. A NaN stays one.
+// Accurate to two ulp. Near 0, where 1 - 2 / (exp(2x) + 1) suffers from cancellation, it is an odd polynomial (our own
+// Chebyshev fit); the two are combined by adding an exact 0 to either. NaN is preserved.
 inline Vec tanh(Vec x) {
     Vec in = smaller(splat(10.0f), larger(splat(-10.0f), x));
     Vec size = larger(in, splat(0) - in);

@@ -28,7 +28,7 @@ void Worker::wait() const {
     if (team->arrived.fetch_add(1) + 1 == num_threads) {
         team->arrived.store(0);
         team->round.fetch_add(1);
-        // who goes to sleep has counted itself before it looks at the round once more
+        // a thread registers as sleeping before it checks the round once more
         if (team->sleeping.load() > 0) futex(&team->round, FUTEX_WAKE_PRIVATE, INT_MAX);
         return;
     }

@@ -1,8 +1,8 @@
-// Threads that wait for each other several times a layer.
+// The barrier of a team of threads, used several times per layer.
 //
-// A thread that waits spins for a moment, since all usually arrive together, and then sleeps: beside a busy neighbour the
-// one it waits for may not be running, and gets this core then. OpenMP's own waiting spins as GOMP_SPINCOUNT says, which
-// is read before anybody here can set it.
+// A waiting thread spins for a moment, since all usually arrive together, and then sleeps: beside a busy process the thread
+// that it waits for may not be running, and then gets this core. OpenMP's own barrier spins as GOMP_SPINCOUNT says, which
+// is read before this code can set it.
 #pragma once
 #include <atomic>
 

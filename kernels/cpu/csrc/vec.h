@@ -1,9 +1,9 @@
-// What all kernels compute with: `Vec`, as many float32 lanes as the instruction set has, and bfloat16 read into them.
+// The vector type of all kernels: `Vec`, as many float32 lanes as the instruction set has, and loads of bfloat16.
 //
-// vec_avx2.h and vec_avx512.h give the same names for 8 and for 16 lanes, and nothing outside of the two (but the bf16
-// products, linear_bf16.cpp, and 8 x 8 transposes) names an instruction: a kernel is written once, with load, store,
-// splat, fma, larger, smaller, sum_lanes, first_lanes and the operators + - * /. The compiler is told to contract
-// nothing (-ffp-contract=off): what is fused is fused by name, so the same expression rounds alike wherever it is inlined.
+// vec_avx2.h and vec_avx512.h define the same names for 8 and for 16 lanes, and no other file (except the bf16 products,
+// linear_bf16.cpp, and 8 x 8 transposes) uses intrinsics: a kernel is written once, with load, store, splat, fma, larger,
+// smaller, sum_lanes, first_lanes and the operators + - * /. The compiler must not contract (-ffp-contract=off): fused
+// operations are written explicitly, so an expression rounds alike wherever it is inlined.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -17,7 +17,7 @@ typedef uint16_t bf16;
 #include "vec_avx2.h"
 #endif
 
-// Ask for a cache line, as far as the second-level cache: the first has too few places to wait in.
+// Prefetches a cache line into the second-level cache: the first has too few fill buffers.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline float widen(float x) { return x; }
@@ -29,19 +29,19 @@ inline float widen(bf16 x) {
 }
 
 inline void narrow(float x, float* p) { *p = x; }
-// To the nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN is preserved.
 inline void narrow(float x, bf16* p) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     *p = x != x ? 0x7fc0 : static_cast<bf16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// exp to about an ulp: 2**n times a polynomial of degree 6. 0 below -87, where a float32 is nearly denormal, so that
-// exp(-inf) is exactly 0; exp(0) is exactly 1; a NaN stays one (larger and smaller give their second operand then).
+// exp, accurate to about an ulp: 2**n times a polynomial of degree 6. 0 below -87, where a float32 is nearly denormal, so
+// that exp(-inf) is exactly 0; exp(0) is exactly 1; NaN is preserved (larger and smaller return their second operand then).
 inline Vec exp(Vec x) {
     Vec in = smaller(splat(88.0f), larger(splat(-87.0f), x));
     Vec n = nearest_integer(in * splat(1.44269504f));
-    Vec f = fnma(n, splat(0.693145752f), in);  // ln 2 in two pieces
+    Vec f = fnma(n, splat(0.693145752f), in);  // ln 2 in two parts
     f = fnma(n, splat(1.42860677e-6f), f);
     Vec p = splat(1.0f / 720);
     p = fma(p, f, splat(1.0f / 120));

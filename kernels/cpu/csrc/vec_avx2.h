@@ -16,20 +16,20 @@ inline Vec splat(float x) { return _mm256_set1_ps(x); }
 inline Vec splat_from(const float* p) { return _mm256_broadcast_ss(p); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec fnma(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
-// Of two numbers; the second operand where one is a NaN.
+// Of two numbers; returns the second operand if one is NaN.
 inline Vec larger(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec smaller(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline float first_lane(Vec v) { return _mm256_cvtss_f32(v); }
 
-// sum += a * b, in the register where the sum is. Given the choice of all forms of this instruction, the compiler moves
-// sums about until some spill, which costs a third of the speed.
+// sum += a * b, in the register of the sum. If the compiler may choose among all forms of this instruction, it moves sums
+// between registers until some spill, which costs a third of the speed.
 inline Vec accumulate(Vec sum, Vec a, Vec b) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
     return sum;
 }
 
-// Of 32-bit words that hold two bfloat16 each: the low ones, and the high ones.
-// Written out, so that each takes one register and the mask none: the sums need the others.
+// Of 32-bit words with two bfloat16 each: the low and the high ones.
+// In assembly, so that each uses one register and the mask none: the sums need the others.
 inline Vec low_halves(const bf16* p) {
     Vec v;
     asm("vmovups %1, %0\n\tvpslld $16, %0, %0" : "=x"(v) : "m"(*reinterpret_cast<const __m256_u*>(p)));
@@ -45,7 +45,7 @@ inline Vec high_halves(const bf16* p) {
     return v;
 }
 
-// See micro.h. At once, so that one register is enough for what is on the left.
+// See micro.h. All at once, so that one register is enough for the left operand.
 __attribute__((always_inline)) inline void accumulate_row(Vec (&sums)[3], const Vec (&right)[3], const float* left) {
     Vec l, s0 = sums[0], s1 = sums[1], s2 = sums[2];
     asm("vbroadcastss %7, %3\n\tvfmadd231ps %3, %4, %0\n\tvfmadd231ps %3, %5, %1\n\tvfmadd231ps %3, %6, %2"
@@ -54,7 +54,7 @@ __attribute__((always_inline)) inline void accumulate_row(Vec (&sums)[3], const 
     sums[0] = s0, sums[1] = s1, sums[2] = s2;
 }
 
-// Always in this order, so that a sum has one value.
+// Always in this order, so that sums are reproducible.
 inline float sum_lanes(Vec v) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -75,7 +75,7 @@ inline Vec zero_where_below(Vec x, float bound, Vec y) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, splat(bound), _CMP_LT_OQ), y);
 }
 
-// The first `count` lanes; all where there are fewer. What is not loaded is 0.
+// The first `count` lanes, or all if there are fewer. Other lanes are 0.
 inline Mask first_lanes(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

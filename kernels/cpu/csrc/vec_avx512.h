@@ -16,29 +16,29 @@ inline Vec splat(float x) { return _mm512_set1_ps(x); }
 inline Vec splat_from(const float* p) { return _mm512_set1_ps(*p); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
-// Of two numbers; the second operand where one is a NaN.
+// Of two numbers; returns the second operand if one is NaN.
 inline Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec smaller(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline float first_lane(Vec v) { return _mm_cvtss_f32(_mm512_castps512_ps128(v)); }
 
-// sum += a * b, in the register where the sum is; see vec_avx2.h.
+// sum += a * b, in the register of the sum; see vec_avx2.h.
 inline Vec accumulate(Vec sum, Vec a, Vec b) {
 #ifdef __AVX512F__
     asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
 #else
-    return fma(a, b, sum);  // where the instructions are emulated
+    return fma(a, b, sum);  // if the instructions are emulated
 #endif
 }
 
-// Of 32-bit words that hold two bfloat16 each: the low ones, and the high ones.
+// Of 32-bit words with two bfloat16 each: the low and the high ones.
 inline Vec low_halves(const bf16* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
 inline Vec high_halves(const bf16* p) {
     __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high));
 }
 
-// Always in this order, so that a sum has one value.
+// Always in this order, so that sums are reproducible.
 inline float sum_lanes(Vec v) {
     __m128 low = _mm_add_ps(_mm512_extractf32x4_ps(v, 0), _mm512_extractf32x4_ps(v, 2));
     __m128 high = _mm_add_ps(_mm512_extractf32x4_ps(v, 1), _mm512_extractf32x4_ps(v, 3));
@@ -63,7 +63,7 @@ inline Vec zero_where_below(Vec x, float bound, Vec y) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(bound), _CMP_NLT_UQ), y);
 }
 
-// The first `count` lanes; all where there are fewer. What is not loaded is 0.
+// The first `count` lanes, or all if there are fewer. Other lanes are 0.
 inline Mask first_lanes(int64_t count) {
     return static_cast<Mask>(count <= 0 ? 0 : count >= kLanes ? 0xffff : (1u << count) - 1);
 }

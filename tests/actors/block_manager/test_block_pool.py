@@ -18,7 +18,8 @@ Make = Callable[[int], Pool]
 @pytest.fixture(params=POOLS)
 def make(request: pytest.FixtureRequest) -> Make:
     """Both pools, the one in Python and the one in C."""
-    return request.param
+    make_pool: Make = request.param
+    return make_pool
 
 
 def k(name: str) -> bytes:

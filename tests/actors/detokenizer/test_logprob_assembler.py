@@ -1,4 +1,4 @@
-"""Scores as tokens with their texts: offsets, the prompt's first token, half characters."""
+"""Assembling logprobs: offsets, the prompt's first token, partial characters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def scores(token_ids: list[int], top: int = 0) -> Scores:
 
 
 def outputs(assembler: LogprobAssembler, token_ids: list[int]) -> list[ScoredToken]:
-    told = scores(token_ids)
-    return [assembler.next_token(told, at) for at in range(len(token_ids))]
+    scored = scores(token_ids)
+    return [assembler.next_token(scored, at) for at in range(len(token_ids))]
 
 
 def tokens_of(prompt: PromptAssembler, num_top: int = 20) -> list[ScoredToken]:
@@ -31,15 +31,15 @@ def tokens_of(prompt: PromptAssembler, num_top: int = 20) -> list[ScoredToken]:
 
 
 def test_offsets_of_outputs() -> None:
-    """Each token's offset is the length of the text before it; both halves of a character begin where it begins."""
+    """Each offset is the length of the text before the token; both halves of a character have the same one."""
     tokens = outputs(LogprobAssembler(token_text, ByteDecoder(TABLE)), [1, 2, 3, 4, 5, 0])
     assert [token.offset for token in tokens] == [0, 2, 2, 3, 3, 5]
     assert [token.text for token in tokens] == ["bc", "�", "�", "", " d", "a"]
     assert [token.utf8 for token in tokens] == [TABLE[i] for i in (1, 2, 3, 4, 5, 0)]
 
 
-def test_after_an_echo() -> None:
-    """Outputs begin where the prompt's text ends; the prompt's first token leads, unscored, and comes once."""
+def test_outputs_after_an_echo() -> None:
+    """Outputs begin where the prompt's text ends. The prompt's first token comes first, once and without a score."""
     prompt = PromptAssembler(token_text, PromptText("abc d", 0, (0, 1, 3)), 2)
     assert prompt.text == "abc d"
     prompt.add(1, pack(scores([1])))
@@ -54,8 +54,8 @@ def test_after_an_echo() -> None:
     ]
 
 
-def test_without_an_echo() -> None:
-    """What was said of the prompt, and nothing of its first token."""
+def test_prompt_without_an_echo() -> None:
+    """The prompt's scores, without its first token."""
     prompt = PromptAssembler(token_text, None, 1)
     assert prompt.text == "" and tokens_of(prompt) == []
     prompt.add(1, pack(scores([5], top=2)))
@@ -63,6 +63,6 @@ def test_without_an_echo() -> None:
     assert token.top == (LikelyToken(0, "a", b"a", -0.5, 1), LikelyToken(1, "bc", b"bc", -0.5, 2))
 
 
-def test_nothing_is_missing_of_a_prompt_that_is_only_echoed() -> None:
-    """Its choices begin at once."""
+def test_echo_without_scores_is_complete() -> None:
+    """Its choices are sent at once."""
     assert PromptAssembler(token_text, PromptText("a", 0, (0,)), 0).is_complete

@@ -1,4 +1,4 @@
-"""The automaton of stop strings does what searching for each of them does, whatever their lengths cost there."""
+"""The automaton finds the same stop strings as searching for each of them, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOPS = st.lists(SMALL, min_size=1, max_size=6)
 
 
 class Searching:
-    """The oracle: looks for every stop string in everything that is held, each time."""
+    """The oracle: search all held text for every stop string, each time."""
 
     def __init__(self, stops: list[str], *, include: bool, num_ignored: int) -> None:
         self._stops = stops
@@ -47,8 +47,8 @@ class Searching:
 
 @given(STOPS, st.lists(st.text(alphabet="abc", max_size=6), max_size=12), st.booleans(), st.integers(0, 6))
 @example(["ab", "abab", "b"], ["aba", "b", "ab"], False, 1)
-def test_pieces_are_those_of_a_search(stops: list[str], texts: list[str], include: bool, num_ignored: int) -> None:
-    """Piece by piece the same text, the same stop, the same rest: overlapping stops, deaf pieces, with or without."""
+def test_same_pieces_as_a_search(stops: list[str], texts: list[str], include: bool, num_ignored: int) -> None:
+    """Each piece, the stop string and the rest are the same: with overlaps, ignored pieces, `include` or not."""
     automaton = StopStrings(stops)
     expected = Searching(stops, include=include, num_ignored=num_ignored)
     matcher = StopMatcher(automaton, include=include, num_ignored=num_ignored)
@@ -63,7 +63,7 @@ def test_pieces_are_those_of_a_search(stops: list[str], texts: list[str], includ
 
 @given(STOPS, st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab", max_size=4)), max_size=20))
 def test_sequences_share_one_automaton(stops: list[str], turns: list[tuple[int, str]]) -> None:
-    """Each has a place of its own in it, however deep another one has gone."""
+    """Each has a position of its own, however deep another sequence has gone."""
     automaton = StopStrings(stops)
     shared = [StopMatcher(automaton) for _ in range(3)]
     alone = [StopMatcher(StopStrings(stops)) for _ in range(3)]
@@ -72,7 +72,7 @@ def test_sequences_share_one_automaton(stops: list[str], turns: list[tuple[int, 
 
 
 class Counting(StopStrings):
-    """Counts its steps, those that building takes included."""
+    """Count steps, including those that building takes."""
 
     num_steps = 0
 
@@ -82,8 +82,8 @@ class Counting(StopStrings):
 
 
 @pytest.mark.parametrize("num_sequences", [1, 8])
-def test_half_matched_stops_cost_no_more_than_their_lengths(num_sequences: int) -> None:
-    """4,095 characters held, of sixteen stop strings: a step a character, and once a step for each of their nodes."""
+def test_cost_of_partial_matches(num_sequences: int) -> None:
+    """With 4,095 held characters of sixteen stop strings: one step per character, and one per node to build it."""
     stops = [chr(ord("a") + index) * 3 + "x" * 4092 + str(index) for index in range(16)]
     automaton = Counting(stops)
     text = "aaa" + "x" * 4092
@@ -95,22 +95,22 @@ def test_half_matched_stops_cost_no_more_than_their_lengths(num_sequences: int) 
     assert automaton.num_steps <= num_nodes + num_sequences * (len(text) + 1)
 
 
-def test_nothing_is_built_before_a_text_gets_there() -> None:
-    """A request costs no more at its start than a few comparisons; a text that matches nothing never builds more."""
+def test_automaton_is_built_lazily() -> None:
+    """A request costs only a few comparisons at its start; a text that matches nothing builds nothing more."""
     automaton = Counting([character * 4096 for character in "abcdefghijklmnop"])
     assert StopMatcher(automaton).push("0123456789" * 100).text == "0123456789" * 100
     assert automaton.num_steps == 1000
 
 
 @given(STOPS)
-def test_no_object_for_each_character(stops: list[str]) -> None:
-    """Numbers in arrays: what is kept besides the strings is bounded by their characters."""
+def test_memory_per_character(stops: list[str]) -> None:
+    """The memory besides the strings is at most `NODE_BYTES` per character."""
     assert StopStrings(stops).num_bytes <= NODE_BYTES * (2 + sum(map(len, stops)))
 
 
 @given(STOPS, st.text(alphabet="ab", max_size=30))
-def test_nodes_are_the_longest_prefixes(stops: list[str], text: str) -> None:
-    """After each character the node is the longest prefix of any stop string that the text ends with."""
+def test_node_is_the_longest_prefix(stops: list[str], text: str) -> None:
+    """After each character, the node is the longest prefix of a stop string that the text ends with."""
     automaton = StopStrings(stops)
     prefixes = {stop[:length] for stop in stops for length in range(len(stop) + 1)}
     node = ROOT

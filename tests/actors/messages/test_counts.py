@@ -1,4 +1,4 @@
-"""Counts say how they are known: kinds never mix, for the type checker and at run time."""
+"""Counts carry how they are known: kinds do not mix, for the type checker and at run time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def snippets(known: Known, estimate: Estimate, unknown: Unknown, n: int, count: 
 
 
 def test_mixing_kinds_is_a_type_error(tmp_path: Path) -> None:
-    """Each of these lines is wrong for mypy as the product is checked, and each of the others is right."""
+    """Each marked line is wrong for mypy with the product's settings, and each other line is right."""
     lines = [*MIXED, *ONLY_TYPES, *FINE]
     snippet = tmp_path / "snippet.py"
     snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
@@ -78,13 +78,13 @@ def test_mixing_kinds_is_a_type_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("expression", MIXED)
 def test_mixing_kinds_is_an_error_at_run_time(expression: str) -> None:
-    """Should a mix get past the checker, it ends there."""
+    """A mix that gets past the type checker raises TypeError."""
     with pytest.raises(TypeError):
         eval(expression, NAMES)
 
 
-def test_the_same_kind_adds_up() -> None:
-    """And nothing is clamped: a difference may be negative."""
+def test_same_kinds_add_up() -> None:
+    """Nothing is clamped: a difference may be negative."""
     assert Known(3) + Known(4) == Known(7)
     assert Known(3) - Known(4) == Known(-1)
     assert Estimate(3) + Estimate(4) == Estimate(7)
@@ -96,8 +96,8 @@ COUNTS = st.one_of(st.builds(Known, st.integers(0, 99)), st.builds(Estimate, st.
 
 
 @given(st.lists(COUNTS))
-def test_a_total_is_never_better_than_its_worst_part(counts: list[Count]) -> None:
-    """Known only of known parts, unknown with one unknown part or of nothing; the number is the parts' sum."""
+def test_total_is_as_uncertain_as_its_worst_part(counts: list[Count]) -> None:
+    """Known only if all parts are, unknown with one unknown part or none at all; the number is the sum."""
     worst = max((RANK[type(count)] for count in counts), default=RANK[Unknown])
     result = total(counts)
     assert RANK[type(result)] == worst
@@ -105,7 +105,7 @@ def test_a_total_is_never_better_than_its_worst_part(counts: list[Count]) -> Non
         assert result.n == sum(count.n for count in counts if not isinstance(count, Unknown))
 
 
-def test_what_is_shown_and_what_is_billed() -> None:
+def test_shown_and_billable() -> None:
     """A client is shown counts and estimates, 0 as 0; only a count is billed."""
     counts: list[Count] = [Known(0), Known(3), Estimate(3), UNKNOWN]
     assert [shown(count) for count in counts] == [0, 3, 3, None]
@@ -113,8 +113,8 @@ def test_what_is_shown_and_what_is_billed() -> None:
     assert [kind_of(count) for count in counts] == ["known", "known", "estimate", "unknown"]
 
 
-def test_a_record_knows_nothing_by_itself() -> None:
-    """What nobody said is unknown, which is not 0."""
+def test_counts_of_a_record_default_to_unknown() -> None:
+    """A count that was never set is unknown, which is not 0."""
     record = UsageRecord(request_id="r", outcome=Outcome.REJECTED)
     assert record.prompt == record.cached == record.cache_write == UNKNOWN
     assert record.prompt_tokens is record.cached_tokens is record.cache_write_tokens is None

@@ -1,4 +1,4 @@
-"""The tokenizers library: panics become errors of one request, and the GIL is released."""
+"""The tokenizers library: panics fail one request, and the GIL is released."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.actors.tokenizer.tokenizer_kinds import demo, qwen_like, save
 from tests.runtimes import Client, small_runtime
 
 PANICKING = "a" * 64
-"""For `backtracking`: more ways to split it than the library's regular expressions try."""
+"""A text for `backtracking`: there are more ways to split it than the library's regular expressions try."""
 
 
 class PanicException(BaseException):
-    """As pyo3 makes it."""
+    """As defined by pyo3."""
 
 
 def backtracking() -> tokenizers.Tokenizer:
-    """Make a tokenizer whose pattern soon gives up on `PANICKING`."""
+    """Return a tokenizer whose pattern soon gives up on `PANICKING`."""
     tokenizer = demo()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -44,7 +44,7 @@ def backtracking() -> tokenizers.Tokenizer:
 
 
 def backtracking_model(folder: Path) -> str:
-    """Make a checkpoint with that tokenizer."""
+    """Write a checkpoint with that tokenizer and return its folder."""
     save(backtracking(), folder, "{% for m in messages %}{{ m.content }}{% endfor %}")
     for name in ("config.json", "generation_config.json"):
         if (DEMO / name).exists():
@@ -53,8 +53,8 @@ def backtracking_model(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["encode", "encode_with_starts"])
-def test_rust_panic_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """The panic is real, and the tokenizer works afterwards."""
+def test_panic_in_rust_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """After a real panic the tokenizer works as before."""
     library = Library(backtracking())
     encode = getattr(library, name)
     before = encode("another text", max_tokens=100)
@@ -65,14 +65,14 @@ def test_rust_panic_is_an_error(name: str, capfd: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_millions_of_blanks() -> None:
-    """The patterns of Qwen and Llama 3 give up on eleven million blanks and a letter."""
+def test_millions_of_spaces() -> None:
+    """The patterns of Qwen and Llama 3 give up on eleven million spaces and a letter."""
     with pytest.raises(LibraryPanic):
         Library(qwen_like()).encode(" " * 11_000_000 + "a", max_tokens=1)
 
 
 def test_other_exceptions_pass() -> None:
-    """Cancelled, KeyboardInterrupt and errors pass unchanged."""
+    """Cancelled, KeyboardInterrupt and ordinary errors are not converted."""
     for error in (KeyboardInterrupt(), SystemExit(), GeneratorExit(), ValueError("no"), BaseException()):
         with pytest.raises(type(error)) as raised, catching_panics():
             raise error
@@ -81,8 +81,8 @@ def test_other_exceptions_pass() -> None:
         raise PanicException("at the disco")
 
 
-async def test_cancelled_passes() -> None:
-    """A scope that is cancelled inside the guard ends as it should."""
+async def test_cancellation_passes() -> None:
+    """A scope that is cancelled inside `catching_panics` ends as usual."""
     with trio.CancelScope() as scope:
         scope.cancel()
         with catching_panics():
@@ -91,7 +91,7 @@ async def test_cancelled_passes() -> None:
 
 
 class PanickingTokenizer:
-    """Panics at every id that it is to decode, as a fake of the library's object."""
+    """A fake of the library's tokenizer that panics whenever it decodes."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         raise PanicException("no such token")
@@ -100,8 +100,8 @@ class PanickingTokenizer:
         raise PanicException("no such token")
 
 
-def test_decoding_panics_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds for a window of tokens and for a single token."""
+def test_panics_in_decoding_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When decoding a window of tokens, and a single one."""
     library = Library(PanickingTokenizer())
     with pytest.raises(LibraryPanic):
         WindowDecoder(library, [1], skip_special_tokens=True).push(2)
@@ -115,8 +115,8 @@ def test_decoding_panics_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         decoder.token_text(5)
 
 
-async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
-    """Text, chat, bad words and counts each get a 400, and the next request is served."""
+async def test_panic_fails_one_request(tmp_path: Path) -> None:
+    """A text, a chat, bad words and a count are each a 400, and the next request is served."""
     async with small_runtime(model_path=backtracking_model(tmp_path)) as client:
         chat = ChatPrompt(({"role": "user", "content": PANICKING},))
         for prompt, fields in (
@@ -133,10 +133,10 @@ async def test_a_panic_fails_its_request_alone(tmp_path: Path) -> None:
         client.assert_at_rest()
 
 
-async def test_a_panic_in_decoding_fails_its_request_alone(
+async def test_panic_in_decoding_fails_one_request(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other stream continues to its end."""
+    """The other stream completes."""
     make_decoder = Decoder.make_decoder
 
     class Panicking:
@@ -170,7 +170,7 @@ async def test_a_panic_in_decoding_fails_its_request_alone(
 
 @pytest.mark.parametrize("name", ["encode", "encode_with_starts"])
 def test_gil_is_released(name: str) -> None:
-    """While a long text is encoded, a loop in another thread keeps being woken."""
+    """While a long text is encoded, another thread keeps running."""
     library = Library(demo())
     text = "It's a knotted cord; they kept books. " * 20_000
     encode = getattr(library, name)
@@ -187,11 +187,11 @@ def test_gil_is_released(name: str) -> None:
     while thread.is_alive():
         time.sleep(0.001)
         num_wakes += 1
-    assert num_wakes > 20  # holding it: one or two
+    assert num_wakes > 20  # one or two if the GIL were held
 
 
 def test_parallelism_is_off() -> None:
-    """Batches run in the calling thread: in a thread pool, a short text would wait for long ones."""
+    """Batches run in the calling thread: with a thread pool, a short text would wait for long ones."""
     library = Library(demo())
     before = _num_tasks()
     library.encode("a text " * 1000, max_tokens=10_000)
@@ -202,8 +202,8 @@ def _num_tasks() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_decode_windows_stay_short() -> None:
-    """Tokens that show nothing, or never form a character, are not decoded again and again."""
+def test_windows_are_bounded() -> None:
+    """Tokens without text, or that never complete a character, are not decoded over and over."""
     num_decoded = []
 
     class Silent:
@@ -221,8 +221,8 @@ def test_decode_windows_stay_short() -> None:
         assert bool("".join(pieces)) == bool(silent.text)
 
 
-def test_tokenizer_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """A tokenizer that panics or raises while loading makes the checkpoint unreadable."""
+def test_unreadable_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer that cannot be loaded raises CheckpointError."""
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(Exception, match="cannot be read"):
         load_library(tmp_path)

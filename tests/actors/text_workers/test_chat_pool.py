@@ -1,6 +1,6 @@
-"""Chats rendered in processes of their own: the same text, and templates that are no friends of ours.
+"""Chats rendered in processes: the same text as in this process, and hostile templates.
 
-With real processes and the real clock: what must end, ends within generous deadlines.
+With real processes and the real clock, so deadlines are generous.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLOW = (
     "{% if messages[0].content == 'slow' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
     "{% endfor %}{% endif %}" + SAID
 )
-"""Never ends for one chat."""
+"""Loops forever for one chat."""
 SHOWN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}"
     "{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ flavour }}{{ bos_token }}"
@@ -74,8 +74,8 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "It is.", "parameters": {"big": 1 << 70}}}
 
 
-async def test_the_same_as_in_this_process() -> None:
-    """Texts and places of marks, of short chats and of ones that are sent in many pieces."""
+async def test_same_result_as_in_this_process() -> None:
+    """Texts and positions of marks, for short chats and for ones sent in many pieces."""
     call = {"id": "1", "function": {"name": "f", "arguments": {"x": [1, None, 1.5, True, "é"]}}}
     messages = (
         {"role": "system", "content": "Be brief. ✓"},
@@ -119,7 +119,7 @@ async def test_the_same_as_in_this_process() -> None:
     ],
 )
 async def test_templates_that_fail(source: str, reason: str) -> None:
-    """Whatever a template raises is the request's error, and the next one is answered."""
+    """Whatever a template raises fails one chat, and the next is rendered."""
     async with pool_of(source, timeout_s=PATIENCE_S) as pool:
         for _ in range(2):
             with pytest.raises(TemplateError, match=reason):
@@ -127,7 +127,7 @@ async def test_templates_that_fail(source: str, reason: str) -> None:
 
 
 async def test_chats_that_cannot_be_rendered() -> None:
-    """Lone surrogates, nesting without end, and what is no JSON: each is a TemplateError."""
+    """Lone surrogates, deep nesting and non-JSON values each raise TemplateError."""
     deep: dict[str, Any] = {}
     for _ in range(990):
         deep = {"a": deep}
@@ -153,8 +153,8 @@ async def test_chats_that_cannot_be_rendered() -> None:
         "{{ (messages | length + 10) ** (messages | length + 99999999) }}",
     ],
 )
-async def test_one_that_does_not_end(endless: str) -> None:
-    """It is an error at the deadline, and its process is no more; also where it never leaves C."""
+async def test_endless_template_is_killed(endless: str) -> None:
+    """At the time limit the chat fails and its process is killed, even if it never leaves C code."""
     async with pool_of("{% if messages[0].content == 'x' %}" + endless + "{% endif %}") as pool:
         before = set(pool.worker_ids)
         with pytest.raises(TemplateError, match="took longer than 2 seconds"):
@@ -167,8 +167,8 @@ async def test_one_that_does_not_end(endless: str) -> None:
         await render(pool, chat("y"))
 
 
-async def test_who_leaves_ends_it() -> None:
-    """Of a chat whose client has left nothing runs a moment later; one that ends soon leaves its process alone."""
+async def test_leaving_client_ends_its_rendering() -> None:
+    """A chat whose client has left is killed soon after; one that ends by itself in time spares its process."""
     async with pool_of(SLOW, timeout_s=600) as pool:
         before = set(pool.worker_ids)
         with trio.move_on_after(0.05):
@@ -190,8 +190,8 @@ async def test_who_leaves_ends_it() -> None:
         assert set(pool.worker_ids) == before
 
 
-async def test_slow_chats_hold_nobody_up() -> None:
-    """As many as one tenant may have at once: others of his are served, and other tenants' always."""
+async def test_slow_chats_do_not_block_others() -> None:
+    """With one less than a tenant's limit, its other chats are rendered; other tenants' always are."""
     async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
         for _ in range(MAX_WORKERS_PER_TENANT - 1):
             nursery.start_soon(render, pool, chat("slow"), "a")
@@ -204,8 +204,8 @@ async def test_slow_chats_hold_nobody_up() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_spare_workers_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was started for a slow hour ends after it."""
+async def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that were started for slow chats end when they are not needed."""
     monkeypatch.setattr(chat_pool, "IDLE_S", 0.05)
     async with pool_of(SLOW, timeout_s=600) as pool:
         async with trio.open_nursery() as nursery:
@@ -219,8 +219,8 @@ async def test_spare_workers_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await render(pool, chat("quick"))).text == "quick"
 
 
-async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it a chat is refused at once; one that is not served any more leaves its place."""
+async def test_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat beyond the limit is refused at once; a cancelled one leaves the queue."""
     monkeypatch.setattr(chat_pool, "MAX_WAITING", 4)
     async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
         for num_busy in range(1, MAX_WORKERS_PER_TENANT + 1):
@@ -240,8 +240,8 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_killed_worker_is_one_chat_s_trouble() -> None:
-    """Whoever was being rendered in it gets an error; the next chat finds another."""
+async def test_killed_worker_fails_one_chat() -> None:
+    """The chat that it was rendering fails; the next one gets another worker."""
     async with pool_of(SLOW, timeout_s=600) as pool:
         for process_id in pool.worker_ids:
             os.kill(process_id, signal.SIGKILL)
@@ -260,11 +260,11 @@ async def test_a_killed_worker_is_one_chat_s_trouble() -> None:
         ("{{ messages", "does not compile"),
     ],
 )
-async def test_templates_that_are_refused_at_load(source: str, reason: str) -> None:
-    """One that does not compile is an error of the checkpoint."""
+async def test_templates_that_do_not_compile(source: str, reason: str) -> None:
+    """A template that does not compile raises CheckpointError at startup."""
     with pytest.raises(BaseExceptionGroup) as raised:
         async with pool_of(source, timeout_s=0.5):
-            raise AssertionError("it was taken")
+            raise AssertionError("it was accepted")
     error: BaseException = raised.value
     while isinstance(error, BaseExceptionGroup):
         (error,) = error.exceptions
@@ -275,33 +275,33 @@ async def test_templates_that_are_refused_at_load(source: str, reason: str) -> N
     "source",
     ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{{ 3 ** 999999999 }}"],
 )
-async def test_templates_that_never_end_are_loaded(source: str) -> None:
-    """Nothing of a template runs at load: a checkpoint can be served but for its chats, and each of those is told."""
+async def test_endless_templates_compile(source: str) -> None:
+    """Nothing of a template runs at startup: the checkpoint is served, and each of its chats fails."""
     async with pool_of(source, timeout_s=0.5) as pool:
         with pytest.raises(TemplateError, match=r"longer than 0\.5 seconds"):
             await render(pool, chat("x"))
 
 
-async def test_nobody_is_forgotten() -> None:
-    """One more slow chat of a tenant than it may have workers: it is told in its time, whether or not others ask."""
+async def test_every_waiting_chat_gets_its_turn() -> None:
+    """With one slow chat more than its tenant may have workers, each gets its answer, even if no other chat arrives."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     async with pool_of(endless, timeout_s=2.0) as pool:
-        told: list[str] = []
+        reasons: list[str] = []
 
         async def ask() -> None:
             with pytest.raises(TemplateError) as raised:
                 await render(pool, chat("x"))
-            told.append(str(raised.value))
+            reasons.append(str(raised.value))
 
         async with trio.open_nursery() as nursery:
             for _ in range(MAX_WORKERS_PER_TENANT + 1):
                 nursery.start_soon(ask)
-        assert len(told) == MAX_WORKERS_PER_TENANT + 1
+        assert len(reasons) == MAX_WORKERS_PER_TENANT + 1
         assert pool.num_waiting == 0
 
 
 async def test_no_template() -> None:
-    """A checkpoint without one is served, but for its chats."""
+    """A checkpoint without a template is served, except for chats."""
     async with trio.open_nursery() as nursery:
         pool = ChatPool(None, 1.0)
         await nursery.start(pool.run)
@@ -332,7 +332,7 @@ trio.run(main)
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> None:
-    """Also those that are busy, and also where the parent had no time to end them."""
+    """Even if they are busy, and even if the parent had no time to end them."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT, SLOW], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -1,6 +1,6 @@
-"""Long texts encoded in processes of their own: the same ids, and processes that end when they should.
+"""Long texts encoded in processes: the same ids, and processes that end when they should.
 
-With real processes and the real clock: what must end, ends within generous deadlines.
+With real processes and the real clock, so deadlines are generous.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def processes_of(vocabulary: Vocabulary) -> EncodeProcesses:
 
 @pytest.fixture
 def processes() -> Iterator[EncodeProcesses]:
-    them = processes_of(VOCABULARY)
-    yield them
-    them.close()
-    assert them.process_ids == []
+    pool = processes_of(VOCABULARY)
+    yield pool
+    pool.close()
+    assert pool.process_ids == []
 
 
 # ---------------------------------------------------------------- what comes out
@@ -59,7 +59,7 @@ def processes() -> Iterator[EncodeProcesses]:
 
 @pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_process.PIECE_CHARACTERS + 1)])
 def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
-    """Of plain texts, with what it takes to give them back, and where only their number is wanted."""
+    """Plain texts, with and without an echo, and where only the number of tokens is returned."""
     here = VOCABULARY.encoder
 
     def compare(there: TextEncoder) -> None:
@@ -76,7 +76,7 @@ def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
 
 
 def test_chats_are_the_same(processes: EncodeProcesses) -> None:
-    """Their ids and the places of their marks."""
+    """Ids and positions of marks."""
     said = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
     rendered = RenderedChat(said, (len(said) // 3, len(said) // 2, len(said)))
     marks = tuple(ContentMark(MARK, 0, 0) for _ in rendered.mark_ends)
@@ -85,39 +85,39 @@ def test_chats_are_the_same(processes: EncodeProcesses) -> None:
     assert processes.run(lambda there: there.encode_chat(rendered, marks), Lease()) == expected
 
 
-def test_a_panic_is_an_error_and_no_more(tmp_path: Path) -> None:
-    """The process goes on, and is used again."""
+def test_panic_does_not_end_the_process(tmp_path: Path) -> None:
+    """A panic raises LibraryPanic, and the process is used again."""
     vocabulary = Vocabulary(Path(backtracking_model(tmp_path)))
-    them = processes_of(vocabulary)
+    pool = processes_of(vocabulary)
     try:
         with pytest.raises(LibraryPanic, match="retry-limit"):
-            them.run(lambda there: there.encode_text(PANICKING, max_tokens=100), Lease())
-        before = them.process_ids
+            pool.run(lambda there: there.encode_text(PANICKING, max_tokens=100), Lease())
+        before = pool.process_ids
         expected = vocabulary.encoder.count("fine", max_tokens=9)
-        assert them.run(lambda there: there.count("fine", max_tokens=100), Lease()) == expected
-        assert them.process_ids == before
+        assert pool.run(lambda there: there.count("fine", max_tokens=100), Lease()) == expected
+        assert pool.process_ids == before
     finally:
-        them.close()
+        pool.close()
 
 
-def test_a_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
-    """A process that is started later encodes with the one that the server was started with."""
+def test_tokenizer_that_changes_on_disk(tmp_path: Path) -> None:
+    """A process that is started later uses the tokenizer that the server loaded."""
     folder = tmp_path / "model"
     shutil.copytree(DEMO, folder)
     vocabulary = Vocabulary(folder)
-    them = processes_of(vocabulary)
+    pool = processes_of(vocabulary)
     (folder / "tokenizer.json").write_text("{}")
     try:
-        assert them.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease()) == len(VOCABULARY.encode(WORDS))
+        assert pool.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease()) == len(VOCABULARY.encode(WORDS))
     finally:
-        them.close()
+        pool.close()
 
 
 # ---------------------------------------------------------------- how processes end
 
 
 def encode_for_long(processes: EncodeProcesses, lease: Lease) -> tuple[threading.Thread, int, list[Exception]]:
-    """A thread whose process is in the middle of a long text, that process, and what the thread will have raised."""
+    """Return a thread that is encoding a long text, its process id, and the list of what the thread raises."""
     processes.warm_up()
     (pid,) = processes.process_ids
     before = _cpu_ticks(pid)
@@ -135,8 +135,8 @@ def encode_for_long(processes: EncodeProcesses, lease: Lease) -> tuple[threading
     return thread, pid, raised
 
 
-def test_a_stopped_loan_ends(processes: EncodeProcesses) -> None:
-    """While its text is encoded: at once, with the process. One that was stopped before takes none."""
+def test_cancelled_lease_ends(processes: EncodeProcesses) -> None:
+    """Cancelling kills the process at once. A lease that is already cancelled gets none."""
     lease = Lease()
     thread, pid, raised = encode_for_long(processes, lease)
     lease.cancel()
@@ -150,15 +150,15 @@ def _cpu_ticks(pid: int) -> int:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
 
 
-def test_a_process_that_dies(processes: EncodeProcesses) -> None:
-    """Under a text: that text's error. While nobody uses it: nobody's, however soon the next text comes."""
+def test_process_that_dies(processes: EncodeProcesses) -> None:
+    """If it dies while encoding, that text fails. If it dies while idle, nothing fails."""
 
     def kill_and_count(there: TextEncoder) -> object:
         assert isinstance(there.backend, EncodeProcess)
         os.kill(there.backend.pid, signal.SIGKILL)
         return there.count(LONG, max_tokens=10**7)
 
-    for _ in range(2):  # the second time it is a process that was idle, and another one is tried
+    for _ in range(2):  # the second time the process was idle before, so another one is tried
         with pytest.raises(LibraryPanic, match="has died"):
             processes.run(kill_and_count, Lease())
         processes.warm_up()
@@ -170,8 +170,8 @@ def test_a_process_that_dies(processes: EncodeProcesses) -> None:
     assert pid not in processes.process_ids
 
 
-def test_memory_is_given_back(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has grown too large is not used again; what a small text took is no growth."""
+def test_grown_process_is_replaced(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has grown too much is not reused; small texts do not make it grow."""
     processes.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease())
     (kept,) = processes.process_ids
     processes.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease())
@@ -181,35 +181,35 @@ def test_memory_is_given_back(processes: EncodeProcesses, monkeypatch: pytest.Mo
     assert processes.process_ids == [] and has_ended(kept)
 
 
-def test_spare_ones_end(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were needed at one time only, but for one."""
+def test_idle_processes_end(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but one of the processes that have been idle for long are ended."""
     processes.run(lambda _: processes.run(lambda there: there.count("a", max_tokens=9), Lease()), Lease())
     assert len(processes.process_ids) == 2
     processes.end_idle()
-    assert len(processes.process_ids) == 2, "they have just been used"
+    assert len(processes.process_ids) == 2, "they were used a moment ago"
     monkeypatch.setattr(encode_processes, "IDLE_S", -1.0)
     processes.end_idle()
     processes.end_idle()
     assert len(processes.process_ids) == 1
 
 
-def test_close_ends_all() -> None:
-    """Those that encode, too; and no other is started."""
-    them = processes_of(VOCABULARY)
-    thread, pid, raised = encode_for_long(them, Lease())
-    them.close()
+def test_close_ends_all_processes() -> None:
+    """Even those that are encoding; no other is started afterwards."""
+    pool = processes_of(VOCABULARY)
+    thread, pid, raised = encode_for_long(pool, Lease())
+    pool.close()
     thread.join(PATIENCE_S)
-    assert raised and has_ended(pid) and them.process_ids == []
+    assert raised and has_ended(pid) and pool.process_ids == []
     with pytest.raises(WorkerUnavailable):
-        them.run(lambda there: None, Lease())
+        pool.run(lambda there: None, Lease())
 
 
-def test_a_parent_that_is_killed() -> None:
-    """Its processes end with it, whatever they are doing."""
+def test_processes_end_with_a_killed_parent() -> None:
+    """Processes end when their parent is killed, whatever they are doing."""
     code = (
         "from tests.actors.text_workers.test_encode_processes import *\n"
-        "them = processes_of(VOCABULARY)\nthem.warm_up()\nprint(*them.process_ids, flush=True)\n"
-        "them.run(lambda there: there.count(FOREVER, max_tokens=10**9), Lease())\n"
+        "pool = processes_of(VOCABULARY)\npool.warm_up()\nprint(*pool.process_ids, flush=True)\n"
+        "pool.run(lambda there: there.count(FOREVER, max_tokens=10**9), Lease())\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
@@ -223,8 +223,8 @@ def test_a_parent_that_is_killed() -> None:
     eventually(lambda: has_ended(pid), "it ends")
 
 
-def test_how_a_child_runs(processes: EncodeProcesses) -> None:
-    """Behind everything else, in a process group of its own, and scheduled with the server: see `child.OWN_GROUP`."""
+def test_priority_group_and_limits_of_a_process(processes: EncodeProcesses) -> None:
+    """It has a low priority and its own process group, but the server's session (see `child.OWN_GROUP`)."""
     processes.warm_up()
     (pid,) = processes.process_ids
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + child.NICENESS
@@ -237,37 +237,37 @@ def test_how_a_child_runs(processes: EncodeProcesses) -> None:
 
 
 async def processes_in(client: Client) -> EncodeProcesses:
-    """The runtime's own, once the first is ready."""
-    them = client.runtime.encode_processes
-    assert them is not None
+    """Return the runtime's processes once the first is ready."""
+    pool = client.runtime.encode_processes
+    assert pool is not None
     with trio.fail_after(PATIENCE_S):
-        while not them.num_idle:
+        while not pool.num_idle:
             await trio.sleep(0.01)
-    return them
+    return pool
 
 
-async def test_a_house_encodes_apart() -> None:
-    """A long text, a long chat and a count: the same numbers as in this process, and nothing left at the end."""
+async def test_runtime_with_processes() -> None:
+    """A long text, a long chat and a count give the same numbers as in this process; no process is left at the end."""
     async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
-        them = await processes_in(client)
+        pool = await processes_in(client)
         expected = len(VOCABULARY.encode(LONG))
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)
         assert answer.error is None and answer.record.prompt_tokens == expected
         answer = await client.ask(ChatPrompt(({"role": "user", "content": LONG},)), max_tokens=1)
         assert answer.error is None and (answer.record.prompt_tokens or 0) > expected
         assert await client.runtime.desk.count_tokens(TextPrompt(LONG), "messages") == expected
-        pids = them.process_ids
+        pids = pool.process_ids
         client.assert_at_rest()
     assert pids and all(map(has_ended, pids))
 
 
-async def test_a_client_that_leaves_ends_its_process() -> None:
-    """Nothing of its text is encoded a moment later, and the next one is served."""
+async def test_leaving_client_ends_its_process() -> None:
+    """Its process is killed soon after, and the next request is served."""
     async with small_runtime(encode_apart=True, num_blocks=80_000, max_model_len=1_200_000) as client:
-        them = await processes_in(client)
+        pool = await processes_in(client)
         ticket = client.open(TextPrompt(FOREVER))
         await ticket.start()
-        (pid,) = them.process_ids
+        (pid,) = pool.process_ids
         before = _cpu_ticks(pid)
         with trio.fail_after(PATIENCE_S):
             while _cpu_ticks(pid) < before + 10:
@@ -280,12 +280,12 @@ async def test_a_client_that_leaves_ends_its_process() -> None:
         client.assert_at_rest()
 
 
-async def test_no_process_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Come back later; short texts are served, and long ones as soon as a process can be started."""
+async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long texts get a 503 until a process can be started; short ones are served."""
     nobody = "/nowhere/python"
     async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
-        them = await processes_in(client)
-        (pid,) = them.process_ids
+        pool = await processes_in(client)
+        (pid,) = pool.process_ids
         monkeypatch.setattr(encode_process, "command_of", lambda module: [nobody])
         os.kill(pid, signal.SIGKILL)
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)

@@ -1,4 +1,4 @@
-"""Who is served next: tenants in turns, each in order, and nobody's queue fills what all share."""
+"""The fair queue: tenants take turns, each is served in order, and none can fill the shared capacity."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KINDS = st.sampled_from(["put", "take", "done", "drop", "back"])
 STEPS = st.lists(st.tuples(KINDS, st.sampled_from("abc")), max_size=60)
 
 
-def test_tenants_in_turns() -> None:
-    """One that has asked a hundred times waits for each of the others once."""
+def test_tenants_take_turns() -> None:
+    """A tenant with a hundred items waits for each other tenant once."""
     queue: FairQueue[str] = FairQueue(1000, 1000)
     for at in range(100):
         queue.put("many", f"many{at}", 1)
@@ -25,8 +25,8 @@ def test_tenants_in_turns() -> None:
     assert [queue.take(100) for _ in range(4)] == ["many0", "one", "two", "many1"]
 
 
-def test_nobody_holds_more_than_his_share() -> None:
-    """What a tenant may hold is served to others, or to nobody, until something of it is done."""
+def test_active_items_per_tenant_are_limited() -> None:
+    """A tenant at its limit is skipped until one of its items is done."""
     queue: FairQueue[int] = FairQueue(10, 10)
     for at in range(3):
         queue.put("a", at, 1)
@@ -38,8 +38,8 @@ def test_nobody_holds_more_than_his_share() -> None:
     assert queue.take(2) == 2
 
 
-def test_what_waits_is_bounded() -> None:
-    """In number and in bytes; one tenant alone fills half, and the others still find room."""
+def test_queue_is_bounded() -> None:
+    """In items and in bytes. One tenant can fill half, which leaves room for the others."""
     queue: FairQueue[int] = FairQueue(8, 100)
     for at in range(4):
         queue.put("a", at, 1)
@@ -61,11 +61,11 @@ def test_what_waits_is_bounded() -> None:
 
 
 @given(STEPS)
-def test_order_and_numbers(steps: list[tuple[str, str]]) -> None:
-    """Whatever happens: each tenant's items come in order, the counts are right, nothing stays of who has left."""
+def test_order_and_counts(steps: list[tuple[str, str]]) -> None:
+    """After any operations, each tenant's items are in order, the counts are right, and no tenant is left over."""
     queue: FairQueue[int] = FairQueue(20, 200)
     waiting: dict[str, list[int]] = defaultdict(list)
-    held: dict[str, list[int]] = defaultdict(list)
+    active: dict[str, list[int]] = defaultdict(list)
     for number, (step, tenant) in enumerate(steps):
         match step:
             case "put":
@@ -75,25 +75,25 @@ def test_order_and_numbers(steps: list[tuple[str, str]]) -> None:
                 except QueueFull:
                     assert len(waiting[tenant]) >= 10 or sum(map(len, waiting.values())) >= 20
             case "take":
-                ready = {who for who in "abc" if waiting[who] and len(held[who]) < 2}
+                ready = {who for who in "abc" if waiting[who] and len(active[who]) < 2}
                 taken = queue.take(2)
                 assert (taken is None) == (not ready)
                 if taken is not None:
                     (who,) = (who for who in ready if waiting[who][0] == taken)
-                    held[who].append(waiting[who].pop(0))
-            case "done" if held[tenant]:
-                held[tenant].pop()
+                    active[who].append(waiting[who].pop(0))
+            case "done" if active[tenant]:
+                active[tenant].pop()
                 queue.done(tenant)
             case "drop" if waiting[tenant]:
                 queue.drop(tenant, waiting[tenant].pop(len(waiting[tenant]) // 2))
-            case "back" if held[tenant]:
-                waiting[tenant].insert(0, held[tenant].pop(0))
+            case "back" if active[tenant]:
+                waiting[tenant].insert(0, active[tenant].pop(0))
                 queue.put_back(tenant, waiting[tenant][0])
         assert queue.num_waiting == sum(map(len, waiting.values()))
         assert queue.num_waiting_bytes <= 3 * queue.num_waiting
     for tenant in "abc":
         for item in waiting[tenant]:
             queue.drop(tenant, item)
-        for _ in held[tenant]:
+        for _ in active[tenant]:
             queue.done(tenant)
     assert queue.num_waiting == queue.num_waiting_bytes == 0 and queue.num_tenants == 0

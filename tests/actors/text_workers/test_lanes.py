@@ -1,4 +1,4 @@
-"""Threads for texts: short requests beside long ones, tenants in slots, and nothing kept of who has left."""
+"""Lanes: short requests beside long ones, tenants in turn, and nothing kept for requests that have left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 @attrs.define
 class Gate:
-    """Work that lasts until the test says so."""
+    """Work that lasts until the test opens the gate."""
 
     opened: threading.Event = attrs.field(factory=threading.Event)
     begun: list[str] = attrs.field(factory=list)
@@ -35,7 +35,7 @@ class Gate:
 
 @asynccontextmanager
 async def gate() -> AsyncIterator[Gate]:
-    """A gate that is open at the end, whatever happens."""
+    """Yield a gate that is opened at the end, whatever happens."""
     it = Gate()
     try:
         with trio.fail_after(PATIENCE_S):
@@ -58,7 +58,7 @@ async def begun(gate: Gate, count: int) -> list[str]:
 
 
 async def test_short_requests_do_not_wait_for_long_ones() -> None:
-    """However many long texts wait, a short one is served, of the same tenant too."""
+    """However many long texts wait, a short one is served, even for the same tenant."""
     lanes = Lanes(100, 1 << 30, ENCODER)
     async with gate() as long, trio.open_nursery() as nursery:
         for at in range(20):
@@ -71,8 +71,8 @@ async def test_short_requests_do_not_wait_for_long_ones() -> None:
         long.opened.set()
 
 
-async def test_no_tenant_holds_more_than_half() -> None:
-    """Of the threads for long texts: another tenant's is served beside them, at once."""
+async def test_tenant_holds_at_most_half_of_the_threads() -> None:
+    """Another tenant's long text is served at once, in the other half."""
     lane = Lane(4, 2, 100, 1 << 30, ENCODER)
     async with gate() as it, trio.open_nursery() as nursery:
         for at in range(5):
@@ -84,8 +84,8 @@ async def test_no_tenant_holds_more_than_half() -> None:
         it.opened.set()
 
 
-async def test_slots_change_between_texts() -> None:
-    """A request of many texts lets another tenant's go before its next one, and goes on before its own tenant's."""
+async def test_tenants_alternate_between_texts() -> None:
+    """Between two texts a request yields to other tenants, but not to later requests of its own."""
     lane = Lane(1, 1, 100, 1 << 30, ENCODER)
     served: list[str] = []
 
@@ -103,8 +103,8 @@ async def test_slots_change_between_texts() -> None:
     assert served == ["first0", "other0", "first1", "first2", "second0"]
 
 
-async def test_who_leaves_is_not_served() -> None:
-    """A request that was cancelled while it waited never runs; one that runs holds its thread until that ends."""
+async def test_cancelled_request_is_not_served() -> None:
+    """A request that is cancelled while waiting never runs; a running one keeps its thread until it ends."""
     lane = Lane(1, 1, 100, 1 << 30, ENCODER)
     async with gate() as it, trio.open_nursery() as nursery:
         scopes = [trio.CancelScope() for _ in range(3)]
@@ -125,8 +125,8 @@ async def test_who_leaves_is_not_served() -> None:
     assert lane.queue.num_waiting == lane.queue.num_tenants == 0
 
 
-async def test_a_lane_that_is_full() -> None:
-    """What waits is bounded, of each lane by itself."""
+async def test_full_lane() -> None:
+    """Each lane's queue has its own bound."""
     lanes = Lanes(4, 1 << 30, ENCODER)
     slots = [lanes.enter("a", SHORT_BYTES) for _ in range(lanes.long.max_per_tenant + 2)]
     with pytest.raises(QueueFull):

@@ -1,4 +1,4 @@
-"""What the tokenizer does with prompts of any size: refused early, served in turn, let go of as soon as they can be."""
+"""Prompts of any size in the tokenizer: refused early, served in turn, and released as soon as possible."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import trio.testing
 from tokenizers import models
 
 from quipu.actors.messages.outcomes import ErrorKind
-from quipu.actors.messages.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from quipu.actors.messages.tokenizer import Encode
+from quipu.actors.messages.prompts import ChatPrompt, TextPrompt
 from quipu.actors.request_desk.desk import RequestTicket
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.actors.shared.block_keys import chain_keys
@@ -27,7 +26,7 @@ from quipu.actors.text_workers.lanes import MAX_THREADS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import RenderedChat, TemplateError
 from quipu.actors.tokenizer.encoding_errors import QueueFull
-from quipu.actors.tokenizer.prompt_sizes import INLINE_CHARACTERS, SHORT_BYTES, is_short
+from quipu.actors.tokenizer.prompt_sizes import SHORT_BYTES
 from tests.actors.tokenizer.tokenizer_kinds import demo, save
 from tests.runtimes import Answer, Client, read_answer, small_runtime
 
@@ -41,7 +40,7 @@ def chat(content: str) -> ChatPrompt:
 
 
 class Gate:
-    """Holds threads that encode long texts, until the test opens it."""
+    """Block threads that encode long texts until the test opens the gate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -71,20 +70,20 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on nothing may be tokenised."""
+    """Fail the test if anything is tokenized from now on."""
 
     def encode(*_: object, **__: object) -> None:
-        raise AssertionError("it was tokenised")
+        raise AssertionError("it was tokenized")
 
     monkeypatch.setattr(Library, "_encode", encode)
 
 
-# ---------------------------------------------------------------- what cannot fit
+# ---------------------------------------------------------------- prompts that do not fit
 
 
 @pytest.mark.parametrize("text", ["x" * 200_000, "é" * 200_000, "🦙 " * 100_000])
-async def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A 400 with a number that counting would not fall below: of a text, of a chat, of a count."""
+async def test_too_long_text_is_not_tokenized(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A text, a chat and a count get a 400 with a lower bound on the number of tokens."""
     num_tokens = len(demo().encode_batch_fast([text])[0])
     async with small_runtime() as client:
         forbid_encoding(monkeypatch)
@@ -93,8 +92,8 @@ async def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.Monke
             answer = await client.ask(prompt, **fields)
             assert answer.error is not None and answer.error.kind is ErrorKind.INVALID
             assert answer.error.code == CODE and answer.error.param == "prompt"
-            told = int(answer.error.message.split("at least ")[1].split()[0])
-            assert longest < told <= num_tokens
+            bound = int(answer.error.message.split("at least ")[1].split()[0])
+            assert longest < bound <= num_tokens
         for prompt in (TextPrompt(text), chat(text)):
             with pytest.raises(PromptRefused) as raised:
                 await client.runtime.desk.count_tokens(prompt, "messages", "tenant")
@@ -102,8 +101,8 @@ async def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.Monke
         client.assert_at_rest()
 
 
-async def test_the_system_message_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it alone is too long, the error is in the name of its own field."""
+async def test_too_long_system_message_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the system message alone is too long, the error names its field."""
     async with small_runtime() as client:
         forbid_encoding(monkeypatch)
         prompt = ChatPrompt(({"role": "system", "content": "x" * 200_000}, {"role": "user", "content": "hello"}))
@@ -111,8 +110,8 @@ async def test_the_system_message_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         assert answer.error is not None and answer.error.param == "system" and "at least" in answer.error.message
 
 
-async def test_token_ids_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before anything is done with them, or with the prompts beside them."""
+async def test_too_many_token_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before they or the request's other prompts are processed."""
     read: list[object] = []
     async with small_runtime() as client:
         monkeypatch.setattr(
@@ -128,8 +127,8 @@ async def test_token_ids_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> Non
         client.assert_at_rest()
 
 
-async def test_where_unknown_characters_are_fused(tmp_path: Path) -> None:
-    """A vocabulary that makes one token of any number of characters refuses nothing by its length."""
+async def test_vocabulary_without_a_bound(tmp_path: Path) -> None:
+    """If any number of characters can become one token, no text is refused by its length."""
     tokenizer = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, "[UNK]"))
     save(tokenizer, tmp_path, "{{ messages[0].content }}")
     for name in ("config.json", "generation_config.json"):
@@ -140,8 +139,8 @@ async def test_where_unknown_characters_are_fused(tmp_path: Path) -> None:
         assert answer.error is None and answer.record.prompt_tokens == 1
 
 
-async def test_a_count_beyond_the_context_is_told() -> None:
-    """What could still fit by its bytes is counted, also where it turns out too long."""
+async def test_counting_beyond_the_context() -> None:
+    """A text that might fit by its bytes is counted, even if it turns out too long."""
     async with small_runtime() as client:
         longest = client.config.engine.max_model_len
         text = "a cord " * longest
@@ -149,11 +148,11 @@ async def test_a_count_beyond_the_context_is_told() -> None:
         assert counted == len(demo().encode(text).ids) > longest
 
 
-# ---------------------------------------------------------------- who waits for whom
+# ---------------------------------------------------------------- waiting
 
 
-async def test_a_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
-    """Sixteen of the longest wait from one client: another's is served, of the same tenant, as text and as chat."""
+async def test_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
+    """While a tenant's sixteen long texts wait, its short texts and chats are served."""
     async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
         answers: list[Answer] = []
 
@@ -175,7 +174,7 @@ async def test_a_short_request_does_not_wait_for_long_ones(gate: Gate) -> None:
         assert all(answer.error is None for answer in answers)
 
 
-async def test_no_tenant_has_all_the_threads(gate: Gate) -> None:
+async def test_tenant_cannot_take_all_threads(gate: Gate) -> None:
     """One tenant's long texts leave threads for another's."""
     async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
         for _ in range(8):
@@ -188,8 +187,8 @@ async def test_no_tenant_has_all_the_threads(gate: Gate) -> None:
         gate.opened.set()
 
 
-async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
-    """Nobody overtakes an earlier one of his tenant, but for those whose threads begin at the same time."""
+async def test_long_texts_of_one_tenant_are_served_in_order(gate: Gate) -> None:
+    """No request overtakes an earlier one of its tenant, except where threads start at the same time."""
     async with small_runtime(num_blocks=4000, max_model_len=50_000) as client, trio.open_nursery() as nursery:
         tickets = [client.open(TextPrompt(f"{at} {LONG}"), max_tokens=1) for at in range(12)]
         gate.opened.set()
@@ -207,8 +206,8 @@ async def test_long_texts_of_one_tenant_in_order(gate: Gate) -> None:
         ticket.leave()
 
 
-async def test_what_waits_is_bounded(gate: Gate) -> None:
-    """Beyond it: come back later. Another tenant is still served."""
+async def test_queue_is_bounded(gate: Gate) -> None:
+    """A request beyond the limit gets a 503."""
     changes: dict[str, Any] = {"max_encode_waiting": 4, "num_blocks": 4000, "max_model_len": 50_000}
     async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
         for _ in range(10):
@@ -223,8 +222,8 @@ async def test_what_waits_is_bounded(gate: Gate) -> None:
         gate.opened.set()
 
 
-async def test_a_crowded_renderer() -> None:
-    """Where too many chats wait the client is told to come back; what a template refuses is its own fault."""
+async def test_full_queue_of_the_renderer() -> None:
+    """If too many chats wait the client gets a 503; if the template refuses a chat, a 400."""
 
     def refuse(prompt: ChatPrompt) -> None:
         raise {"crowd": QueueFull, "odd": TemplateError}[prompt.messages[0]["content"]]("no")
@@ -239,7 +238,7 @@ async def test_a_crowded_renderer() -> None:
 
 
 async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """512 texts of one request are no single piece of work: another tenant's long text comes in between."""
+    """Another tenant's text is served between the 512 texts of one request."""
     served: list[str] = []
     encode = Library.encode
 
@@ -259,11 +258,11 @@ async def test_others_are_served_between_the_texts_of_one(monkeypatch: pytest.Mo
         client.assert_at_rest()
 
 
-# ---------------------------------------------------------------- who leaves
+# ---------------------------------------------------------------- leaving
 
 
 class Text(str):
-    """A text whose end can be seen."""
+    """A text that can be weakly referenced."""
 
 
 def seen(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.ref[Text]]:
@@ -271,16 +270,16 @@ def seen(make: Callable[[str], Any], text: str) -> tuple[Any, weakref.ref[Text]]
     return make(kept), weakref.ref(kept)
 
 
-async def test_a_client_that_leaves_while_it_waits(gate: Gate) -> None:
-    """Its texts are never encoded, and freed at once; of one that is being encoded, when its thread has ended."""
+async def test_client_that_leaves_while_waiting(gate: Gate) -> None:
+    """Its texts are not encoded and are freed at once, or when the thread that encodes one has ended."""
     async with small_runtime(num_blocks=4000, max_model_len=50_000) as client:
         tickets: list[RequestTicket] = []
         refs: list[weakref.ref[Text]] = []
-        heard: list[int] = []
+        calls: list[int] = []
         for at in range(8):
             prompt, ref = seen(TextPrompt, f"{at}" + LONG)
             ticket = client.open(prompt)
-            ticket.when_encoded(lambda at=at: heard.append(at))
+            ticket.when_encoded(lambda at=at: calls.append(at))
             del prompt
             await ticket.start()
             tickets.append(ticket)
@@ -293,18 +292,18 @@ async def test_a_client_that_leaves_while_it_waits(gate: Gate) -> None:
         await trio.testing.wait_all_tasks_blocked(0.02)
         gc.collect()
         assert [at for at, ref in enumerate(refs) if ref() is not None] == running
-        assert sorted(heard) == [at for at in range(8) if at not in running]
+        assert sorted(calls) == [at for at in range(8) if at not in running]
         gate.opened.set()
         with trio.fail_after(PATIENCE_S):
-            while any(ref() is not None for ref in refs) or len(heard) < 8:
+            while any(ref() is not None for ref in refs) or len(calls) < 8:
                 await trio.sleep(0.01)
-        assert sorted(heard) == list(range(8)) and gate.num_inside == len(running)
+        assert sorted(calls) == list(range(8)) and gate.num_inside == len(running)
         await trio.testing.wait_all_tasks_blocked(0.02)
         client.assert_at_rest()
 
 
-async def test_a_count_whose_client_leaves(gate: Gate) -> None:
-    """It stops, and leaves its place among the open requests."""
+async def test_count_whose_client_leaves(gate: Gate) -> None:
+    """The count stops and no longer counts as an open request."""
     async with small_runtime(num_blocks=4000, max_model_len=50_000, max_open_requests=3) as client:
         desk = client.runtime.desk
         async with trio.open_nursery() as nursery:
@@ -329,13 +328,13 @@ async def test_a_count_whose_client_leaves(gate: Gate) -> None:
         assert desk.num_open_requests == 0
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("length", [100, 30_000, SHORT_BYTES * 2])
 @pytest.mark.parametrize("make", [TextPrompt, chat])
-async def test_nothing_keeps_the_text(make: Callable[[str], Any], length: int) -> None:
-    """Once it is encoded, also while its answer is still being made and its ticket is held."""
+async def test_text_is_released_after_encoding(make: Callable[[str], Any], length: int) -> None:
+    """Nothing refers to the text once it is encoded, even while its output is generated."""
     async with small_runtime(num_blocks=8000, max_model_len=100_000, token_cache_bytes=0) as client:
         prompt, ref = seen(make, ("a cord " * length)[:length])
         ticket = client.open(prompt, max_tokens=1000)
@@ -354,14 +353,14 @@ async def test_nothing_keeps_the_text(make: Callable[[str], Any], length: int) -
         await trio.testing.wait_all_tasks_blocked(0.02)
 
 
-async def test_when_encoded_is_heard_once() -> None:
-    """Of every end: submitted, refused, left before it was started, or a moment after; and by who asks late."""
+async def test_when_encoded_is_called_once() -> None:
+    """Whether the request is submitted, refused or left before or after its start; and at once for late callbacks."""
     async with small_runtime() as client:
 
-        async def heard_of(*prompts: Any, start: bool = True, leave: bool = False, **fields: Any) -> int:
-            heard: list[int] = []
+        async def num_calls(*prompts: Any, start: bool = True, leave: bool = False, **fields: Any) -> int:
+            calls: list[int] = []
             ticket = client.open(*prompts, **fields)
-            ticket.when_encoded(lambda: heard.append(1))
+            ticket.when_encoded(lambda: calls.append(1))
             if start:
                 await ticket.start()
             if leave:
@@ -373,42 +372,42 @@ async def test_when_encoded_is_heard_once() -> None:
             late: list[int] = []
             ticket.when_encoded(lambda: late.append(1))
             assert late == [1]
-            return len(heard)
+            return len(calls)
 
-        assert await heard_of([1, 2, 3]) == 1
-        assert await heard_of([1, 2, 3], [4], n=3) == 1
-        assert await heard_of(TextPrompt("a cord " * 1000), TextPrompt("b" * 3000)) == 1
-        assert await heard_of(chat("a cord")) == 1
-        assert await heard_of([]) == 1
-        assert await heard_of([1] * 5000) == 1
-        assert await heard_of(TextPrompt("x" * 500_000)) == 1
-        assert await heard_of([1, 2, 3], start=False) == 1
-        assert await heard_of([1, 2, 3], leave=True) == 1
-        assert await heard_of(TextPrompt("a cord " * 1000), leave=True) == 1
-        assert await heard_of(chat("a cord"), leave=True) == 1
+        assert await num_calls([1, 2, 3]) == 1
+        assert await num_calls([1, 2, 3], [4], n=3) == 1
+        assert await num_calls(TextPrompt("a cord " * 1000), TextPrompt("b" * 3000)) == 1
+        assert await num_calls(chat("a cord")) == 1
+        assert await num_calls([]) == 1
+        assert await num_calls([1] * 5000) == 1
+        assert await num_calls(TextPrompt("x" * 500_000)) == 1
+        assert await num_calls([1, 2, 3], start=False) == 1
+        assert await num_calls([1, 2, 3], leave=True) == 1
+        assert await num_calls(TextPrompt("a cord " * 1000), leave=True) == 1
+        assert await num_calls(chat("a cord"), leave=True) == 1
         client.assert_at_rest()
 
 
-async def test_a_start_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that never reached the tokenizer is let go of when its client leaves."""
+async def test_cancelled_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that never reached the tokenizer is released when its client leaves."""
     async with small_runtime(encode_slots=1) as client:
-        heard: list[int] = []
+        calls: list[int] = []
         ticket = client.open([1, 2, 3])
-        ticket.when_encoded(lambda: heard.append(1))
+        ticket.when_encoded(lambda: calls.append(1))
         with trio.CancelScope() as scope:
             scope.cancel()
             await ticket.start()
         ticket.leave()
-        assert heard == [1]
+        assert calls == [1]
         await trio.testing.wait_all_tasks_blocked(0.01)
         client.assert_at_rest()
 
 
-# ---------------------------------------------------------------- the rest
+# ---------------------------------------------------------------- other
 
 
-async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of a few pieces share their blocks with one another as ever."""
+async def test_block_keys_computed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys are the same as computed at once."""
     monkeypatch.setattr("quipu.actors.tokenizer.actor.HASHED_BLOCKS", 2)
     submitted: list[Any] = []
     async with small_runtime() as client:
@@ -427,7 +426,7 @@ async def test_keys_made_in_pieces_are_those_of_the_whole(monkeypatch: pytest.Mo
 
 
 async def test_short_requests_are_served_in_order() -> None:
-    """Of what fits the loop nobody overtakes anybody."""
+    """Requests encoded on the event loop never overtake one another."""
     async with small_runtime() as client:
         tickets = [client.open([5, at], max_tokens=1) for at in range(10)]
         for ticket in tickets:
@@ -438,23 +437,8 @@ async def test_short_requests_are_served_in_order() -> None:
         assert all(isinstance(ticket, RequestTicket) for ticket in tickets)
 
 
-def test_what_is_short() -> None:
-    """Only what takes a few milliseconds at worst is encoded in the loop."""
-
-    def fits(*prompts: Any, n: int = 1, bad_words: tuple[str, ...] = (), echo: bool = False) -> bool:
-        request = Encode("r", prompts, n, 1, None, (), False, True, "", "", "", bad_words=bad_words, echo=echo)
-        return is_short(request)
-
-    assert fits(TextPrompt("x" * INLINE_CHARACTERS)) and fits(TokenPrompt((1,) * 16384))
-    assert not fits(TextPrompt("x" * INLINE_CHARACTERS), TextPrompt("x"))
-    assert not fits(TokenPrompt((1,) * 16385)) and not fits(TokenPrompt((1,) * 513), echo=True)
-    assert not fits(chat("x")) and not fits(TextPrompt("x"), n=17)
-    assert not fits(TextPrompt("x"), bad_words=("x" * INLINE_CHARACTERS,))
-    assert not fits(TextPrompt("x"), bad_words=("x",) * 33)
-
-
-async def test_rendered_text_is_what_counts() -> None:
-    """A template that writes more than any prompt may have is refused as one that is too long."""
+async def test_rendered_chat_that_is_too_long() -> None:
+    """A chat whose template writes more than the context can hold is refused as too long."""
 
     class Verbose:
         def __init__(self, template: Any, timeout_s: float) -> None:

@@ -1,18 +1,21 @@
-"""What a chat becomes: tools, calls, thoughts, the beginning of an answer, and where cache breakpoints fall.
+"""Rendering chats: tools, calls, reasoning, continued messages, and the positions of cache breakpoints.
 
-`QWEN_LIKE` knows everything that a template may know and trims what it prints; the demo's knows role and content only.
+`QWEN_LIKE` supports every field and trims what it prints; the demo's template supports role and content only.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
-from quipu.actors.shared.checkpoint import DEMO
+from quipu.actors.shared.checkpoint import DEMO, CheckpointError
+from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import ChatTemplate, TemplateError
 from tests.chats import encode_chat
 from tests.vocabularies import Vocabulary
@@ -49,7 +52,7 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": f"It is {name}.", "parameters": parameters}}
 
 
-def said(role: str, content: str, **fields: Any) -> dict[str, Any]:
+def message(role: str, content: str, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
@@ -58,11 +61,11 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 HISTORY = (
-    said("system", "Be brief."),
-    said("user", "Weather?"),
-    said("assistant", "Let me see.", reasoning_content="Which town?", tool_calls=[call("weather", town="Cusco")]),
-    said("tool", "Rain.", tool_call_id="weather"),
-    said("user", "And?"),
+    message("system", "Be brief."),
+    message("user", "Weather?"),
+    message("assistant", "Let me see.", reasoning_content="Which town?", tool_calls=[call("weather", town="Cusco")]),
+    message("tool", "Rain.", tool_call_id="weather"),
+    message("user", "And?"),
 )
 
 
@@ -71,21 +74,21 @@ def render(source: str, chat: ChatPrompt) -> str:
 
 
 def before(source: str, chat: ChatPrompt) -> list[str]:
-    """The text before each mark."""
+    """Return the text before each mark."""
     rendered = ChatTemplate(source, {}).render(chat)
     return [rendered.text[:end] for end in rendered.mark_ends]
 
 
-def test_a_template_that_knows_everything_gets_everything() -> None:
-    """Tools, calls and reasoning go to the template's own variables."""
+def test_template_with_all_fields() -> None:
+    """Tools, calls and reasoning are passed to the template."""
     text = render(QWEN_LIKE, ChatPrompt(HISTORY, tools=(tool("weather"),)))
     assert '"name": "weather", "description": "It is weather."' in text
     assert '(Which town?)Let me see.{weather {"town": "Cusco"}}[end][tool]Rain.[end][user]And?' in text
 
 
-def test_a_template_that_knows_less_gets_text() -> None:
-    """Nothing is dropped: tools stand before the system prompt, calls in the turn that made them, results with the
-    user, reasoning before what was said."""
+def test_template_without_tools_gets_text() -> None:
+    """Nothing is dropped: tools go before the system prompt, calls into their turn, results to the user, reasoning
+    before the content."""
     text = render(DEMO_TEMPLATE, ChatPrompt(HISTORY, tools=(tool("weather"), tool("time"))))
     system, user, assistant, results, last = text.split("<|im_start|>")[1:]
     assert system.startswith("system\nThese tools") and system.endswith("\n\nBe brief.<|im_end|>\n")
@@ -101,30 +104,30 @@ def test_a_template_that_knows_less_gets_text() -> None:
     assert without_system.startswith("<|im_start|>system\nThese tools")
 
 
-def test_a_template_that_knows_less_is_left_alone_where_nothing_is_needed() -> None:
-    """A role that it may not expect is still its own affair."""
-    assert "<|im_start|>tool\nx<|im_end|>" in render(DEMO_TEMPLATE, ChatPrompt((said("tool", "x"),)))
+def test_plain_chats_are_not_converted() -> None:
+    """An unusual role is passed to the template unchanged."""
+    assert "<|im_start|>tool\nx<|im_end|>" in render(DEMO_TEMPLATE, ChatPrompt((message("tool", "x"),)))
 
 
 @pytest.mark.parametrize("source", [DEMO_TEMPLATE, QWEN_LIKE])
 @pytest.mark.parametrize("begun", ["The answer is", "", "\ufdd0 odd \ufdd0"])
-def test_a_begun_answer_is_continued(source: str, begun: str) -> None:
-    """The prompt ends with the last character of the last message, and begins as it would have without it."""
-    asked = ChatPrompt((said("user", "Why?"),))
+def test_last_message_is_continued(source: str, begun: str) -> None:
+    """The prompt is the one without the last message, followed by that message's text."""
+    asked = ChatPrompt((message("user", "Why?"),))
     prompt = render(source, asked)
-    chat = ChatPrompt((*asked.messages, said("assistant", begun)), continue_final=True)
+    chat = ChatPrompt((*asked.messages, message("assistant", begun)), continue_final=True)
     assert render(source, chat) == prompt + begun
 
 
-def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
-    """That is the client's to know, not an answer to something else."""
+def test_hidden_last_message_cannot_be_continued() -> None:
+    """If the template does not show the last message, the client gets an error."""
     with pytest.raises(TemplateError, match="cannot be continued"):
         render("{{ messages[0].content }}", ChatPrompt(HISTORY[1:3], continue_final=True))
 
 
 def test_marks_in_text() -> None:
-    """Each is where its block ends in the rendered text, also where the template trims; and no mark shows."""
-    messages = (said("system", "one two"), said("user", "three four  "))
+    """Each is where its block ends in the rendered text, even if the template trims it; the text is unchanged."""
+    messages = (message("system", "one two"), message("user", "three four  "))
     marks = (ContentMark(SHORT, 0, 3), ContentMark(SHORT, 0, 7), ContentMark(SHORT, 1, 5), ContentMark(SHORT, 1, 12))
     chat = ChatPrompt(messages, marks=marks)
     assert before(QWEN_LIKE, chat) == [
@@ -138,7 +141,7 @@ def test_marks_in_text() -> None:
 
 @pytest.mark.parametrize("source", [DEMO_TEMPLATE, QWEN_LIKE])
 def test_marks_on_tools(source: str) -> None:
-    """A tool's mark lies at the end of its definition, the last brace aside."""
+    """A tool's mark is at the end of its definition, except for the last brace."""
     chat = ChatPrompt(HISTORY, tools=(tool("weather"), tool("time")), marks=(ToolMark(SHORT, 0), ToolMark(SHORT, 1)))
     first, second = before(source, chat)
     assert "It is weather." in first and "It is time." not in first
@@ -146,8 +149,8 @@ def test_marks_on_tools(source: str) -> None:
     assert "It is time." in second
 
 
-def test_a_template_that_prints_parts_of_a_tool() -> None:
-    """Its mark is where the last of the parts that can be marked ends; a template that prints nothing leaves 0."""
+def test_template_that_prints_parts_of_a_tool() -> None:
+    """The mark is after the last printed part that can be marked, or 0 if the template prints nothing."""
     source = (
         "{% for t in tools %}{{ t.function.name }}: {{ t.function.description }}\n{% endfor %}{{ messages[0].content }}"
     )
@@ -156,8 +159,8 @@ def test_a_template_that_prints_parts_of_a_tool() -> None:
     assert ChatTemplate("{{ messages and tools and 'x' }}", {}).render(chat).mark_ends == (0,)
 
 
-def test_a_system_prompt_has_the_tools_before_it() -> None:
-    """Its mark covers them also where the template prints them after it; marks never go back."""
+def test_mark_on_system_prompt_covers_tools() -> None:
+    """Even if the template prints the tools after it; positions never decrease."""
     tools = (tool("weather"),)
     marks = (ToolMark(SHORT, 0), ContentMark(SHORT, 0, 9), ContentMark(SHORT, 1, 8))
     of_tool, of_system, of_user = before(QWEN_LIKE, ChatPrompt(HISTORY, tools=tools, marks=marks))
@@ -166,8 +169,8 @@ def test_a_system_prompt_has_the_tools_before_it() -> None:
     assert alone == of_system
 
 
-def test_marks_never_go_back() -> None:
-    """Also where a template prints the tools last: whoever keeps a message keeps the tools before it."""
+def test_positions_never_decrease() -> None:
+    """Even if a template prints the tools last: a mark on a message covers the tools."""
     source = "{{ messages[0].content }};{% for t in tools %}{{ t | tojson }}{% endfor %}"
     marks = (ToolMark(SHORT, 0), ContentMark(SHORT, 0, 8))
     of_tool, of_user = before(source, ChatPrompt(HISTORY[1:2], tools=(tool("time"),), marks=marks))
@@ -183,11 +186,11 @@ def test_marks_on_calls_and_results() -> None:
 
 
 def test_positions_in_tokens(tmp_path: Path) -> None:
-    """A breakpoint counts the tokens that lie wholly before it, characters of several tokens included."""
+    """A breakpoint counts the tokens that end before it, also within a character of several tokens."""
     vocabulary = Vocabulary(DEMO)
     text = "hé🌍 wörld, once more"
     for num_chars in range(len(text) + 1):
-        chat = ChatPrompt((said("user", text),), marks=(ContentMark(SHORT, 0, num_chars),))
+        chat = ChatPrompt((message("user", text),), marks=(ContentMark(SHORT, 0, num_chars),))
         encoded = encode_chat(vocabulary, chat)
         (found,) = encoded.breakpoints
         ends = vocabulary.tokenizer.encode(
@@ -197,9 +200,47 @@ def test_positions_in_tokens(tmp_path: Path) -> None:
         assert encoded.token_ids == encode_chat(vocabulary, ChatPrompt(chat.messages)).token_ids
 
 
-def test_the_demo_s_template_is_the_one_tested_here(tmp_path: Path) -> None:
-    """So what the demo model is given is what these tests show."""
+def test_demo_uses_the_template_tested_here(tmp_path: Path) -> None:
+    """The demo checkpoint has the same template as `DEMO_TEMPLATE`."""
     shutil.copytree(DEMO, tmp_path / "demo")
     (tmp_path / "demo" / "chat_template.jinja").write_text(DEMO_TEMPLATE)
     chat = ChatPrompt(HISTORY, tools=(tool("time"),))
     assert encode_chat(Vocabulary(tmp_path / "demo"), chat) == encode_chat(Vocabulary(DEMO), chat)
+
+
+MESSAGES = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is a quipu? ünïcödé ✓"},
+    {"role": "assistant", "content": "A knotted cord."},
+    {"role": "user", "content": "Why?"},
+)
+
+
+def test_chat_template_renders_like_transformers() -> None:
+    """The ids are those of transformers' `apply_chat_template`."""
+    reference = AutoTokenizer.from_pretrained(DEMO)
+    for prompt in (True, False):
+        expected = reference.apply_chat_template(list(MESSAGES), add_generation_prompt=prompt, return_dict=False)
+        assert encode_chat(Vocabulary(DEMO), ChatPrompt(MESSAGES, prompt)).token_ids == expected
+
+
+def write_template(folder: Path, template: str | None) -> Vocabulary:
+    shutil.copy(DEMO / "tokenizer.json", folder)
+    config = {} if template is None else {"chat_template": template, "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Vocabulary(folder)
+
+
+def test_failing_templates(tmp_path: Path) -> None:
+    """The client is told what a template raises, or that there is none; template code cannot reach Python."""
+    chat = ChatPrompt(MESSAGES)
+    refusing = write_template(tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        encode_chat(refusing, chat)
+    with pytest.raises(TemplateError, match="no chat template"):
+        encode_chat(write_template(tmp_path, None), chat)
+    escaping = write_template(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(TemplateError):
+        encode_chat(escaping, chat)
+    with pytest.raises(CheckpointError, match="does not compile"):
+        InlineRenderer(write_template(tmp_path, "{% if %}").template)

@@ -1,4 +1,4 @@
-"""What a text has at least is never more than what counting gives, whatever the tokenizer."""
+"""The lower bound on a text's tokens never exceeds the real count, whatever the tokenizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dropping(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Callable[[], Tokeniz
 
 
 def byte_fallback(fuse: bool, complete: bool = True) -> Tokenizer:
-    """BPE with a token a byte, or without that of a space."""
+    """Return BPE with one token per byte, or with none for the space."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256) if complete or byte != 0xF0), "ab", "a", "b"]
     model = models.BPE(
         {piece: i for i, piece in enumerate(pieces)}, [("a", "b")], unk_token="<unk>", byte_fallback=True, fuse_unk=fuse
@@ -48,11 +48,11 @@ def byte_fallback(fuse: bool, complete: bool = True) -> Tokenizer:
 
 
 def without_unknown() -> Tokenizer:
-    """BPE that drops what it does not know."""
+    """Return BPE that drops unknown characters."""
     return Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
 
 
-def swallowing(**flags: bool) -> Callable[[], Tokenizer]:
+def stripping(**flags: bool) -> Callable[[], Tokenizer]:
     def make_one() -> Tokenizer:
         tokenizer = demo()
         tokenizer.add_tokens([AddedToken(START, normalized=False, special=True, **flags)])
@@ -62,7 +62,7 @@ def swallowing(**flags: bool) -> Callable[[], Tokenizer]:
 
 
 def single_bytes(*kinds: normalizers.Normalizer, **flags: bool) -> Callable[[], Tokenizer]:
-    """As many tokens as bytes: nothing may be told that is not there."""
+    """As many tokens as bytes, so that the bound has no slack."""
 
     def make_one() -> Tokenizer:
         tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(byte_alphabet())}, []))
@@ -95,12 +95,12 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "replaces a pattern": normalizing(normalizers.Replace(Regex(r"\s+"), " ")),
     "deletes": normalizing(normalizers.Replace("a", "")),
     "prepends": normalizing(normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")),
-    "no blanks": dropping(pre_tokenizers.WhitespaceSplit()),
+    "no whitespace": dropping(pre_tokenizers.WhitespaceSplit()),
     "no punctuation": dropping(pre_tokenizers.Punctuation("removed")),
     "splits away": dropping(pre_tokenizers.Split("a", "removed")),
     "delimiters": dropping(pre_tokenizers.CharDelimiterSplit("a")),
-    "swallows left": swallowing(lstrip=True),
-    "swallows right": swallowing(rstrip=True),
+    "strips left": stripping(lstrip=True),
+    "strips right": stripping(rstrip=True),
     "bytes": lambda: byte_fallback(False),
     "bytes, fused": lambda: byte_fallback(True),
     "some bytes": lambda: byte_fallback(False, complete=False),
@@ -112,13 +112,13 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "single bytes, lower case": single_bytes(normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()),
     "single bytes, bert's": single_bytes(normalizers.BertNormalizer()),
     "single bytes, replaced": single_bytes(normalizers.Replace("é", "e"), normalizers.NFKC()),
-    "single bytes, swallowed": single_bytes(lstrip=True),
+    "single bytes, stripping": single_bytes(lstrip=True),
     "unigram": unigram_of_bytes,
 }
 BOUND = ("demo, plain", "qwen, plain", "roberta, plain", "llama 2, plain", "NFKC", "strips", "bytes", "unigram")
-"""Kinds that serve models: of them something must be told."""
+"""Kinds used by real models: they must have a bound."""
 UNBOUND = ("metaspace first, plain", "bert, plain", "some bytes, fused", "unknown", "splits away", "delimiters")
-"""Where unknown characters are fused or dropped, or what is no blank is dropped."""
+"""Kinds that fuse or drop unknown characters, or drop more than whitespace."""
 
 
 @cache
@@ -154,7 +154,7 @@ PARTS += [START, END, "<|im_start|>", "\u0301", "한", "한", ".", "Ünï", "ab"
 
 @st.composite
 def texts(draw: st.DrawFn) -> str:
-    """A few parts again and again: the kinds of text that a bound could be wrong about."""
+    """Repeat a few parts: the kinds of text for which a bound could be wrong."""
     parts = draw(st.lists(st.sampled_from(PARTS) | st.text(max_size=3), min_size=1, max_size=6))
     return "".join(parts) * draw(st.integers(1, 200)) + draw(st.text(max_size=5))
 
@@ -164,20 +164,20 @@ def texts(draw: st.DrawFn) -> str:
 @example("qwen, plain", "\u1fbe\u0308\u0301" * 100, 2)
 @example("NFKC", "\U0001d7ce" * 100, 2)
 @example("NFKC", "\U0001d6ca\u0308\u0301" * 100, 2)
-@example("swallows left", " " * 500 + START, 1)
-@example("swallows right", START + " " * 500, 1)
+@example("strips left", " " * 500 + START, 1)
+@example("strips right", START + " " * 500, 1)
 @example("strips", " " * 500, 1)
-@example("no blanks", " " * 500, 1)
-@example("single bytes, swallowed", " " * 50 + "<" + " " * 50, 1)
+@example("no whitespace", " " * 500, 1)
+@example("single bytes, stripping", " " * 50 + "<" + " " * 50, 1)
 @example("some bytes, fused", "🦙" * 100, 1)
 @example("replaces much", "a" * 400, 2)
-def test_what_is_refused_is_refused_by_counting(kind: str, text: str, enough: int) -> None:
-    """Of every kind of tokenizer, by length and by bytes, as one text and in slices."""
+def test_bound_is_at_most_the_count(kind: str, text: str, threshold: int) -> None:
+    """For every kind of tokenizer, by length and by bytes, as one text and in slices."""
     bound, counted = bound_of(kind), len(library_of(kind).list_ids(text))
-    for told in (bound.num_tokens_by_length(text, enough), bound.num_tokens(text, enough)):
-        assert told == 0 or enough <= told <= counted
-    most = bound.num_characters_for(enough)
-    assert most is None or len(text) < most or counted >= enough
+    for found in (bound.num_tokens_by_length(text, threshold), bound.num_tokens(text, threshold)):
+        assert found == 0 or threshold <= found <= counted
+    most = bound.num_characters_for(threshold)
+    assert most is None or len(text) < most or counted >= threshold
 
 
 @given(st.sampled_from(list(KINDS)), texts(), st.integers(1, 5))
@@ -185,20 +185,20 @@ def test_what_is_refused_is_refused_by_counting(kind: str, text: str, enough: in
 @example("single bytes, NFC", "e\u0301" * 100, 1)
 @example("single bytes, NFC", "e" + "\u0301\u0323" * 100, 3)
 @example("single bytes, NFKC", "\u1fbe\u0308\u0301" * 100, 2)
-def test_slices_tell_no_more(kind: str, text: str, length: int) -> None:
-    """A text cut anywhere, through characters that belong together too, is not told to be longer than it is."""
+def test_slices_do_not_raise_the_bound(kind: str, text: str, length: int) -> None:
+    """Splitting a text anywhere, even within combined characters, does not raise its bound beyond the margin."""
     bound, counted = bound_of(kind), len(library_of(kind).list_ids(text))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_bound, "SLICE_CHARACTERS", length)
         assert bound.num_tokens(text, 1) <= counted
-        # a cut costs far less than the margin that is left for it
+        # a split adds far less than the margin
         patch.setattr(text_bound, "SLICE_MARGIN_BYTES", SLICE_MARGIN_BYTES // 8)
         assert bound.num_tokens(text, 1) <= counted
 
 
 @pytest.mark.parametrize("kind", BOUND)
-def test_long_texts_are_told(kind: str) -> None:
-    """What cannot fit by its bytes is known, by a token or two, and at once where it is plain."""
+def test_long_texts_have_a_bound(kind: str) -> None:
+    """A text that has too many bytes to fit is recognized, to within a token or two."""
     bound = bound_of(kind)
     unit = bound.longest_token_bytes
     assert bound.num_tokens("x" * 100 * unit, 100) >= 100
@@ -207,15 +207,15 @@ def test_long_texts_are_told(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", UNBOUND)
-def test_where_nothing_can_be_told(kind: str) -> None:
-    """No text is refused untokenised where any number of characters may be one token or none."""
+def test_kinds_without_a_bound(kind: str) -> None:
+    """If any number of characters can become one token or none, there is no bound."""
     bound = bound_of(kind)
     assert bound.longest_token_bytes == 0
     assert bound.num_tokens("x" * 10_000, 1) == bound.num_tokens_by_length("x" * 10_000, 1) == 0
 
 
-def test_how_much_normal_forms_shrink() -> None:
-    """No character, and no composition of any, leaves less than the part that is reckoned with."""
+def test_shrinking_by_normal_forms() -> None:
+    """No character or composition shrinks by more than the assumed factor."""
     for composed, decomposed in (("NFC", "NFD"), ("NFKC", "NFKD")):
         most: dict[Any, Any] = {}
         for code in (*range(0xD800), *range(0xE000, 0x110000)):
@@ -225,14 +225,14 @@ def test_how_much_normal_forms_shrink() -> None:
         for code in (*range(0xD800), *range(0xE000, 0x110000)):
             char = chr(code)
             source = sum(most.get(part, len(part.encode())) for part in unicodedata.normalize(decomposed, char))
-            assert len(char.encode()) <= source  # no character holds more than its parts may come from
+            assert len(char.encode()) <= source  # no character is longer than what its parts may come from
             if unicodedata.normalize(composed, char) == char:
                 assert source <= len(char.encode()) * text_bound.SHRINK[composed]
         assert all(size <= len(char.encode()) * text_bound.SHRINK[decomposed] for char, size in most.items())
 
 
-def test_training_corpus_is_counted() -> None:
-    """A BPE with an unknown token that is not fused counts each unknown character."""
+def test_unknown_characters_that_are_not_fused() -> None:
+    """A BPE with an unknown token that is not fused has one for each unknown character."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=100, special_tokens=["<unk>"]))
     library = Library(tokenizer)

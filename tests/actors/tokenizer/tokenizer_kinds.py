@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that checkpoints bring, each with added tokens that are hard to cut at."""
+"""Small tokenizers of the kinds that checkpoints use, with added tokens that are hard to split at."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from quipu.actors.shared.checkpoint import DEMO
@@ -16,7 +17,29 @@ CORPUS = [
 ] * 4
 START, END = "<|start|>", "<|end|>"
 NESTED = ["<|end|>x<|start|>", "<|start|><|", "|><|", "<|en"]
-"""Added tokens that stand in, around or across those two."""
+"""Added tokens that lie within, around or across those two."""
+
+PARTS = [
+    START,
+    END,
+    *NESTED,
+    "\n",
+    "\n\n",
+    " ",
+    "   ",
+    "\t",
+    "a",
+    "It's",
+    "Inca kept",
+    "é",
+    "e\u0301",
+    "✓",
+    "🦙",
+    "12",
+    "x",
+]
+TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=30).map("".join)
+"""Texts with added tokens, parts of them, and characters of several bytes."""
 
 
 def plain(*contents: str, **flags: bool) -> list[AddedToken]:
@@ -24,12 +47,12 @@ def plain(*contents: str, **flags: bool) -> list[AddedToken]:
 
 
 def demo() -> Tokenizer:
-    """Byte-level BPE with GPT-2's pattern, as it ships."""
+    """Return the demo's byte-level BPE with GPT-2's pattern."""
     return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
 
 def qwen_like() -> Tokenizer:
-    """Byte-level BPE behind NFC and a pattern of its own."""
+    """Return byte-level BPE after NFC and another pattern."""
     tokenizer = demo()
     tokenizer.normalizer = normalizers.NFC()
     pattern = Regex(r"'s|'t|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -40,7 +63,7 @@ def qwen_like() -> Tokenizer:
 
 
 def roberta_like() -> Tokenizer:
-    """Byte-level BPE that puts a space before each part, and special tokens around a text."""
+    """Return byte-level BPE that puts a space before each part, and special tokens around a text."""
     tokenizer = demo()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.post_processor = processors.RobertaProcessing(("<|im_end|>", 2), ("<|im_start|>", 1))
@@ -48,7 +71,7 @@ def roberta_like() -> Tokenizer:
 
 
 def llama_2_like() -> Tokenizer:
-    """Sentencepiece's BPE as normalizers: a prefix for each part, no pre-tokenizer, bytes for the unknown."""
+    """Return SentencePiece-style BPE: a prefix for each part, no pre-tokenizer, byte fallback."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     train = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", *(f"<0x{b:02X}>" for b in range(256))])
@@ -59,7 +82,7 @@ def llama_2_like() -> Tokenizer:
 
 
 def metaspace(prepend_scheme: str) -> Tokenizer:
-    """Unigram behind Metaspace, which treats the beginning of a text differently."""
+    """Return Unigram after Metaspace, which treats the beginning of a text differently."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
@@ -71,11 +94,31 @@ def metaspace(prepend_scheme: str) -> Tokenizer:
 
 
 def bert_like() -> Tokenizer:
-    """WordPiece, lower case, accents off."""
+    """Return WordPiece, lower case without accents."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"]))
+    return tokenizer
+
+
+def byte_tokens() -> Tokenizer:
+    """Return tokens named after bytes, as in Llama 2, and special tokens around a text."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁hello", "wor", "ld"]
+    model = models.BPE(
+        vocab={piece: i for i, piece in enumerate(pieces)},
+        merges=[],
+        unk_token="<unk>",
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
     return tokenizer
 
 
@@ -99,14 +142,14 @@ TOKENS: dict[str, list[AddedToken]] = {
 
 
 def make(base: str, tokens: str) -> Tokenizer:
-    """A kind of tokenizer with added tokens of a kind."""
+    """Return a kind of tokenizer with a kind of added tokens."""
     tokenizer = BASES[base]()
     tokenizer.add_tokens(TOKENS[tokens])
     return tokenizer
 
 
 def save(tokenizer: Tokenizer, folder: Path, template: str) -> None:
-    """As a checkpoint has it."""
+    """Write the tokenizer's files of a checkpoint."""
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))

@@ -131,7 +131,9 @@ def name_twice(folder: Path) -> None:
 
 
 BREAKS: dict[str, Break] = {
-    "cut off in a tensor": Break(cut(40), r"tensor \S+ ends at byte \d+ of model.safetensors, which is cut off at \d+"),
+    "cut off in a tensor": Break(
+        cut(40), r"tensor \S+ ends at byte \d+ of model.safetensors, which is truncated at \d+"
+    ),
     "cut off in the header": Break(
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100]),
         "model.safetensors cannot be read: it has 100 bytes",
@@ -146,18 +148,18 @@ BREAKS: dict[str, Break] = {
     ),
     "offsets beyond the file": Break(change_header(reach_beyond), r"tensor \S+ (ends at byte|takes)"),
     "offsets that are none": Break(
-        change_header(lambda header: header[UP].update(data_offsets=[-8, 0])), f"no sense at tensor {UP}"
+        change_header(lambda header: header[UP].update(data_offsets=[-8, 0])), f"invalid header entry for tensor {UP}"
     ),
     "an entry without a shape": Break(
-        change_header(lambda header: header[UP].pop("shape")), f"no sense at tensor {UP}"
+        change_header(lambda header: header[UP].pop("shape")), f"invalid header entry for tensor {UP}"
     ),
     "a gap between two tensors": Break(change_header(shrink), f"leaves a gap after tensor {UP}"),
-    "a name twice": Break(name_twice, f"damaged .{UP} stands in it twice"),
+    "a name twice": Break(name_twice, f"damaged .{UP} is in it twice"),
     "bytes that belong to nobody": Break(change_header(lambda header: None, more=b"12345678"), "8 bytes after tensor"),
     "a tensor is missing": Break(change_tensors(lambda tensors: tensors.pop(UP)), f"lacks tensor {UP}"),
     "a tensor too many": Break(
         change_tensors(lambda tensors: tensors.update({"model.layers.1.extra": torch.ones(2)})),
-        "no place for: model.layers.1.extra",
+        "does not use: model.layers.1.extra",
     ),
     "a tensor of another shape": Break(
         change_tensors(lambda tensors: tensors.update({UP: tensors[UP][:-1].contiguous()})),
@@ -170,13 +172,13 @@ BREAKS: dict[str, Break] = {
         change_tensors(lambda tensors: tensors.update({UP: tensors[UP].to(torch.float8_e4m3fn)})),
         f"{UP} is stored as F8_E4M3",
     ),
-    "not a number in a matrix": Break(put(float("nan")), rf"{UP} holds a number that is not finite: nan at \(3, 5\)"),
-    "infinity in a matrix": Break(put(float("-inf")), rf"{UP} holds a number that is not finite: -inf at \(3, 5\)"),
+    "not a number in a matrix": Break(put(float("nan")), rf"{UP} has a value that is not finite: nan at \(3, 5\)"),
+    "infinity in a matrix": Break(put(float("-inf")), rf"{UP} has a value that is not finite: -inf at \(3, 5\)"),
     "not a number in a vector": Break(
-        put(float("nan"), NORM, at=(1,)), rf"{NORM} holds a number that is not finite: nan at \(1,\)"
+        put(float("nan"), NORM, at=(1,)), rf"{NORM} has a value that is not finite: nan at \(1,\)"
     ),
     "not a number in the last element": Break(
-        put(float("nan"), at=(-1, -1)), f"{UP} holds a number that is not finite: nan"
+        put(float("nan"), at=(-1, -1)), f"{UP} has a value that is not finite: nan"
     ),
     "a shard is missing": Break(
         without_a_shard, r"lacks file model-00002-of-00002.safetensors, which holds tensor \S+"
@@ -186,7 +188,7 @@ BREAKS: dict[str, Break] = {
     ),
     "a shard holds one that the index does not": Break(
         without_a_layer,
-        r"no place for: model\.layers\.1\.\S+",
+        r"does not use: model\.layers\.1\.\S+",
     ),
     "a tensor in two shards": Break(with_one_twice, r"tensor \S+ is in both model-00001\S+ and model-00002"),
 }

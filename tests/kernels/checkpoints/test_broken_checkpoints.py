@@ -1,4 +1,4 @@
-"""A checkpoint that is cut off, lies, does not fit its config or is not finite is refused by the tensor's name.
+"""A checkpoint that is truncated, inconsistent, contradicts its config or is not finite is refused by tensor.
 
 On both backends: they read through the same source, and each must let its refusals through.
 """
@@ -29,18 +29,18 @@ def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("way", BREAKS)
 def test_refused_by_the_tensor_s_name(folder: Path, way: str, executor: str) -> None:
-    """Whatever is broken: a ValueError that says which tensor, or which file where no tensor can be told."""
+    """Raise a ValueError that names the tensor, or the file if no tensor can be named."""
     BREAKS[way].spoil(folder)
     with pytest.raises(ValueError, match=BREAKS[way].named):
         load_backend(executor, backend_config(folder))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_too_large_for_the_dtype_asked_for(folder: Path, executor: str) -> None:
-    """A number that rounding makes infinite is refused, too, as what it was and what it was to be."""
+def test_overflow_in_requested_dtype(folder: Path, executor: str) -> None:
+    """Refuse a number that becomes infinite when rounded, naming the number and the dtype."""
     change_tensors(lambda tensors: tensors[UP].__setitem__((0, 0), 3.4e38))(folder)
     load_backend(executor, backend_config(folder, dtype="float32"))
-    with pytest.raises(ValueError, match=rf"{UP} holds a number that is not finite as bfloat16: 3.4\S+ at \(0, 0\)"):
+    with pytest.raises(ValueError, match=rf"{UP} has a value that is not finite as bfloat16: 3.4\S+ at \(0, 0\)"):
         load_backend(executor, backend_config(folder, dtype="bfloat16"))
 
 
@@ -57,22 +57,22 @@ def test_float16_on_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("determinism", ["auto", "strict", "fast"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_determinism_says_what_runs(folder: Path, executor: str, determinism: str) -> None:
-    """Strict is free on both, so it runs whichever is asked for; a mode that does not exist is refused."""
+    """Run strict whatever is requested, since it is free on both; refuse an unknown mode."""
     capabilities = load_backend(executor, backend_config(folder, determinism=determinism)).capabilities
     assert (capabilities.determinism, capabilities.strict_is_free) == ("strict", True)
     with pytest.raises(ValueError, match="'loose'"):
         load_backend(executor, backend_config(folder, determinism="loose"))
 
 
-def test_who_wants_strict() -> None:
-    """`auto` is strict where that is free; the two others are what they say."""
+def test_wants_strict() -> None:
+    """Choose strict for `auto` if that is free; `strict` and `fast` are taken literally."""
     assert wants_strict("auto", strict_is_free=True) and not wants_strict("auto", strict_is_free=False)
     assert wants_strict("strict", strict_is_free=False) and not wants_strict("fast", strict_is_free=True)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_large_and_small_numbers_are_finite(folder: Path, executor: str) -> None:
-    """The largest number of its dtype, the smallest, and both zeros are nothing to refuse."""
+    """Accept the largest and the smallest number of the dtype, and both zeros."""
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
         limits = torch.finfo(torch.float32)
@@ -82,8 +82,8 @@ def test_large_and_small_numbers_are_finite(folder: Path, executor: str) -> None
     load_backend(executor, backend_config(folder))
 
 
-def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system says is said, with the file's name."""
+def test_unreadable_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report the system's error with the file's name."""
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(folder / "model.safetensors"))
@@ -99,7 +99,7 @@ def logits_of(folder: Path) -> torch.Tensor:
 
 
 def test_bytes_that_are_not_aligned(folder: Path) -> None:
-    """The format aligns nothing: tensors whose bytes begin anywhere are read as any other."""
+    """Read unaligned tensors like all others: the format guarantees no alignment."""
     expected = logits_of(folder)
     path = folder / "model.safetensors"
     data = path.read_bytes()
@@ -109,7 +109,7 @@ def test_bytes_that_are_not_aligned(folder: Path) -> None:
 
 
 def test_same_weights_from_one_file_and_from_shards(folder: Path) -> None:
-    """However a checkpoint is cut into files, the model is the same."""
+    """Load the same model however a checkpoint is sharded."""
     expected = logits_of(folder)
     in_two(folder)
     assert torch.equal(logits_of(folder), expected)

@@ -1,4 +1,4 @@
-"""What loads and what is refused, by name: configs, tensors, dtypes, dummies."""
+"""Which checkpoints load and which are refused by name: configs, tensors, dtypes, dummies."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
         ({"num_key_value_heads": 3}, "multiple of num_key_value_heads 3"),
         ({"max_position_embeddings": 512}, "max_position_embeddings 512"),
         ({"attention_bias": True}, "lacks tensor model.layers.0.self_attn.q_proj.bias"),
-        ({"num_hidden_layers": 1}, "no place for: model.layers.1"),
+        ({"num_hidden_layers": 1}, "does not use: model.layers.1"),
         ({"num_hidden_layers": 3}, "lacks tensor model.layers.2"),
         ({"intermediate_size": 64}, r"gate_proj.weight has shape \(128, 64\), config.json says \(64, 64\)"),
         ({"dtype": "float64"}, "dtype 'float64'"),
     ],
 )
 def test_refused_by_name(copy: Callable[..., Path], changes: dict[str, Any], named: str) -> None:
-    """What would load and answer nonsense is a ValueError that says which entry or tensor it was."""
+    """Refuse what would load but answer nonsense, naming the entry or tensor."""
     with pytest.raises(ValueError, match=named):
         make_backend(copy("llama", **changes))
 
 
 @pytest.mark.parametrize(("changes", "named"), [({"dtype": "int8"}, "int8"), ({"load_format": "gguf"}, "gguf")])
 def test_unknown_settings(checkpoints: dict[str, Path], changes: dict[str, str], named: str) -> None:
-    """So are a dtype and a load format that do not exist."""
+    """Refuse an unknown dtype and an unknown load format."""
     with pytest.raises(ValueError, match=named):
         make_backend(checkpoints["llama"], **changes)
 
 
 def test_unknown_backend(checkpoints: dict[str, Path]) -> None:
-    """And a backend."""
+    """Refuse an unknown backend."""
     with pytest.raises(ValueError, match="warp"):
         load_backend("warp", backend_config(checkpoints["llama"]))
 
@@ -89,19 +89,19 @@ def test_unknown_backend(checkpoints: dict[str, Path]) -> None:
         ("llama", lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
         ("llama", lambda folder: (folder / "model.safetensors").write_bytes(b"PK"), "cannot be read"),
         ("qwen3-tied", lambda folder: sorted(folder.glob("*-of-*"))[1].unlink(), "lacks file model-00002"),
-        ("qwen3-tied", lambda folder: next(folder.glob("*.index.json")).write_text("{}"), "is no index"),
+        ("qwen3-tied", lambda folder: next(folder.glob("*.index.json")).write_text("{}"), "not a valid index"),
     ],
 )
 def test_broken_folders(copy: Callable[..., Path], name: str, spoil: Callable[[Path], None], named: str) -> None:
-    """A file that is missing or damaged is named."""
+    """Name a missing or damaged file."""
     folder = copy(name)
     spoil(folder)
     with pytest.raises(ValueError, match=named):
         make_backend(folder)
 
 
-def test_tensor_of_a_foreign_dtype(copy: Callable[..., Path]) -> None:
-    """Integers are weights of some quantisation that nobody declared."""
+def test_unsupported_stored_dtype(copy: Callable[..., Path]) -> None:
+    """Refuse integers: they are weights of an undeclared quantisation."""
     folder = copy("llama")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)

@@ -62,7 +62,7 @@ def test_rounded_to_one_dtype_and_held_in_another(tmp_path: Path, stored: dict[s
     assert source.num_bytes == whole.nbytes
 
 
-def test_dummies_are_the_same_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dummy_weights_do_not_depend_on_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dummy's numbers do not depend on where it is cut."""
     source = open_weights(tmp_path, {}, load_format="dummy", dtype="bfloat16")[0]
     parts = [("a.weight", (70, 999)), ("b.weight", (30, 999))]
@@ -76,7 +76,7 @@ def test_progress_in_the_log(
 ) -> None:
     """Where stderr is no terminal, a line now and then, and one at the end; no bar."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0.0)
     caplog.set_level(logging.INFO, "quipu.kernels")
     source = opened(tmp_path)
     num_bytes = sum(tensor.nbytes for tensor in stored.values())

@@ -40,7 +40,7 @@ def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
-    """Flags are read as the kernel of the system writes them."""
+    """Read flags as Linux writes them."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags\t\t: fpu sse2 fma avx2\nprocessor : 1\nflags\t\t: fpu\n")
     assert choose_instruction_set(processor_flags(cpuinfo)).name == "avx2"
@@ -60,40 +60,40 @@ def test_flags_are_read_from_cpuinfo(tmp_path: Path) -> None:
     ],
 )
 def test_instruction_sets_follow_the_processor(flags: frozenset[str], names: list[str]) -> None:
-    """The best first; one for which a single flag is missing is none."""
-    assert [found.name for found in usable_instruction_sets(flags, ask_for_tiles=lambda: "")] == names
+    """Order sets from the best; a set with a missing flag is not usable."""
+    assert [found.name for found in usable_instruction_sets(flags, request_tiles=lambda: "")] == names
 
 
 def test_no_instruction_set_at_all() -> None:
-    """A processor with too little is told which sets there are."""
+    """Name the supported sets if the processor has none of them."""
     with pytest.raises(CannotBuild, match="amx_bf16, avx512_bf16, avx512, avx2"):
         usable_instruction_sets(AVX2 - {"fma"})
 
 
-def test_tiles_that_the_system_refuses() -> None:
-    """AMX needs the system's leave, whatever the processor says; without it the next best runs."""
+def test_system_refuses_tiles() -> None:
+    """Use the next best set if the system does not permit AMX, even if the processor has it."""
     flags = AVX512 | TILES
-    assert usable_instruction_sets(flags, ask_for_tiles=lambda: "no leave")[0].name == "avx512"
-    assert usable_instruction_sets(flags, ask_for_tiles=lambda: "")[0].name == "amx_bf16"
+    assert usable_instruction_sets(flags, request_tiles=lambda: "no permission")[0].name == "avx512"
+    assert usable_instruction_sets(flags, request_tiles=lambda: "")[0].name == "amx_bf16"
 
 
 def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lower one that runs here is taken, alone; what does not run here or does not exist is refused by name."""
+    """Use only the forced set; refuse one that does not run here or does not exist, by name."""
     monkeypatch.setenv(FORCED, "avx2")
     assert [found.name for found in usable_instruction_sets(AVX512)] == ["avx2"]
     monkeypatch.setenv(FORCED, "avx512_bf16")
     with pytest.raises(ValueError, match="'avx512_bf16', which cannot run here: the processor lacks avx512_bf16"):
         usable_instruction_sets(AVX512)
     monkeypatch.setenv(FORCED, "amx_bf16")
-    with pytest.raises(ValueError, match="'amx_bf16', which cannot run here: no leave"):
-        usable_instruction_sets(AVX512 | TILES, ask_for_tiles=lambda: "no leave")
+    with pytest.raises(ValueError, match="'amx_bf16', which cannot run here: no permission"):
+        usable_instruction_sets(AVX512 | TILES, request_tiles=lambda: "no permission")
     monkeypatch.setenv(FORCED, "sse9")
     with pytest.raises(ValueError, match="'sse9', which is none of amx_bf16"):
         usable_instruction_sets(AVX512)
 
 
-def test_a_forced_instruction_set_is_no_reason_to_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who forces one that cannot run here gets a refusal at start, under `auto` too: no other runs in its place."""
+def test_forced_instruction_set_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse a forced set that cannot run here, under `auto` as well, instead of using another."""
     monkeypatch.setenv(FORCED, "sse9")
     for name in ("auto", "cpu"):
         with pytest.raises(ValueError, match=f"{FORCED} is 'sse9'"):
@@ -101,10 +101,10 @@ def test_a_forced_instruction_set_is_no_reason_to_fall_back(monkeypatch: pytest.
 
 
 @needs_kernels
-def test_the_next_best_where_the_best_cannot_be_compiled(
+def test_next_best_instruction_set_if_compiling_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An old compiler knows fewer instruction sets than the processor: one warning, and the next one runs."""
+    """Warn once and use the next set if the compiler does not support the best one."""
     usable = usable_instruction_sets(processor_flags())
     unknown = InstructionSet("from_the_future", frozenset(), ("-mfrom-the-future",))
     monkeypatch.setattr(building, "usable_instruction_sets", lambda flags: [unknown, *usable])
@@ -116,7 +116,7 @@ def test_the_next_best_where_the_best_cannot_be_compiled(
 
 @needs_kernels
 def test_what_was_built_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The set-up command has a line for each instruction set: its file, or why there is none."""
+    """Print a line for each instruction set: its file, or why there is none."""
     monkeypatch.setattr(sys, "argv", ["build"])
     assert main() == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -127,7 +127,7 @@ def test_what_was_built_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_compiler_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """CXX alone decides where it is set; without it and without a compiler the reason is said."""
+    """Use only CXX if it is set; explain if there is no compiler."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CannotBuild, match="no-such-compiler"):
         find_compiler()
@@ -138,7 +138,7 @@ def test_compiler_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its complaint is told, and nothing half-written is left to be loaded next time."""
+    """Report the compiler's error, and leave no partial file that could be loaded later."""
     compiler = tmp_path / "cxx"
     compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'error: no such thing' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -151,7 +151,7 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @needs_kernels
 def test_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that stands in the cache is not compiled again."""
+    """Do not compile a cached library again."""
     instruction_set = choose_instruction_set(processor_flags())
     path = build(instruction_set)
     before = path.stat().st_mtime_ns
@@ -161,7 +161,7 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_sources_name_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A changed source, header or flag is another library: an old one is never taken for it."""
+    """Name libraries by source, headers and flags, so that an outdated one is never loaded."""
     monkeypatch.setattr(compiling, "SOURCES", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = []
@@ -175,7 +175,7 @@ def test_sources_name_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @needs_kernels
 def test_auto_is_cpu_where_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
-    """`auto` and `cpu` load the kernels, without a warning; the instruction set is told."""
+    """Load the kernels for `auto` and `cpu` without a warning, and report the instruction set."""
     for name in ("auto", "cpu"):
         capabilities = load_backend(name, backend_config(DEMO)).capabilities
         best = choose_instruction_set(processor_flags()).name
@@ -186,7 +186,7 @@ def test_auto_is_cpu_where_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
 def test_auto_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The reference runs and one warning says why and what it costs; asked for by name, `cpu` is refused."""
+    """Fall back to the reference with one warning; refuse `cpu` if requested by name."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(building, "PACKAGED", tmp_path)  # of a wheel
     # a processor that could run them, whichever this one is: there is nothing to load
@@ -200,8 +200,8 @@ def test_auto_without_a_compiler(
 
 
 @needs_kernels
-def test_auto_with_a_dtype_of_the_reference(caplog: pytest.LogCaptureFixture) -> None:
-    """What the kernels do not compute the reference does, and the warning names it."""
+def test_auto_falls_back_for_unsupported_dtype(caplog: pytest.LogCaptureFixture) -> None:
+    """Fall back to the reference for a dtype that the kernels lack, and name it in the warning."""
     config = attrs.evolve(backend_config(DEMO), dtype="float16")
     assert load_backend("auto", config).capabilities.name == "reference"
     assert "float16" in caplog.text
@@ -209,8 +209,8 @@ def test_auto_with_a_dtype_of_the_reference(caplog: pytest.LogCaptureFixture) ->
         load_backend("cpu", config)
 
 
-def test_what_nobody_runs_is_refused_by_both(tmp_path: Path) -> None:
-    """A checkpoint that no backend understands is no reason to fall back: it is refused, once, by name."""
+def test_unsupported_checkpoint_is_refused_by_every_executor(tmp_path: Path) -> None:
+    """Refuse a checkpoint that no backend supports once, by name, instead of falling back."""
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
     for name in ("auto", "cpu", "reference"):
         with pytest.raises(ValueError, match="NoSuchModel"):

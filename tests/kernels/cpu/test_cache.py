@@ -42,7 +42,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_private_cache_is_used_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever the umask: what we made a moment ago is ours, and no word is said."""
+    """Reuse our own cache without a warning, whatever the umask."""
     before = os.umask(0o002)
     try:
         library = build(PLAIN)
@@ -58,7 +58,7 @@ def test_a_private_cache_is_used_again(cache: Path, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o720], ids=oct)
 @pytest.mark.parametrize("folder", [".", "objects"])
 def test_a_folder_that_others_can_write(cache: Path, folder: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is taken from it and nothing put there: a warning names it, and a private folder is used instead."""
+    """Neither read nor write it: warn, and use a private folder instead."""
     planted = build(PLAIN)
     planted.write_text("planted")
     (cache / folder).chmod(mode)
@@ -74,7 +74,7 @@ def test_a_folder_that_others_can_write(cache: Path, folder: str, mode: int, cap
 @pytest.mark.parametrize("which", ["*.so", "objects/*.o"])
 @pytest.mark.parametrize("mode", [0o775, 0o757], ids=oct)
 def test_a_file_that_others_can_write(cache: Path, which: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
-    """It is made anew in its place, and named."""
+    """Compile the file again in its place, and name it in a warning."""
     library = build(PLAIN)
     planted = next(iter(cache.glob(which)))
     planted.write_text("planted")
@@ -95,7 +95,7 @@ def owned_by(owner: int) -> Callable[[], int]:
 def test_a_cache_of_another_user(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither mine nor root's: not used."""
+    """Do not use a cache that belongs to neither this user nor root."""
     build(PLAIN).write_text("planted")
     owner = 12345
     os.chown(cache, owner, -1) if os.geteuid() == 0 else monkeypatch.setattr(os, "geteuid", owned_by(os.getuid() + 1))

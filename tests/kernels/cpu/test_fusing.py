@@ -39,10 +39,10 @@ def logits_of(backend: CpuBackend) -> torch.Tensor:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_bits_of_one_by_one(
+def test_fused_bits_equal_unfused(
     checkpoints: dict[str, Path], name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model whose operations are fused gives exactly what it gives operation by operation."""
+    """Compute the same bits with fused operations as with separate ones."""
     fused = make_cpu_backend(checkpoints[name], num_threads=num_threads, dtype="bfloat16")
     ours = logits_of(fused)
     monkeypatch.setattr(recorder, "fuse", list)
@@ -51,7 +51,7 @@ def test_the_bits_of_one_by_one(
     assert torch.equal(ours, logits_of(plain))
 
 
-def test_what_a_layer_comes_to(checkpoints: dict[str, Path]) -> None:
+def test_operations_per_layer(checkpoints: dict[str, Path]) -> None:
     """Five operations a layer: two norms, two ropes, the write, the activation and both additions are in others."""
     for name in ("qwen3-tied", "llama"):
         kinds = Counter(op.kind for op in make_cpu_backend(checkpoints[name])._program.whole)

@@ -40,7 +40,7 @@ def backend(checkpoints: dict[str, Path], path: CpuPath, dtype: str, name: str) 
 
 
 @over_cases
-def test_it_says_what_it_is(backend: CpuBackend, path: CpuPath) -> None:
+def test_instruction_set_is_reported(backend: CpuBackend, path: CpuPath) -> None:
     """The instruction set that runs stands in the capabilities, and from there in logs and /server_info."""
     assert backend.capabilities.instruction_set == str(path)
     assert backend.capabilities.invariant

@@ -1,7 +1,7 @@
-"""The invariance tests of the kernels, all of them, on the instruction sets that were not chosen: `make test-long`.
+"""All invariance tests of the kernels on the other instruction sets: `make test-long`.
 
-The tests are those of `test_cpu_invariance.py`, which itself runs on the chosen one; the fixture below gives them other
-kernels, and a model of each kind of attention and MLP.
+The tests are those of `test_invariance.py`, which runs on the chosen set; the fixtures below give them other kernels,
+and a model of each kind of attention and MLP.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ DEPTHS = [(1, 40), (7, 16), (64, 33), (100, 96), (512, 31), (1100, 150)]
 
 @pytest.fixture(params=PATHS, ids=str)
 def path(request: pytest.FixtureRequest) -> CpuPath:
-    return request.param
+    cpu_path: CpuPath = request.param
+    return cpu_path
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_product(kernels: Kernels, path: CpuPath, depth: int, columns: int, dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("depth", "columns"), DEPTHS)
-def test_a_row_is_alone(kernels: Kernels, depth: int, columns: int, dtype: torch.dtype) -> None:
+def test_row_does_not_depend_on_others(kernels: Kernels, depth: int, columns: int, dtype: torch.dtype) -> None:
     """Each row's bits are those that it has by itself: among any number of rows, at any place, on any threads."""
     x_NI, weight_OI = random(150, depth, seed=5), random(columns, depth, seed=6).to(dtype)
     bias_O = random(columns, seed=7)
@@ -92,7 +93,7 @@ def test_a_row_is_alone(kernels: Kernels, depth: int, columns: int, dtype: torch
         assert torch.equal(found, whole_NO[part]), (start, count, num_threads)
 
 
-def test_a_poisoned_row_is_alone(kernels: Kernels) -> None:
+def test_nan_row_does_not_affect_others(kernels: Kernels) -> None:
     """A row of NaN or infinity beside others leaves them as they are."""
     x_NI, weight_OI = random(40, 64, seed=8), random(48, 64, seed=9).bfloat16()
     before_NO = multiply(kernels, x_NI, weight_OI)
@@ -152,7 +153,7 @@ def test_denormals_count_as_zero(kernels: Kernels, path: CpuPath) -> None:
     assert (multiply(kernels, tiny, weight_OI) == expected).all()
 
 
-def test_tiles_are_given_back() -> None:
+def test_tiles_are_released() -> None:
     """A thread that has multiplied holds no tiles: the system would save and restore them at every switch."""
     kernels = kernels_of(CpuPath("amx_bf16", True))  # no program can ask a processor
     held = kernels.library.emulated_tiles_held
@@ -163,7 +164,7 @@ def test_tiles_are_given_back() -> None:
 
 
 @pytest.mark.parametrize("name", [path.name for path in PATHS if path.name != "avx2"])
-def test_the_processors_own_instructions(name: str) -> None:
+def test_native_instructions_were_tested(name: str) -> None:
     """Where the processor has an instruction set, the tests of it ran on the processor, and the emulation agrees."""
     reason = why_not_native(name)
     if reason:

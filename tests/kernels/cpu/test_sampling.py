@@ -1,4 +1,4 @@
-"""The sampler in C against its oracle, `sampling.sample`: the same token, always."""
+"""The C++ sampler always draws the oracle's token (`sampling/oracle.py`)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("spread", [0.02, 1.0, 3.0, 12.0])
-def test_the_oracles_tokens(spread: float, num_threads: int) -> None:
-    """Over flat and steep distributions and all settings together; nearly always the oracle need not be asked."""
+def test_same_tokens_as_the_oracle(spread: float, num_threads: int) -> None:
+    """Match the oracle for flat and steep distributions and all settings, almost always without asking it."""
     rng, rounds, num_sure = random.Random(spread), 12, 0
     for turn in range(rounds):
         logits = np.random.default_rng(turn).normal(0, spread, (8, 4999)).astype(np.float32)
@@ -66,7 +66,7 @@ def test_the_oracles_tokens(spread: float, num_threads: int) -> None:
     [{}, {"top_k": 3}, {"top_k": 40}, {"top_p": 0.5}, {"top_p": 0.6, "top_k": 5}, {"min_p": 0.3}, {"temperature": 0.0}],
 )
 def test_ties(settings: dict[str, Any]) -> None:
-    """Where whole groups of logits are equal, every border lies on a tie: still the oracle's token."""
+    """Match the oracle where groups of logits are equal, so that every threshold is on a tie."""
     rng = np.random.default_rng(1)
     logits = rng.integers(-2, 3, (60, 700)).astype(np.float32)
     batch = batch_of([{**OFF, "seed": seed, **settings} for seed in range(60)])
@@ -74,7 +74,7 @@ def test_ties(settings: dict[str, Any]) -> None:
 
 
 def test_masked_tokens_and_short_rows() -> None:
-    """Logits of minus infinity, as masks and bans leave them, are never drawn; a vocabulary may have any size."""
+    """Never draw logits of minus infinity, as masks and bans leave them, for any vocabulary size."""
     rng = np.random.default_rng(2)
     for size in (1, 2, 7, 63, 64, 65, 130):
         logits = rng.normal(0, 2, (20, size)).astype(np.float32)
@@ -86,8 +86,8 @@ def test_masked_tokens_and_short_rows() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers(bad: float, temperature: float) -> None:
-    """Raise as the oracle does, wherever in the row they stand."""
+def test_nan_or_infinite_logits(bad: float, temperature: float) -> None:
+    """Raise as the oracle does, wherever in the row they are."""
     for place in (0, 70, 128):
         logits = np.zeros((2, 129), np.float32)
         logits[1, place] = bad
@@ -96,16 +96,16 @@ def test_logits_that_are_no_numbers(bad: float, temperature: float) -> None:
             draw(library(), batch, range(2), logits, num_threads=1)
 
 
-def test_temperatures_out_of_reach() -> None:
-    """Where the C code's bounds do not hold, the oracle draws."""
+def test_extreme_temperatures_are_left_to_the_oracle() -> None:
+    """Leave rows to the oracle where the error bounds of the C++ code do not hold."""
     logits = np.random.default_rng(3).normal(0, 2, (4, 300)).astype(np.float32)
     batch = batch_of([{**OFF, "temperature": t, "seed": 5} for t in (1e-9, 1e-4, 1e4, 1e30)])
     assert decided(library(), batch, range(4), logits, num_threads=1) == [None] * 4
     assert draw(library(), batch, range(4), logits, num_threads=1) == oracle(batch, range(4), logits)
 
 
-def test_a_border_on_a_tie_is_the_oracles() -> None:
-    """Where top_p is met to the last bit, rounding decides, and the oracle's rounding is the one that counts."""
+def test_threshold_on_a_tie_is_left_to_the_oracle() -> None:
+    """Leave the row to the oracle where top_p is met to the last bit, so that rounding decides."""
     logits = np.zeros((1, 4), np.float32)
     for top_p, sure in ((0.5, False), (0.75, False), (0.6, True)):
         batch = batch_of([{**OFF, "top_p": top_p, "seed": 1}])

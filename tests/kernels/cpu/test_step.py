@@ -47,7 +47,7 @@ def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
     assert backend.step(make_batch(row(0, samples=False))) == Drawn(rows=[], token_ids=[])
 
 
-def test_the_references_tokens(checkpoints: dict[str, Path]) -> None:
+def test_same_tokens_as_the_reference(checkpoints: dict[str, Path]) -> None:
     """Sampled text is the reference's in float32, and the same whether carried or fed, alone or together."""
     backend = make_cpu_backend(checkpoints["llama"])
     together = generate(cast(Any, backend), [0, 1, 2, 3], carried=True)
@@ -56,15 +56,15 @@ def test_the_references_tokens(checkpoints: dict[str, Path]) -> None:
     assert generate(cast(Any, backend), [2], carried=True) == {2: together[2]}
 
 
-def test_a_slot_that_drew_nothing_cannot_carry(checkpoints: dict[str, Path]) -> None:
-    """The executor's mistake is named, not fed to the model as token 0."""
+def test_slot_without_drawn_token_cannot_carry(checkpoints: dict[str, Path]) -> None:
+    """Raise an error that names the slot instead of feeding token 0 to the model."""
     backend = make_cpu_backend(checkpoints["llama"])
     with pytest.raises(ValueError, match="slot 5"):
         backend.step(make_batch(row(0, slot=5, token_ids=[0], carried=True, position=10)))
 
 
-def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
-    """One row reads unwritten KV, so its logits are NaN: the pass raises, and no slot's carried token has moved."""
+def test_failed_pass_draws_nothing(checkpoints: dict[str, Path]) -> None:
+    """Raise if a row reads unwritten KV and has NaN logits, and change no slot's carried token."""
     backend = make_cpu_backend(checkpoints["llama"])
     first = backend.step(make_batch(row(0))).token_ids[0]
     carry = row(0, token_ids=[0], carried=True, position=10, output_position=1)
@@ -105,13 +105,13 @@ def test_others_run_during_a_step(checkpoints: dict[str, Path], no_switching: No
         ({"token_ids": [1] * 1025, "blocks": [1] * 65}, "1025 tokens"),
     ],
 )
-def test_what_the_kernels_would_not_survive(checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
-    """A batch that points out of the model's or the pool's memory is refused before anything runs."""
+def test_out_of_bounds_batch_is_refused(checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
+    """Refuse a batch that would access memory outside of the model or the cache, before anything runs."""
     backend = make_cpu_backend(checkpoints["llama"])
     good = {"token_ids": [1], "position": 0, "blocks": [1]}
     with pytest.raises(ValueError, match=named):
         backend.step(make_batch({**good, **changes}))
-    with pytest.raises(ValueError, match="looked at"):
+    with pytest.raises(ValueError, match="to look at"):
         backend.logits(make_batch(good), [1])
     backend.step(make_batch(good))
 
@@ -143,18 +143,18 @@ class _Tiny:
 
 
 @pytest.mark.parametrize("stray", [lambda x: x * 2, lambda x: x[:, ::2], lambda x: x.t()])
-def test_a_model_that_leaves_ops_is_refused(checkpoints: dict[str, Path], stray: Any) -> None:
-    """What torch computes between two operations would be missing from the program: loading says so."""
+def test_model_that_bypasses_ops_is_refused(checkpoints: dict[str, Path], stray: Any) -> None:
+    """Refuse a model that computes with torch between two operations, which the program would lack."""
     backend = make_cpu_backend(checkpoints["llama"])
     weights = PackedWeights(PieceByPiece(DummySource(torch.float32), torch.float32), backend._library)
     tiny = _Tiny(weights)
     record(cast(Model, tiny), weights, backend.cache, BOUNDS)
-    with pytest.raises(ValueError, match="other than Ops"):
+    with pytest.raises(ValueError, match="outside of Ops"):
         strayer = cast(Model, _Strayer(tiny, stray))
         record(strayer, weights, backend.cache, BOUNDS)
 
 
-def test_joined_operations_leave_each_other_alone(checkpoints: dict[str, Path]) -> None:
+def test_joined_operations_do_not_interfere(checkpoints: dict[str, Path]) -> None:
     """Between two waits no operation writes where one before it reads: another thread may still be there."""
     ops = list(make_cpu_backend(checkpoints["gemma2"])._program.whole)
     written = sorted({place for op in ops for place in (op.y, op.room, op.raw) if place})

@@ -1,9 +1,9 @@
-"""Every family on both backends: a row's logits are the same bits however it was computed.
+"""Every family on both CPU backends: a row's logits have the same bits however it was computed.
 
-In short what `test_reference_invariance.py` and `test_cpu_invariance.py` do at length for a few of them (and `make
-test-long` for all). With `test_reference_parity.py` and `test_cpu_parity.py`, which compare a cold run with
-transformers, that makes cached, chunked and batched runs as near to it. Windows are shorter than the prompt, soft caps
-so small that they bite.
+A short form of what `reference/test_invariance.py` and `cpu/test_invariance.py` test at length for a few families (and
+`make test-long` for all). Together with the parity tests, which compare a cold run with transformers, it shows that
+cached, chunked and batched runs are as near to transformers. Windows are shorter than the prompt, and soft caps so
+small that they matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAKE: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in THOROUGH])
 def test_bits_do_not_change(checkpoints: dict[str, Path], name: str, dtype: str, backend_name: str) -> None:
-    """In chunks and one by one, in other blocks, beside others, upon a cached prefix: the bits of one prefill alone."""
+    """Compute the bits of one prefill in chunks, one by one, in other blocks, beside others, on a cached prefix."""
     backend = MAKE[backend_name](checkpoints[name], dtype=dtype)
     cold = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
     assert cold.isfinite().all()

@@ -182,13 +182,13 @@ def _moe(config: DecoderConfig) -> Any:
 
 
 @pytest.mark.parametrize(("name", "changes", "holds"), TAKEN)
-def test_taken(name: str, changes: dict[str, Any], holds: Callable[[DecoderConfig], bool]) -> None:
-    """An absent entry means what it means in transformers' class, and an older spelling what the newer one means."""
+def test_accepted(name: str, changes: dict[str, Any], holds: Callable[[DecoderConfig], bool]) -> None:
+    """Give absent entries the defaults of transformers, and older spellings the meaning of newer ones."""
     assert holds(parse(name, **changes))
 
 
-def test_yarn_as_its_paper_has_it() -> None:
-    """The attention factor follows from the factor, or from both mscales, unless it is given."""
+def test_yarn_attention_factor() -> None:
+    """Compute the attention factor from the factor, or from both mscales, unless it is given."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
     def factor_of(**more: float) -> float:
@@ -203,7 +203,7 @@ def test_yarn_as_its_paper_has_it() -> None:
 
 
 def test_longrope_up_to_the_original_length() -> None:
-    """Short factors hold there; past it tokens that are cached would have to be turned again, so it is refused."""
+    """Accept lengths up to the original one; beyond it, cached tokens would need another rotation."""
     config = parse("phi3")
     check_length(config, 1024)
     with pytest.raises(ValueError, match=r"original_max_position_embeddings 1024.*longrope"):
@@ -213,7 +213,7 @@ def test_longrope_up_to_the_original_length() -> None:
 
 
 def test_yarn_adds_positions() -> None:
-    """Four times what was trained, where the config says less, as Qwen's do; never fewer than the config says."""
+    """Extend positions to `factor` times the original length; never below those of the config."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
     check_length(parse("qwen2-yarn", rope_parameters=yarn), 4000)
     with pytest.raises(ValueError, match="max_position_embeddings 4000"):
@@ -221,8 +221,8 @@ def test_yarn_adds_positions() -> None:
     check_length(parse("qwen2-yarn"), 2048)
 
 
-def test_strangers_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """An entry that nobody knows is left out, as transformers leaves it out, and named in a warning."""
+def test_unknown_entries_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Ignore unknown entries, as transformers does, and name them in a warning."""
     with caplog.at_level(logging.WARNING):
         parse("llama", some_new_thing=3, another=None)
     assert "another, some_new_thing" in caplog.text

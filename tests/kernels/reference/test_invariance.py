@@ -86,7 +86,7 @@ def test_block_size(checkpoints: dict[str, Path], block_size: int) -> None:
     assert torch.equal(results[0], results[1])
 
 
-def test_number_of_threads_that_no_tile_divides_by(checkpoints: dict[str, Path]) -> None:
+def test_odd_number_of_threads(checkpoints: dict[str, Path]) -> None:
     """Three threads split loops at borders that fall within vectors; a row's bits still do not depend on its place."""
     threads = torch.get_num_threads()
     torch.set_num_threads(3)

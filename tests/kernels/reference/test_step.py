@@ -65,15 +65,15 @@ def test_carried_token_is_the_slots_last(checkpoints: dict[str, Path]) -> None:
     assert len({tuple(tokens) for tokens in together.values()}) == 4
 
 
-def test_a_slot_that_drew_nothing_cannot_carry(checkpoints: dict[str, Path]) -> None:
-    """The executor's mistake is named, not fed to the model as token 0."""
+def test_slot_without_drawn_token_cannot_carry(checkpoints: dict[str, Path]) -> None:
+    """Raise an error that names the slot instead of feeding token 0 to the model."""
     backend = make_backend(checkpoints["llama"])
     with pytest.raises(ValueError, match="slot 5"):
         backend.step(make_batch(row(0, slot=5, token_ids=[0], carried=True, position=10)))
 
 
-def test_a_pass_that_raises_draws_nothing(checkpoints: dict[str, Path]) -> None:
-    """One row reads unwritten KV, so its logits are NaN: the pass raises, and no slot's carried token has moved."""
+def test_failed_pass_draws_nothing(checkpoints: dict[str, Path]) -> None:
+    """Raise if a row reads unwritten KV and has NaN logits, and change no slot's carried token."""
     backend = make_backend(checkpoints["llama"])
     first = backend.step(make_batch(row(0))).token_ids[0]
     carry = row(0, token_ids=[0], carried=True, position=10, output_position=1)

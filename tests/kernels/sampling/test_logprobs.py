@@ -45,7 +45,7 @@ def test_ties_go_to_the_lower_id(seed: int) -> None:
     assert [rank(logits, token_id) for token_id in order] == list(range(1, 301))
 
 
-def test_what_is_no_number_is_no_answer() -> None:
+def test_nan_raises_and_banned_tokens_score_minus_infinity() -> None:
     """A row with NaN raises, as drawing from it does; a forbidden token has no probability, and that is all."""
     with pytest.raises(ArithmeticError):
         score(torch.tensor([[0.0, float("nan")]]), [0], [1])

@@ -51,15 +51,15 @@ def test_uniform_uses_all_of_seed_and_position() -> None:
     assert all(0 <= draw < 1 for draw in draws)
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
+def test_greedy_breaks_ties_by_lowest_id() -> None:
     """Temperature 0: the maximum, and among equals the lowest id, whatever the other parameters."""
     logits = np.array([1, 5, 0, 5, 5], dtype=np.float32)
     assert sample(logits, RowSampling(temperature=0, top_k=1, top_p=0.1, min_p=0.9, seed=3), 9) == 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_numbers_raise(bad: float) -> None:
-    """A model gone wrong raises, at any temperature, rather than draw nonsense."""
+def test_nan_or_infinite_logits_raise(bad: float) -> None:
+    """Raise at any temperature instead of drawing nonsense."""
     logits = np.array([1, bad, 0], dtype=np.float32)
     for temperature in (0.0, 1.0):
         with pytest.raises(ArithmeticError, match="token 1"):

@@ -71,8 +71,8 @@ def test_a_step(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_mask_that_cannot_be_fails_its_step_only(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
-    """The step raises; the same rows without it run as ever."""
+def test_invalid_mask_fails_only_its_step(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
+    """Raise for the step with the mask; the same rows without it run normally."""
     backend = make(checkpoints["llama"])
     with pytest.raises(ValueError, match="allows no token"):
         backend.step(batch_of(processing=Processing([], [], [2], [bytes(VOCAB_SIZE // 8)])))

@@ -104,7 +104,7 @@ def test_rules_then_filters(filters: dict[str, Any]) -> None:
     assert chi_square(found, exact(left, **filters)) < 3
 
 
-def test_a_history_between_draws() -> None:
+def test_draws_with_penalised_history() -> None:
     """Three tokens in a row, where each makes itself less likely: all 27 outcomes as often as they should be."""
     logits, penalty = [0.4, 0.2, 0.0], 0.5
     rules = LogitRules(frequency_penalty=penalty)
@@ -119,7 +119,7 @@ def test_a_history_between_draws() -> None:
     processors = [LogitProcessor(rules, [], []) for _ in range(3000)]
     for position in range(3):
         for processor, token_id in zip(processors, draws(logits, range(3000), position, processors), strict=True):
-            processor.note(token_id)
+            processor.add_output(token_id)
     assert chi_square(Counter(tuple(processor.outputs) for processor in processors), distribution) < 3
 
 
@@ -135,7 +135,7 @@ def test_a_history_between_draws() -> None:
     ],
     ids=["positions", "seeds", "high words", "choices", "prompts", "requests"],
 )
-def test_numbers_are_uniform_and_do_not_follow_one_another(number: Callable[[int], float]) -> None:
+def test_random_numbers_are_uniform_and_independent(number: Callable[[int], float]) -> None:
     """In 16 bins; and pairs of neighbours in 6 by 6: along positions, seeds, choices and prompts."""
     numbers = [number(i) for i in range(4001)]
     flat = dict.fromkeys(range(16), 1 / 16)

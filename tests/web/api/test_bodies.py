@@ -42,8 +42,8 @@ async def eventually(look: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
-async def test_no_room_is_told_and_comes_back() -> None:
-    """Beyond the budget a body is answered with 503 and Retry-After; once others are encoded there is room again."""
+async def test_over_budget_is_503_until_memory_is_released() -> None:
+    """Beyond the budget a body is answered with 503 and Retry-After, until other bodies are encoded."""
     desk = FakeDesk(script=says(), gate=trio.Event())
     app = app_with(desk)
     large = body_of(400 * KIBIBYTE)
@@ -66,7 +66,7 @@ async def test_no_room_is_told_and_comes_back() -> None:
 
 
 async def test_small_bodies_are_never_refused_for_memory() -> None:
-    """However full the budget is, somebody with a short prompt is served."""
+    """A short prompt is served however full the budget is."""
     desk = FakeDesk(script=says())
     app = app_with(desk)
     app.bodies.num_bytes = app.bodies.max_bytes
@@ -75,8 +75,8 @@ async def test_small_bodies_are_never_refused_for_memory() -> None:
     assert exchange.status == 400  # served: what the script says
 
 
-async def test_objects_count_as_what_they_take() -> None:
-    """A short body of many objects takes more memory than its bytes, and is refused for that before they are made."""
+async def test_objects_count_their_memory() -> None:
+    """A short body with many objects counts the memory of the objects, before they are made."""
     app = app_with(FakeDesk())
     many = b'{"model": "org/tiny", "prompt": "Hi.", "x": [' + b"{}," * 40_000 + b"{}]}"
     exchange, _ = await Client(app).post("/v1/completions", many)
@@ -84,8 +84,8 @@ async def test_objects_count_as_what_they_take() -> None:
     assert app.bodies.num_bytes == 0
 
 
-async def test_no_tenant_takes_all() -> None:
-    """Where there are keys, a tenant that holds half of the budget waits, and another is served."""
+async def test_tenant_is_limited_to_half() -> None:
+    """With keys, a tenant that holds half of the budget is refused while another is served."""
     desk = FakeDesk(script=says(), gate=trio.Event())
     app = app_with(desk, entry(A, "a"), entry(B, "b"))
     large = body_of(200 * KIBIBYTE)
@@ -103,8 +103,8 @@ async def test_no_tenant_takes_all() -> None:
     assert not app.bodies.by_tenant
 
 
-async def test_client_that_leaves_gives_its_bytes_back() -> None:
-    """Also before it is encoded."""
+async def test_disconnect_releases_memory() -> None:
+    """A client that disconnects releases its memory, also before its prompts are encoded."""
     app = app_with(FakeDesk(script=says(), gate=trio.Event()))
     async with Client(app).open("POST", "/v1/completions", body_of(300 * KIBIBYTE)) as exchange:
         await eventually(lambda: app.bodies.num_bytes > 0)
@@ -131,8 +131,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_budget_holds_what_shares_hold(steps: list[tuple[str, int, int, str]]) -> None:
-    """Whatever shares do, in any order: no limit is passed, and when all are gone nothing is held."""
+def test_budget_is_sum_of_shares(steps: list[tuple[str, int, int, str]]) -> None:
+    """Whatever shares do, in any order: no limit is exceeded, and nothing is held when all are released."""
     budget = BodyBudget(BUDGET)
     shares: list[Held] = []
     for what, which, size, tenant in steps:
@@ -163,7 +163,7 @@ def test_budget_holds_what_shares_hold(steps: list[tuple[str, int, int, str]]) -
 
 
 @pytest.mark.parametrize("chunks", [1, 7])
-async def test_take_keeps_nothing(chunks: int) -> None:
+async def test_take_hands_body_over(chunks: int) -> None:
     """The body is handed over, not copied."""
     body = MeteredBody(None, None, BodyShare(BodyBudget(BUDGET)))
     for _ in range(chunks):

@@ -85,8 +85,8 @@ def body_of(path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_field_is_read_that_is_not_known(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every field for which a reader looks is in its endpoint's shape; and a body of such fields names none."""
+async def test_every_field_read_is_in_shape(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every field that a reader looks up is in its endpoint's shape."""
     read: set[str] = set()
     get = Fields.get
 
@@ -109,7 +109,7 @@ async def test_no_field_is_read_that_is_not_known(path: str, monkeypatch: pytest
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 async def test_unknown_fields_are_named(path: str, stream: bool) -> None:
-    """At the top of a body, in a stream's answer as in a whole one. Null is absent."""
+    """Unknown top-level fields are named in the header, streamed or not. Null means absent."""
     body = body_of(path, stream=stream, temprature=0.5, **{"größe, \n": 1, "nothing": None})
     async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
         assert await exchange.wait_started() == 200
@@ -147,16 +147,16 @@ async def test_unknown_fields_are_named(path: str, stream: bool) -> None:
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x", "foo": 1}]}, ["messages.0.foo"]),
     ],
 )
-async def test_unknown_fields_within(path: str, fields: dict[str, Any], named: list[str]) -> None:
-    """By the path that an error would name."""
+async def test_unknown_nested_fields(path: str, fields: dict[str, Any], named: list[str]) -> None:
+    """Nested fields are named by the path that an error would have."""
     body = body_of(path.removesuffix("/count_tokens"), **fields)
     async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
         assert await exchange.wait_started() == 200
         assert sorted(unquote(exchange.headers[NAME]).split(",")) == sorted(named)
 
 
-async def test_what_would_change_the_answer_is_still_refused() -> None:
-    """400, not a header."""
+async def test_unsupported_fields_are_still_refused() -> None:
+    """A field that would change the response is a 400, not a header."""
     exchange, answer = await Client(make_app(FakeDesk())).post(
         "/v1/completions", body_of("/v1/completions", suffix="x")
     )
@@ -174,15 +174,15 @@ async def test_what_would_change_the_answer_is_still_refused() -> None:
     ],
 )
 async def test_header_is_bounded(body: dict[str, Any]) -> None:
-    """Whatever a body holds, and the client is told that there is more."""
+    """The header is bounded whatever the body holds, and says if there are more names."""
     header = await ignored_fields(body, CHAT_SHAPE)
     assert header is not None and header.isascii() and header.isprintable()
     assert len(header) <= MAX_HEADER_BYTES and header.count(",") <= MAX_NAMES
     assert header.rpartition(",")[2] == AND_MORE == "%E2%80%A6"
 
 
-async def test_others_run_meanwhile() -> None:
-    """The comparison of a long body lets other tasks run."""
+async def test_comparison_has_checkpoints() -> None:
+    """Comparing a long body lets other tasks run."""
     num_rounds = 0
 
     async def count() -> None:

@@ -48,8 +48,8 @@ async def ask(path: str, sent: dict[str, Any]) -> tuple[int, str, FakeDesk]:
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-async def test_what_agents_send_is_taken(path: str) -> None:
-    """10,000 messages, and 10,000 parts, become one prompt with all of them."""
+async def test_long_conversations_are_accepted(path: str) -> None:
+    """10,000 messages, or 10,000 parts, become one prompt with all of them."""
     status, _, desk = await ask(path, body(path, turns(path, 10_000)))
     assert status == 200
     (prompt,) = desk.ticket.encode.prompts
@@ -60,8 +60,8 @@ async def test_what_agents_send_is_taken(path: str) -> None:
     assert isinstance(prompt, ChatPrompt) and prompt.messages[-1]["content"] == "x" * 10_000
 
 
-async def test_tools_that_agents_send_are_taken() -> None:
-    """1,024 tools with some properties each."""
+async def test_many_tools_are_accepted() -> None:
+    """1,024 tools with some properties each are accepted."""
     status, _, desk = await ask(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(1024, 20)))
     assert status == 200
     (prompt,) = desk.ticket.encode.prompts
@@ -82,7 +82,7 @@ async def test_tools_that_agents_send_are_taken() -> None:
     ],
 )
 async def test_too_many_are_refused_by_name(path: str, sent: list[Any], param: str) -> None:
-    """One more than there may be is an error that names its field, and nothing is opened."""
+    """One more than the limit is an error that names its field, and no request is opened."""
     status, message, desk = await ask(path, body(path, sent))
     assert status == 400
     assert f"`{param}`" in message and "at most 20000" in message
@@ -104,8 +104,8 @@ async def test_too_many_tools_and_properties(sent: list[Any], param: str) -> Non
     assert not desk.tickets
 
 
-async def test_written_arguments_count() -> None:
-    """JSON within a text may not hold more objects than JSON around it."""
+async def test_json_in_strings_counts() -> None:
+    """JSON within a string counts like JSON around it."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[" + "[]," * 60_000 + "[]]"}
     status, message, _ = await ask(RESPONSES, body(RESPONSES, [call] * 5))
     assert status == 400
@@ -114,7 +114,7 @@ async def test_written_arguments_count() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 async def test_chats_have_fewer_values_than_token_ids(path: str) -> None:
-    """Half a million numbers are no chat; a completion's prompt may well have as many."""
+    """Half a million numbers are too many for a chat, but not for a completion's prompt."""
     numbers = [1] * (MAX_CHAT_VALUES + 1)
     status, message, _ = await ask(path, body(path, turns(path, 1), x=numbers))
     assert status == 400 and f"{MAX_CHAT_VALUES} values" in message
@@ -132,14 +132,14 @@ async def test_chats_have_fewer_values_than_token_ids(path: str) -> None:
     ],
 )
 async def test_lists_are_counted_before_they_are_read(field: str, value: Any) -> None:
-    """A list that is too long is refused for its length, whatever is in it."""
+    """A list that is too long is refused by its length, whatever it contains."""
     status, message, _ = await ask(CHAT, body(CHAT, turns(CHAT, 1), **{field: value}))
     assert status == 400
     assert f"`{field}`" in message and "at most" in message
 
 
-async def test_others_run_in_between() -> None:
-    """While a long body is read, other tasks get their turns."""
+async def test_reading_has_checkpoints() -> None:
+    """Reading a long body lets other tasks run."""
     turns_of_others = 0
 
     async def others() -> None:

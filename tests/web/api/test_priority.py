@@ -45,7 +45,7 @@ async def ask(
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_refused_by_name(path: str) -> None:
-    """On every API: a 400 that names the field, the flag and the key's field, before an account is opened."""
+    """On every API: a 400 that names the field, the flag and the key file's field, before an account is opened."""
     for priority in (-1, 7):
         status, answer, desk = await ask(path, priority)
         assert status == 400
@@ -57,28 +57,28 @@ async def test_refused_by_name(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_nobody_is_first(path: str) -> None:
-    """0 and null are what everybody has, and are always taken."""
+async def test_neutral_priority_is_accepted(path: str) -> None:
+    """0 and null are always accepted."""
     for priority in (0, None):
         status, _, desk = await ask(path, priority)
         assert (status, desk.ticket.encode.priority) == (200, 0)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_allowed_to_everybody(path: str) -> None:
-    """`--allow-client-priority`."""
+async def test_allowed_by_flag(path: str) -> None:
+    """`--allow-client-priority` allows every request a priority."""
     status, _, desk = await ask(path, -3, options=AppOptions(allow_client_priority=True))
     assert (status, desk.ticket.encode.priority) == (200, -3)
 
 
 async def test_allowed_by_key() -> None:
-    """A key that says so may; others may not, an admin's neither."""
+    """A key with `priority` may set one; others, including admin keys, may not."""
     statuses = {key: (await ask("/v1/completions", -3, key=key))[0] for key in (ALLOWED, PLAIN, ADMIN)}
     assert statuses == {ALLOWED: 200, PLAIN: 400, ADMIN: 400}
 
 
-def test_a_key_file_says_who(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`quipu keys new --priority` writes it, the file's reader knows it, and leaving it out is false."""
+def test_key_file_sets_priority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`quipu keys new --priority` writes the field, and it defaults to false."""
     assert main(["keys", "new", "--tenant", "a", "--name", "n", "--priority"]) == 0
     assert main(["keys", "new", "--tenant", "b", "--name", "n"]) == 0
     path = tmp_path / "keys.toml"

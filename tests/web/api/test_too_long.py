@@ -33,8 +33,10 @@ def turn(role: str, content: str) -> dict[str, Any]:
         (CHAT, {"messages": [turn("system", LONG), turn("user", "hi")]}, "messages"),
     ],
 )
-async def test_who_is_to_blame(autojump_clock: trio.abc.Clock, path: str, fields: dict[str, Any], param: str) -> None:
-    """A system prompt that is too long by itself is named by its own field, where it has one."""
+async def test_error_names_the_long_field(
+    autojump_clock: trio.abc.Clock, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """A system prompt that is too long by itself is named by its own field, if the API has one."""
     limit = {} if path == RESPONSES else {"max_tokens": 8}
     async with small_runtime(**HOUSE) as client:
         exchange, answer = await over_http(client).post(path, {"model": "demo", **limit, **fields})

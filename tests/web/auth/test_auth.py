@@ -63,8 +63,8 @@ async def ask(app: QuipuApp, method: str, path: str, headers: dict[str, str] | N
         return await exchange.wait_started()
 
 
-async def test_every_route_is_closed() -> None:
-    """Every route and method needs a key but those in the list; a route that nobody has thought of, too."""
+async def test_every_route_requires_a_key() -> None:
+    """Every route and method but the listed ones needs a key, including routes added later."""
     app = closed_app()
 
     @app.get("/forgotten/<path:name>")
@@ -92,15 +92,15 @@ async def test_every_route_is_closed() -> None:
         ("GET", "/v1/completions"),
     ],
 )
-async def test_strangers_learn_nothing(method: str, path: str) -> None:
-    """401 comes before 404 and 405, and nothing that looks like an open route is one."""
+async def test_401_precedes_404_and_405(method: str, path: str) -> None:
+    """401 comes before 404 and 405, and paths similar to open routes are not open."""
     app = closed_app()
     assert await ask(app, method, path) == 401
     assert await ask(app, method, path, bearer(A)) in (404, 405)
 
 
 async def test_admin_routes() -> None:
-    """What concerns all tenants answers 403 to a tenant's key, existing or not; an admin key opens everything."""
+    """Routes about all tenants answer 403 to a tenant's key, whether they exist or not; an admin key opens all."""
     app = closed_app()
     admin_rules = {rule for rule, _, _ in routes(app) if needs_admin(rule)}
     assert admin_rules >= {"/metrics", "/server_info", "/reset_prefix_cache"}
@@ -118,7 +118,7 @@ async def test_admin_routes() -> None:
 
 
 async def test_refused_before_the_account() -> None:
-    """No ticket is opened for a stranger, and a reset that was refused does not happen."""
+    """No ticket is opened without a valid key, and a refused reset does nothing."""
     desk = FakeDesk()
     client = Client(closed_app(desk))
     exchange, _ = await client.post(PATH, BODY)
@@ -139,8 +139,8 @@ async def test_refused_before_the_account() -> None:
         {"Authorization": "Basic dTpw", "x-api-key": A},
     ],
 )
-async def test_ways_to_bring_a_key(headers: dict[str, str]) -> None:
-    """Either header will do, and both where they agree."""
+async def test_key_headers(headers: dict[str, str]) -> None:
+    """Either header is accepted, and both if they agree."""
     desk = FakeDesk()
     exchange, _ = await Client(closed_app(desk)).post(PATH, BODY, headers)
     assert exchange.status == 200 and desk.ticket.encode.domain == "a"
@@ -163,8 +163,8 @@ async def test_ways_to_bring_a_key(headers: dict[str, str]) -> None:
         {"x-api-key": "\xff"},
     ],
 )
-async def test_what_is_not_a_key(headers: dict[str, str]) -> None:
-    """401 in OpenAI's shape with the header that belongs to it; what was sent is not sent back."""
+async def test_invalid_key(headers: dict[str, str]) -> None:
+    """An invalid key is a 401 in OpenAI's shape with WWW-Authenticate; the key is not echoed."""
     exchange, answer = await Client(closed_app()).post(PATH, BODY, headers)
     assert exchange.status == 401 and exchange.headers["www-authenticate"] == "Bearer"
     error = answer["error"]
@@ -173,7 +173,7 @@ async def test_what_is_not_a_key(headers: dict[str, str]) -> None:
 
 
 async def test_forbidden_shape() -> None:
-    """403 says what is missing; it does not ask to authenticate again."""
+    """403 says what is missing, and does not ask to authenticate again."""
     exchange, answer = await Client(closed_app()).get("/metrics", bearer(A))
     assert exchange.status == 403 and "www-authenticate" not in exchange.headers
     assert answer["error"]["code"] == "admin_key_required" and "admin" in answer["error"]["message"]
@@ -184,7 +184,7 @@ async def test_forbidden_shape() -> None:
     [("/v1/messages", {}), ("/v1/messages/count_tokens", {}), ("/v1/models", {"anthropic-version": "2023-06-01"})],
 )
 async def test_anthropic_shape(path: str, headers: dict[str, str]) -> None:
-    """On a path of Anthropic's API one is refused in its words, with the request's id; on a shared one by header."""
+    """On Anthropic's paths errors have its shape, with the request's id; on shared paths a header decides."""
     exchange, answer = await Client(closed_app()).post(path, {}, headers)
     assert exchange.status == 401
     assert answer == {
@@ -198,7 +198,7 @@ async def test_anthropic_shape(path: str, headers: dict[str, str]) -> None:
 
 
 async def test_without_keys() -> None:
-    """No keys: one tenant, everything open, whatever key a client sends out of habit."""
+    """Without keys everything is open, whatever key a client sends."""
     desk = FakeDesk()
     client = Client(make_app(desk))
     for headers in ({}, bearer("whatever"), {"Authorization": f"Bearer {A}", "x-api-key": B}):
@@ -216,7 +216,7 @@ async def test_admin_key_has_a_tenant() -> None:
 
 
 async def test_server_info_counts_keys() -> None:
-    """How many keys there are and where they come from; no key, no hash, no tenant."""
+    """`/server_info` shows the number and source of keys, but no key, hash or tenant."""
     _, answer = await Client(closed_app()).get("/server_info", bearer(ADMIN))
     assert answer["keys"] == {"num_keys": 3, "num_admin_keys": 1, "key_file": None}
     text = json.dumps(answer)
@@ -233,7 +233,7 @@ def lines() -> Iterator[list[Any]]:
 
 
 async def test_log_names_the_key(lines: list[Any]) -> None:
-    """A request's line says whose it was; of a refused one, why, and nothing of the key that was tried."""
+    """The log line names the key's id and tenant; for a refused request the reason, and nothing of the key."""
     client = Client(closed_app())
     await client.post(PATH, BODY, bearer(A))
     await client.post(PATH, BODY, bearer("sk-of-nobody"))
@@ -244,7 +244,7 @@ async def test_log_names_the_key(lines: list[Any]) -> None:
 
 
 async def test_openai_client() -> None:
-    """The client of the OpenAI package works with a key, and raises what its users catch without."""
+    """OpenAI's client works with a key, and raises its usual exceptions without one."""
     transport = httpx.ASGITransport(app=closed_app())
     async with httpx.AsyncClient(transport=transport) as http:
 
@@ -260,7 +260,7 @@ async def test_openai_client() -> None:
 
 
 async def test_tenants_never_share(autojump_clock: trio.testing.MockClock) -> None:
-    """One tenant's prompt is a hit for itself and a miss for the other, with the same salt as without; also for n."""
+    """One tenant's prompt is a hit for itself and a miss for the other, with and without the same salt."""
     async with small_runtime() as runtime:
         client = Client(make_app(runtime.runtime.desk, None, store()))
         prompt = list(range(300, 300 + 4 * BLOCK))
@@ -300,8 +300,8 @@ async def read_head(stream: trio.SocketStream) -> bytes:
 
 
 @pytest.mark.parametrize("announced", [b"Content-Length: 60000000", b"Transfer-Encoding: chunked"])
-async def test_body_is_not_read(announced: bytes) -> None:
-    """A stranger is answered before any of its body has come, and the connection ends with that answer."""
+async def test_body_of_unauthenticated_request_is_not_read(announced: bytes) -> None:
+    """A request without a valid key is answered before its body arrives, and its connection closes."""
     async with connection(closed_app()) as stream:
         await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: test\r\n" + announced + b"\r\n\r\n")
         head = await read_head(stream)
@@ -310,8 +310,8 @@ async def test_body_is_not_read(announced: bytes) -> None:
             pass
 
 
-async def test_header_twice() -> None:
-    """A key in the first of two headers does not cover for another in the second, nor the other way round."""
+async def test_repeated_key_headers() -> None:
+    """A valid key in one of two headers does not excuse an invalid one in the other."""
     for first, second in ((A, B), (A, "sk-of-nobody"), ("sk-of-nobody", A)):
         async with connection(closed_app()) as stream:
             keys = f"Authorization: Bearer {first}\r\nAuthorization: Bearer {second}\r\n".encode()
@@ -319,8 +319,8 @@ async def test_header_twice() -> None:
             assert (await read_head(stream)).startswith(b"http/1.1 401")
 
 
-async def test_connection_goes_on_after_a_refusal() -> None:
-    """Where no body was announced, the next request on the connection is served."""
+async def test_connection_survives_refusal_without_body() -> None:
+    """If no body was announced, the next request on the connection is served."""
     async with connection(closed_app()) as stream:
         await stream.send_all(b"GET /v1/models HTTP/1.1\r\nHost: test\r\n\r\n")
         refused = await read_head(stream)

@@ -73,15 +73,15 @@ OTHERS = [
 
 @pytest.mark.parametrize("host", [*LOOPBACK, *OTHERS])
 @pytest.mark.parametrize(("method", "path"), [("POST", PATH), ("GET", "/health"), ("GET", "/nothing")])
-async def test_hosts_of_loopback(host: str, method: str, path: str) -> None:
-    """An open server on loopback answers to the names of loopback alone; the error names the flag."""
+async def test_loopback_hosts(host: str, method: str, path: str) -> None:
+    """An open server on loopback answers only to loopback names; the error names the flag."""
     exchange, body = await ask(rules(), method, path, host)
     assert (exchange.status == 403) == (host in OTHERS)
     assert (b"--allowed-hosts" in body) == (host in OTHERS)
 
 
-async def test_named_hosts() -> None:
-    """Beside those of loopback; with a port only on that port; `*` is every host."""
+async def test_allowed_hosts() -> None:
+    """Allowed hosts are served besides loopback; with a port only on that port; `*` allows all."""
     named = rules("--allowed-hosts", "quipu.example,Other.Example:8000", "--allowed-hosts", "third.example")
     for host, status in {
         "quipu.example": 200,
@@ -96,8 +96,8 @@ async def test_named_hosts() -> None:
     assert (await ask(rules("--allowed-hosts", "*"), "POST", PATH, "rebound.example"))[0].status == 200
 
 
-async def test_hosts_are_checked_where_they_say_something() -> None:
-    """Not beyond loopback, nor where keys keep strangers out; but wherever an operator has named some."""
+async def test_when_hosts_are_checked() -> None:
+    """Hosts are not checked beyond loopback or with keys, unless the operator lists some."""
     for unchecked in (rules("--host", "0.0.0.0"), rules("--host", "192.0.2.1"), rules(has_keys=True), BrowserRules()):
         assert (await ask(unchecked, "POST", PATH, "quipu.example"))[0].status in (200, 401)
     for address in ("localhost", "127.0.0.2", "::1"):
@@ -123,8 +123,8 @@ async def test_hosts_are_checked_where_they_say_something() -> None:
         ({"Origin": SITE, "Access-Control-Request-Method": "POST"}, 403),
     ],
 )
-async def test_other_sites(headers: dict[str, str], status: int) -> None:
-    """An open server serves no page but its own, wherever it listens; the error names the flag."""
+async def test_cross_site_requests(headers: dict[str, str], status: int) -> None:
+    """An open server serves only its own pages, wherever it listens; the error names the flag."""
     for served in (rules(), rules("--host", "0.0.0.0")):
         for method in ("POST", "OPTIONS"):
             exchange, body = await ask(served, method, PATH, "localhost:8000", headers)
@@ -136,8 +136,8 @@ async def test_other_sites(headers: dict[str, str], status: int) -> None:
 @pytest.mark.parametrize(
     "allowed", ['["https://SITE.example/"]', '["*"]', '["https://else.example", "https://site.example"]']
 )
-async def test_named_origins(allowed: str) -> None:
-    """Their pages are served and may read what they are told, errors as well."""
+async def test_allowed_origins(allowed: str) -> None:
+    """Pages of allowed origins are served and may read responses, including errors."""
     named = rules("--allowed-origins", allowed)
     headers = {"Origin": SITE, "Sec-Fetch-Site": "cross-site"}
     for method, path, status in (("POST", PATH, 200), ("GET", "/nothing", 404)):
@@ -155,8 +155,8 @@ async def test_named_origins(allowed: str) -> None:
     assert other.status == (200 if "*" in allowed else 403)
 
 
-async def test_preflight_where_there_are_keys() -> None:
-    """A preflight brings no key; what follows it must. Origins that were not named learn nothing from either."""
+async def test_preflight_with_keys() -> None:
+    """A preflight needs no key; the request after it does. Other origins learn nothing."""
     named = rules("--allowed-origins", f'["{SITE}"]', has_keys=True)
     key = KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))
     exchange, _ = await ask(named, "OPTIONS", PATH, "quipu.example", {"Origin": SITE, **PREFLIGHT}, key)
@@ -191,14 +191,14 @@ def test_same_origin(origin: str, host: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("text", ["https://site.example", "{}", "[1]", '[""]', "[", '"*"'])
-def test_what_is_no_list_of_origins(text: str) -> None:
-    """It is refused at start."""
+def test_invalid_origins_flag(text: str) -> None:
+    """An invalid list of origins is refused at startup."""
     with pytest.raises(argparse.ArgumentTypeError):
         parse_origins(text)
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "http://a.example", "a b"])
-def test_what_is_no_list_of_hosts(text: str) -> None:
-    """Likewise."""
+def test_invalid_hosts_flag(text: str) -> None:
+    """An invalid list of hosts is refused at startup."""
     with pytest.raises(argparse.ArgumentTypeError):
         parse_hosts(text)

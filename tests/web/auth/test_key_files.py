@@ -52,8 +52,8 @@ def test_toml_and_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", KEY[:-1], KEY + " ", KEY.upper(), hash_key(KEY), "clé"])
-def test_only_the_key_opens(key: str, tmp_path: Path) -> None:
-    """Nothing but the key finds its owner; least of all its hash, which stands in the file."""
+def test_only_the_key_is_found(key: str, tmp_path: Path) -> None:
+    """Only the key itself finds its owner; its hash, which is in the file, does not."""
     assert KeyStore(path=write(tmp_path / "keys.json", ENTRY)).ring.find(key) is None
 
 
@@ -92,7 +92,7 @@ def test_bad_entry(entry: dict[str, Any], names: list[str], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("field", ["id", "name", "tenant", "sha256"])
 def test_missing_field(field: str, tmp_path: Path) -> None:
-    """All but `admin` must be there."""
+    """All fields but the flags are required."""
     entry = {name: value for name, value in ENTRY.items() if name != field}
     with pytest.raises(KeyFileError, match=rf"keys\[0\].*`{field}`"):
         KeyStore(path=write(tmp_path / "keys.json", entry))
@@ -121,7 +121,7 @@ def test_missing_field(field: str, tmp_path: Path) -> None:
     ids=range(31),
 )
 def test_bad_file(name: str, content: bytes, tmp_path: Path) -> None:
-    """Whatever else stands in a file is refused by the file's name; so is a file that is not there."""
+    """An invalid or missing file is refused with its name."""
     path = tmp_path / name
     with pytest.raises(KeyFileError, match=name):
         KeyStore(path=path)
@@ -151,8 +151,8 @@ def test_reload(tmp_path: Path) -> None:
     assert store.ring.find("key 1") is not None and store.ring.find("given") is not None
 
 
-def test_who_asks_for_keys_is_closed(tmp_path: Path) -> None:
-    """Only a server without any flag of keys is open: a file that lists none lets nobody in."""
+def test_key_file_without_keys_is_closed(tmp_path: Path) -> None:
+    """Only a server without any key flag is open: with an empty key file every request is refused."""
     assert KeyStore().is_open
     assert not KeyStore(path=write(tmp_path / "keys.json")).is_open
     assert not KeyStore(given_keys([], [hash_key("x")])).is_open
@@ -189,8 +189,9 @@ def test_nothing_keeps_the_plain_key() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "two words", "schlüssel", "tab\t"])
-def test_bad_given_key(bad: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that no header can carry is refused at the start and not shown; an empty variable opens no server."""
+def test_invalid_key_flag(bad: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that no header can carry is refused at startup and not shown; an empty variable does not open the
+    server."""
     monkeypatch.setenv("QUIPU_API_KEY", bad)
     assert main(["serve", "--executor", "fake"]) == 2
     monkeypatch.delenv("QUIPU_API_KEY", raising=False)
@@ -240,7 +241,7 @@ def test_bad_names_for_a_new_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hash_of_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newline that `echo` adds is not part of the key; nothing is not a key."""
+    """The newline that `echo` adds is not part of the key; an empty key is refused."""
     monkeypatch.setattr("sys.stdin", io.StringIO(KEY + "\n"))
     assert main(["keys", "hash"]) == 0
     assert capsys.readouterr().out == hash_key(KEY) + "\n"

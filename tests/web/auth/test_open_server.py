@@ -54,14 +54,14 @@ async def ask(
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/server_info"])
-async def test_what_is_shown_to_everybody(path: str) -> None:
-    """Prometheus on another machine needs no key where there are none."""
+async def test_read_only_admin_routes(path: str) -> None:
+    """Without keys, Prometheus on another machine can read the metrics."""
     assert (await ask("GET", path, peer=("192.0.2.1", 1), headers={"X-Forwarded-For": "192.0.2.2"}))[0] == 200
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
-async def test_admin_routes_answer_their_own_machine(method: str, path: str) -> None:
-    """And no other, nor what a proxy on this machine has forwarded; the error names the flag that opens them."""
+async def test_admin_routes_are_local(method: str, path: str) -> None:
+    """Other machines and requests forwarded by a proxy are refused; the error names the flag."""
     for address in ("127.0.0.1", "127.0.0.9", "::1", "::ffff:127.0.0.1"):
         assert (await ask(method, path, peer=(address, 1)))[0] != 403, address
     for peer in (("192.0.2.1", 1), ("::2", 1), ("::ffff:192.0.2.1", 1), ("unix", 0), None):
@@ -73,14 +73,14 @@ async def test_admin_routes_answer_their_own_machine(method: str, path: str) -> 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 async def test_open_admin(method: str, path: str) -> None:
-    """With the flag they answer everybody. It opens nothing where there are keys."""
+    """`--open-admin` serves admin routes to everybody, but has no effect with keys."""
     assert (await ask(method, path, peer=("192.0.2.1", 1), open_admin=True))[0] != 403
     keys = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))])
     assert (await ask(method, path, open_admin=True, keys=keys))[0] == 401
 
 
-async def test_all_else_is_open() -> None:
-    """To whoever reaches it; and keys settle it where there are some, whatever way a request came."""
+async def test_other_routes_are_open() -> None:
+    """All other routes are open; with keys, only the key counts, whatever path a request took."""
     for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/tiny"):
         assert (await ask("GET", path, peer=("192.0.2.1", 1)))[0] == 200
     admin = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"), admin=True)])
@@ -100,8 +100,8 @@ async def test_all_else_is_open() -> None:
         (["--host", "::1"], False),
     ],
 )
-def test_open_beyond_loopback_is_warned_of(flags: list[str], is_warned: bool) -> None:
-    """Once, at start, by the log."""
+def test_warning_if_open_beyond_loopback(flags: list[str], is_warned: bool) -> None:
+    """A server without keys beyond loopback logs a warning at startup, once."""
     arguments = make_parser().parse_args(["serve", "demo", *flags])
     capture = LogCapture()
     before = structlog.get_config()

@@ -17,8 +17,8 @@ def parse(**fields: Any) -> KvEventsConfig | None:
     return parse_kv_events(json.dumps({"enable_kv_cache_events": True, **fields}))
 
 
-def test_vllm_s_fields() -> None:
-    """Every field of vLLM's flag is understood."""
+def test_vllm_fields() -> None:
+    """Every field of vLLM's flag is accepted."""
     assert parse(
         publisher="zmq",
         endpoint="tcp://*:5557",
@@ -31,15 +31,15 @@ def test_vllm_s_fields() -> None:
 
 
 def test_defaults() -> None:
-    """What is left out keeps token ids on this machine, and replays nothing."""
+    """The defaults keep token ids on this machine and replay nothing."""
     assert parse() == KvEventsConfig()
     assert KvEventsConfig().endpoint == "tcp://127.0.0.1:5557"
     assert KvEventsConfig().replay_endpoint is None
 
 
 @pytest.mark.parametrize("text", ["{}", '{"enable_kv_cache_events": false, "endpoint": "tcp://*:5557"}'])
-def test_off(text: str) -> None:
-    """It has to be enabled in so many words."""
+def test_disabled(text: str) -> None:
+    """Events must be enabled explicitly."""
     assert parse_kv_events(text) is None
 
 
@@ -63,7 +63,7 @@ def test_null_publisher() -> None:
     ],
 )
 def test_bind_or_connect(endpoint: str, binds: bool) -> None:
-    """A wildcard, a file or a loopback address is bound, any other connected to, unless it is said."""
+    """Wildcards, files and loopback addresses are bound, others connected to, unless `bind` is set."""
     config = parse(endpoint=endpoint)
     assert config is not None and config.binds is binds
     config = parse(endpoint=endpoint, bind=not binds)
@@ -87,20 +87,20 @@ def test_bind_or_connect(endpoint: str, binds: bool) -> None:
         ({"topic": None}, r"\$.topic"),
     ],
 )
-def test_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_fields(fields: dict[str, Any], message: str) -> None:
     """An error names the field."""
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         parse(**fields)
 
 
-def test_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_json(capsys: pytest.CaptureFixture[str]) -> None:
     """On the command line the error names the flag."""
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "--kv-events-config", "yes"])
     assert "argument --kv-events-config: " in capsys.readouterr().err
 
 
-def test_without_a_cache(capfd: pytest.CaptureFixture[str]) -> None:
-    """Events of a cache that is turned off are a mistake, and said to be one."""
+def test_without_prefix_caching(capfd: pytest.CaptureFixture[str]) -> None:
+    """Events without prefix caching are refused."""
     assert main(["serve", "--no-enable-prefix-caching", "--kv-events-config", '{"enable_kv_cache_events": true}']) == 2
     assert "--kv-events-config needs prefix caching" in capfd.readouterr().err

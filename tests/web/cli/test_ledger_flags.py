@@ -21,12 +21,12 @@ def config_of(*flags: str, **environment: str) -> LedgerConfig:
 
 
 def test_defaults() -> None:
-    """Where nothing is said, what the config itself says."""
+    """The defaults are those of the config."""
     assert config_of() == LedgerConfig(Path("data"))
 
 
 def test_bounds() -> None:
-    """Each bound has its flag, and `/server_info` shows it; 0 is none of them."""
+    """Each bound has its flag and is shown by `/server_info`."""
     config = config_of("--max-idempotency-keys", "7", "--max-refusal-records", "0")
     assert (config.max_idempotency_keys, config.max_refusal_records) == (7, 0)
     shown: dict[str, Any] = ledger_settings(config)

@@ -56,7 +56,7 @@ SINCE = ("--since", "2025-06-01")
 
 
 def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a group, a total, numbers to the right; rejected ones are not in it, what does not count is said."""
+    """One line per group and a total, numbers aligned right, without rejected requests."""
     kept = keep(data_dir, RECORDS)
     assert usage(*SINCE, "--by", "model,api_key", "--data-dir", kept) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -112,16 +112,16 @@ def test_retries_collapsed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -
         assert (row["num_requests"], row["prompt_tokens"]) == expected
 
 
-def test_nothing_used(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table all the same, and no rate of nothing."""
+def test_no_usage(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table without rows, and no hit rate."""
     assert usage("--data-dir", str(data_dir)) == 0
     assert capsys.readouterr().out.split()[7:] == ["0", "0", "0", "-", "0", "0"]
     assert usage("--data-dir", str(data_dir), "--by", "model") == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["total", "0", "0", "0", "-", "0", "0"]
 
 
-def test_the_last_day(data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read where nothing is said: the last 24 hours of `data`, or of the database that a variable names."""
+def test_default_range(data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the last 24 hours of `data`, or of the database in the environment."""
     now = time.time()
     kept = keep(data_dir, [record_of("new", closed_at=now - DAY + 60), record_of("old", closed_at=now - DAY - 60)])
 
@@ -140,8 +140,8 @@ def test_the_last_day(data_dir: Path, capsys: pytest.CaptureFixture[str], monkey
     assert num("--since", "2d") == 2
 
 
-def test_names_do_not_reach_the_terminal_raw(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing that somebody has put into a name moves the cursor."""
+def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters in names never reach the terminal."""
     kept = keep(data_dir, [at(60, model="a\x1b[2Jb")])
     assert usage(*SINCE, "--by", "model", "--data-dir", kept) == 0
     out = capsys.readouterr().out
@@ -160,14 +160,14 @@ def test_names_do_not_reach_the_terminal_raw(data_dir: Path, capsys: pytest.Capt
         (("--retries", "once"), "once"),
     ],
 )
-def test_bad_flags(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Named, with what would be right; exit code 2."""
+def test_invalid_flags(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Invalid flags are named with what is allowed; exit code 2."""
     assert refused(*arguments) == 2
     assert says in capsys.readouterr().err
 
 
-def test_no_answer(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No ledger, a range that ends before it begins, a database that is away or broken: a sentence, exit code 2."""
+def test_unreadable_ledger(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No ledger, an empty range, an unavailable or broken database: a message and exit code 2."""
     for arguments, says in (
         (("--data-dir", str(tmp_path / "gone")), "there is no ledger in"),
         (("--data-dir", str(data_dir), "--since", "1h", "--until", "2h"), "--until must be later"),

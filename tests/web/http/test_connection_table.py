@@ -33,8 +33,8 @@ async def is_closed(client: Client) -> bool:
         return await client.read_all() == b""
 
 
-async def test_probes_are_answered_and_others_told_to_come_back() -> None:
-    """With slow uploads on every place, `/health` answers, and a request gets a 503 of its API with Retry-After."""
+async def test_probes_work_when_full() -> None:
+    """With slow uploads on every connection, `/health` responds, and a request gets a 503 with Retry-After."""
     with capture_logs() as logs:
         async with running_ours(make_app(FakeDesk()), FULL) as server:
             await fill(server, SLOW_POST)
@@ -52,7 +52,7 @@ async def test_probes_are_answered_and_others_told_to_come_back() -> None:
 
 
 async def test_silent_newcomers_do_not_lock_out_probes() -> None:
-    """Of those with a reserved place the oldest makes way."""
+    """The oldest reserved connection is evicted for a new one."""
     async with running_ours(make_app(FakeDesk()), FULL) as server:
         await fill(server, SLOW_POST)
         silent = await fill(server, b"GET /hea", 3 * connection_table.RESERVED_SLOTS)
@@ -60,8 +60,8 @@ async def test_silent_newcomers_do_not_lock_out_probes() -> None:
         assert await is_closed(silent[0])
 
 
-async def test_slow_request_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while, a request that is still being sent is cut off for one that wants to be served."""
+async def test_slow_request_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that takes long to arrive is cut off for a new connection."""
     monkeypatch.setattr(connection_table, "SLOW_S", 0.0)
     monkeypatch.setattr(connection_table, "LOOK_EVERY_S", 0.0)
     async with running_ours(make_app(FakeDesk()), FULL) as server:
@@ -72,8 +72,8 @@ async def test_slow_request_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await is_closed(slow[0])
 
 
-async def test_idle_connection_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is kept alive between two requests is closed for somebody who has one."""
+async def test_idle_connection_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept-alive connection between requests is closed for a new one."""
     monkeypatch.setattr(connection_table, "IDLE_S", 0.0)
     monkeypatch.setattr(connection_table, "LOOK_EVERY_S", 0.0)
     async with running_ours(make_app(FakeDesk()), FULL) as server:
@@ -86,8 +86,8 @@ async def test_idle_connection_makes_way(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await is_closed(idle[0])
 
 
-async def test_requests_under_way_are_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose request has arrived as a whole is served to its end, however long that takes."""
+async def test_request_in_progress_is_never_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that has arrived completely is served to its end, however long that takes."""
     for name in ("SLOW_S", "IDLE_S", "LOOK_EVERY_S"):
         monkeypatch.setattr(connection_table, name, 0.0)
     probe = Probe()
@@ -99,8 +99,8 @@ async def test_requests_under_way_are_never_cut_off(monkeypatch: pytest.MonkeyPa
             assert (await client.answer()).status == 200
 
 
-async def test_places_are_given_back() -> None:
-    """Of connections that ended, however often."""
+async def test_slots_are_released() -> None:
+    """Connections that end release their slots, however often."""
     async with running_ours(make_app(FakeDesk(says())), FULL) as server:
         for _ in range(10):
             for client in await fill(server, post("/v1/completions", b"{}", "Connection: close")):

@@ -16,17 +16,17 @@ from quipu.web.http.server import ServerConfig
 from tests.web.fakes import STARTED, FakeDesk, hello, record, says
 from tests.web.wires import (
     SURFACES,
-    Lines,
+    DirectWriters,
     Way,
     both_ways,
     fails,
-    lines,
     put_one_by_one,
     serving,
     takes,
+    writers,
 )
 
-__all__ = ["lines"]
+__all__ = ["writers"]
 
 BROKE = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
 WORDS = [Delta(0, text, 1, None) for text in ("a ", "\u00e9\u2028 ", "", "b" * 300, " c")]
@@ -59,19 +59,19 @@ async def exchange(way: Way, path: str, script: list[OutletEvent], fields: dict[
 
 
 @pytest.mark.parametrize(("path", "name", "fields"), CASES, ids=lambda value: str(value)[:40])
-async def test_same_bytes(lines: Lines, path: str, name: str, fields: dict[str, Any]) -> None:
-    """Head, framing, events and end are those of the generic way, byte for byte; and it was the other way."""
+async def test_same_bytes(writers: DirectWriters, path: str, name: str, fields: dict[str, Any]) -> None:
+    """Head, framing, events and end equal those of the generic path, byte for byte."""
     generic = await exchange(Way.GENERIC, path, SCRIPTS[name], fields)
-    assert lines.num_opened == 0
+    assert writers.num_opened == 0
     direct = await exchange(Way.DIRECT, path, SCRIPTS[name], fields)
-    assert lines.num_sends > 0
+    assert writers.num_sends > 0
     assert direct == generic
     assert direct.endswith(b"\r\n0\r\n\r\n")
 
 
 @both_ways
-async def test_two_choices_with_logprobs(lines: Lines, way: Way) -> None:
-    """What several choices say in one step arrives, each in its order."""
+async def test_two_choices_with_logprobs(writers: DirectWriters, way: Way) -> None:
+    """All choices of a step arrive, each in its order."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -84,13 +84,13 @@ async def test_two_choices_with_logprobs(lines: Lines, way: Way) -> None:
     for index in (0, 1):
         chunks = re.findall(rb'"index":%d,"text":"(\w*)"' % index, data)
         assert chunks == [b"Hel", b"lo", b""]
-    assert (lines.num_sends > 0) == (way is Way.DIRECT)
+    assert (writers.num_sends > 0) == (way is Way.DIRECT)
 
 
 @both_ways
 @pytest.mark.parametrize("path", SURFACES)
-async def test_numbers_that_are_told_twice(lines: Lines, way: Way, path: str) -> None:
-    """What brings no event ends no stream: neither by an empty chunk nor by an empty write."""
+async def test_events_without_output(writers: DirectWriters, way: Way, path: str) -> None:
+    """Events without output end no stream, neither by an empty chunk nor by an empty write."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -102,10 +102,10 @@ async def test_numbers_that_are_told_twice(lines: Lines, way: Way, path: str) ->
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_the_kernel_takes(lines: Lines, seed: int) -> None:
-    """Nothing, a part or all of a chunk: the client reads every event once, whole and in order."""
+async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
+    """Whether the kernel takes none, part or all of a chunk, the client gets every event once and in order."""
     rng = random.Random(seed)
-    lines.kernel = takes(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
+    writers.kernel = takes(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
     desk = FakeDesk(says(STARTED))
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
@@ -120,18 +120,18 @@ async def test_whatever_the_kernel_takes(lines: Lines, seed: int) -> None:
         await peer.stream.aclose()
     assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(100)]
     assert data.endswith(b"data: [DONE]\n\n")
-    assert lines.num_sends > 20
+    assert writers.num_sends > 20
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
-async def test_send_that_fails(lines: Lines, when: str) -> None:
-    """The request is left once, its connection reset, and whoever makes its tokens hears nothing of it."""
+async def test_failing_send(writers: DirectWriters, when: str) -> None:
+    """The request is left once and its connection reset; the token's producer is not affected."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
         await put_one_by_one(desk, [] if when == "first" else WORDS)
-        lines.kernel = fails
+        writers.kernel = fails
         for _ in range(3):
             desk.ticket.mailbox.put(Delta(0, "x", 1, None))
         await trio.testing.wait_all_tasks_blocked()
@@ -139,7 +139,7 @@ async def test_send_that_fails(lines: Lines, when: str) -> None:
         desk.ticket.mailbox.put(Delta(0, "y", 1, None))
         assert not (await peer.read_until(b"never")).endswith(b"0\r\n\r\n")
         other = await served.connect()  # and nobody else has lost anything
-        lines.kernel = takes(None)
+        writers.kernel = takes(None)
         await other.ask("/v1/completions")
         await trio.testing.wait_all_tasks_blocked()
         desk.tickets[1].mailbox.put(Closed(record(), None))
@@ -151,8 +151,8 @@ async def test_send_that_fails(lines: Lines, when: str) -> None:
 @both_ways
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("num_read", [0, 2])
-async def test_client_leaves(lines: Lines, way: Way, how: str, num_read: int) -> None:
-    """Its ticket is left once, at once, though no token comes; those that come later harm nobody."""
+async def test_client_disconnects(writers: DirectWriters, way: Way, how: str, num_read: int) -> None:
+    """The ticket is left once, at once, even without tokens; later tokens do no harm."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         num_tasks = trio.lowlevel.current_statistics().tasks_living
@@ -178,8 +178,8 @@ async def test_client_leaves(lines: Lines, way: Way, how: str, num_read: int) ->
 
 
 @both_ways
-async def test_slow_reader_gets_everything(lines: Lines, way: Way) -> None:
-    """One that falls behind by less than the limit is waited for; every event comes, in order."""
+async def test_slow_reader_gets_everything(writers: DirectWriters, way: Way) -> None:
+    """A reader within the limit gets every event, in order."""
     desk = FakeDesk(says(STARTED))
     text = "x" * 20_000
     async with serving(desk, way.options()) as served:
@@ -195,12 +195,12 @@ async def test_slow_reader_gets_everything(lines: Lines, way: Way) -> None:
         await peer.stream.aclose()
     assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(150)]
     if way is Way.DIRECT:
-        assert 0 < lines.num_sends < 150, "it fell behind"
+        assert 0 < writers.num_sends < 150, "it fell behind"
 
 
 @both_ways
-async def test_slow_reader_delays_nobody(lines: Lines, way: Way) -> None:
-    """While one of many streams in a step does not read, the others have every token as it is made."""
+async def test_slow_reader_delays_nobody(writers: DirectWriters, way: Way) -> None:
+    """While one stream is not read, the others get every token as it is made."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options(sink_limit_bytes=2_000_000)) as served:
         slow = await served.connect(receive_bytes=4096)
@@ -223,8 +223,8 @@ async def test_slow_reader_delays_nobody(lines: Lines, way: Way) -> None:
 
 
 @both_ways
-async def test_connection_is_used_again(lines: Lines, way: Way) -> None:
-    """The next answer on a connection begins where the stream before it has ended, also where it was asked early."""
+async def test_connection_is_reused(writers: DirectWriters, way: Way) -> None:
+    """The next response on a connection begins where the stream ended, even if it was requested early."""
     desk = FakeDesk()
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -236,19 +236,19 @@ async def test_connection_is_used_again(lines: Lines, way: Way) -> None:
     assert peer.received == b""
 
 
-async def test_http_1_0_goes_the_generic_way(lines: Lines) -> None:
-    """Without chunks there is no direct writer: the answer ends with its connection."""
+async def test_http_1_0_uses_generic_path(writers: DirectWriters) -> None:
+    """Without chunks there is no direct writer: the response ends with its connection."""
     desk = FakeDesk()
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions", version="1.0")
         data = await peer.read_until(b"never")
         await peer.stream.aclose()
-    assert data.endswith(b"\n\ndata: [DONE]\n\n") and lines.num_opened == 0
+    assert data.endswith(b"\n\ndata: [DONE]\n\n") and writers.num_opened == 0
 
 
-async def test_garbage_while_a_stream_runs(lines: Lines) -> None:
-    """Once a connection is closing, not a byte of the stream follows; its request is left."""
+async def test_garbage_while_a_stream_runs(writers: DirectWriters) -> None:
+    """Once a connection is closing, no byte of the stream follows, and its request is left."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
@@ -257,8 +257,8 @@ async def test_garbage_while_a_stream_runs(lines: Lines) -> None:
         await peer.read_until(b" c")
         await peer.stream.send_all(b"x" * (ServerConfig().max_pipelined_bytes + 1))
         await trio.testing.wait_all_tasks_blocked()
-        num_sends = lines.num_sends
+        num_sends = writers.num_sends
         desk.ticket.mailbox.put(Delta(0, "z", 1, None))
         rest = await peer.read_until(b"never")
-        assert b"z" not in rest and desk.ticket.num_leaves == 1 and lines.num_sends == num_sends
+        assert b"z" not in rest and desk.ticket.num_leaves == 1 and writers.num_sends == num_sends
         await trio.aclose_forcefully(peer.stream)

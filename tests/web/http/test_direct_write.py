@@ -47,7 +47,7 @@ class FakeConnection:
 
 
 def test_a_chunk_is_one_write() -> None:
-    """Framed as HTTP/1.1 has it, with its length in hexadecimal digits."""
+    """A chunk is framed as in HTTP/1.1, with its length in hexadecimal digits."""
     connection = FakeConnection()
     assert connection.writer().send_nowait(b"x" * 26)
     assert connection.taken == b"1a\r\n" + b"x" * 26 + b"\r\n"
@@ -55,8 +55,8 @@ def test_a_chunk_is_one_write() -> None:
 
 
 @pytest.mark.parametrize("room", range(1, 12))
-async def test_the_rest_goes_first(room: int) -> None:
-    """However little of a chunk was taken, nothing follows before `flush` has written the rest of it."""
+async def test_remainder_goes_first(room: int) -> None:
+    """After a partial write nothing follows until `flush` has written the remainder."""
     connection = FakeConnection(room=room)
     writer = connection.writer()
     assert not writer.send_nowait(b"0123456")
@@ -71,7 +71,7 @@ async def test_the_rest_goes_first(room: int) -> None:
 
 
 def test_full_buffer() -> None:
-    """Where nothing was taken nothing waits: the chunk is still its owner's."""
+    """If nothing is taken, nothing waits: the caller keeps the chunk."""
     connection = FakeConnection(room=0)
     writer = connection.writer()
     with pytest.raises(trio.WouldBlock):
@@ -89,7 +89,7 @@ def test_not_between_the_bytes_of_another_write() -> None:
 
 @pytest.mark.parametrize("error", [errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ETIMEDOUT, errno.ENOBUFS])
 def test_failed_connection(error: int) -> None:
-    """It is reset, once, and what was to be sent is dropped."""
+    """A failing connection is reset once, and the chunk dropped."""
     connection = FakeConnection(error=error)
     writer = connection.writer()
     assert writer.send_nowait(b"abc") and writer.send_nowait(b"def")
@@ -97,7 +97,7 @@ def test_failed_connection(error: int) -> None:
 
 
 async def test_nothing_leaves_a_closed_connection() -> None:
-    """Neither a chunk nor the rest of one."""
+    """A closed connection sends neither a chunk nor a remainder."""
     connection = FakeConnection(room=3)
     writer = connection.writer()
     assert not writer.send_nowait(b"abc")

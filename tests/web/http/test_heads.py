@@ -36,8 +36,8 @@ async def serving(*, with_keys: bool = False) -> AsyncIterator[Running]:
     ("fields", "num_bytes", "status"),
     [(["Authorization: Bearer sk-wrong"], 10, 401), ([], 10, 401), ([KEY], 1001, 413)],
 )
-async def test_refused_without_its_body(path: str, fields: list[str], num_bytes: int, status: int) -> None:
-    """A client that waits for `100 Continue` and has no key, or too large a body, is told so at once."""
+async def test_refused_without_body(path: str, fields: list[str], num_bytes: int, status: int) -> None:
+    """A client that waits for `100 Continue` without a key, or with too large a body, is refused at once."""
     async with serving(with_keys=True) as server:
         client = await server.connect()
         request = post(path, bytes(num_bytes), EXPECT, *fields)
@@ -46,8 +46,8 @@ async def test_refused_without_its_body(path: str, fields: list[str], num_bytes:
         assert await client.read_all() == b""
 
 
-async def test_body_that_is_wanted() -> None:
-    """Its client is told to go on when the handler reads it; with the body already on its way it is not told."""
+async def test_100_continue() -> None:
+    """`100 Continue` is sent when the handler reads the body, unless the body is already arriving."""
     async with serving(with_keys=True) as server:
         client = await server.connect()
         request = post("/v1/completions", BODY, EXPECT, KEY)
@@ -84,7 +84,7 @@ async def test_body_that_is_wanted() -> None:
     ],
 )
 async def test_paths_are_matched_as_sent(path: str, status: int) -> None:
-    """Only what a rule leaves open may be encoded."""
+    """Only the variable parts of a route may be percent-encoded."""
     async with serving() as server:
         client = await server.connect()
         await client.send(get(path))
@@ -93,15 +93,15 @@ async def test_paths_are_matched_as_sent(path: str, status: int) -> None:
 
 @pytest.mark.parametrize("host", ["", "a b", "a..b", "x" * 70, "[::1", "a/b", "\xe9", "localhost:99999"])
 async def test_odd_hosts(host: str) -> None:
-    """What stands in `Host` decides no route, so none of them is an error of the server."""
+    """`Host` does not affect routing, so no value of it is a server error."""
     async with serving() as server:
         client = await server.connect()
         await client.send(get("/v1/models").replace(b"Host: x", b"Host: " + host.encode("latin1")))
         assert (await client.answer()).status == 200
 
 
-async def test_no_method_is_allowed_where_nothing_is() -> None:
-    """404, not 405: a path that was not sent as it is written has no methods."""
+async def test_unknown_url_has_no_methods() -> None:
+    """A path in another spelling is a 404, not a 405."""
     async with serving() as server:
         client = await server.connect()
         await client.send(post("//metrics"))

@@ -44,7 +44,7 @@ async def shut_down(client: Client, probe: Probe, server: Running) -> None:
     ],
 )
 async def test_release_runs_once(path: str, end: Any) -> None:
-    """Also where the generator has not begun, whose own `finally` never runs there."""
+    """A release runs even if the generator has not begun, whose own `finally` never runs then."""
     probe = Probe()
     async with running_ours(probe_app(probe), ServerConfig(graceful_timeout_s=0.02)) as server:
         client = await server.connect()
@@ -59,7 +59,7 @@ async def test_release_runs_once(path: str, end: Any) -> None:
 
 
 async def test_releases_run_after_the_tasks_of_the_request() -> None:
-    """Last registered first, when nothing of the request runs any more."""
+    """Releases run last-in first-out, when no task of the request is left."""
     log: list[str] = []
     closed = trio.Event()
     app = QuartTrio("order")
@@ -117,8 +117,8 @@ async def test_task_that_fails_ends_its_request_and_no_other() -> None:
         assert await server.still_serves()
 
 
-async def test_release_that_fails_harms_nobody() -> None:
-    """The client has its answer, the other releases run, the connection goes on."""
+async def test_failing_release_is_contained() -> None:
+    """The client has its response, the other releases run, and the connection continues."""
     probe = Probe()
     app = probe_app(probe)
 
@@ -142,7 +142,7 @@ async def test_release_that_fails_harms_nobody() -> None:
 
 
 def test_failures_of_releases_do_not_hide_each_other() -> None:
-    """Nor the exception with which the request ended; and each callback runs."""
+    """All failures are raised together with the request's own exception, and each callback runs."""
     log: list[str] = []
 
     def fail(name: str) -> None:
@@ -159,8 +159,8 @@ def test_failures_of_releases_do_not_hide_each_other() -> None:
     assert [str(failure) for failure in caught.value.exceptions] == ["the request", "c", "a"]
 
 
-def test_release_without_failures_passes_the_exception_on_as_it_is() -> None:
-    """Not in a group."""
+def test_exception_without_failing_release_is_not_grouped() -> None:
+    """Without failing releases an exception is not wrapped in a group."""
     with pytest.raises(ValueError, match="the request"):
         with Releases() as releases:
             releases.push(list)
@@ -168,7 +168,7 @@ def test_release_without_failures_passes_the_exception_on_as_it_is() -> None:
 
 
 async def test_cancellation_passes_through_failing_releases() -> None:
-    """It finds its scope."""
+    """A cancellation still finds its scope."""
 
     def fail() -> None:
         raise RuntimeError("a release")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 async def test_shutdown_closes_idle_connections_and_answers_the_others() -> None:
-    """No timeout has to pass."""
+    """Idle connections close at once, and open requests are answered, without waiting for a timeout."""
     probe = Probe()
     config = ServerConfig(keep_alive_timeout_s=60, headers_timeout_s=60, graceful_timeout_s=60)
     async with running_ours(probe_app(probe), config) as server:
@@ -46,7 +46,7 @@ async def test_shutdown_closes_idle_connections_and_answers_the_others() -> None
 
 
 @pytest.mark.parametrize("path", ["/idle", "/idle-stream"])
-async def test_shutdown_cuts_off_what_does_not_end(path: str) -> None:
+async def test_shutdown_cancels_handlers_at_timeout(path: str) -> None:
     """At the graceful timeout the handler is cancelled and its scope closes."""
     probe = Probe()
     async with running_ours(probe_app(probe), ServerConfig(graceful_timeout_s=0.05)) as server:
@@ -62,7 +62,7 @@ async def test_shutdown_cuts_off_what_does_not_end(path: str) -> None:
 
 
 async def test_failed_startup_releases_the_port() -> None:
-    """And is raised."""
+    """A failing startup is raised and leaves the port free."""
     app = probe_app(Probe())
 
     @app.before_serving
@@ -79,8 +79,8 @@ async def test_failed_startup_releases_the_port() -> None:
     await again.aclose()
 
 
-async def test_kernel_watches_for_clients_that_vanish() -> None:
-    """An accepted socket has the limits that were set on the listener."""
+async def test_accepted_sockets_inherit_options() -> None:
+    """An accepted socket has the options that were set on the listener."""
     probe = Probe()
     app = probe_app(probe)
     found = connections_of(app)
@@ -92,14 +92,14 @@ async def test_kernel_watches_for_clients_that_vanish() -> None:
 
 
 async def test_port_in_use() -> None:
-    """A plain OSError."""
+    """A port in use raises a plain OSError."""
     async with running_ours(probe_app(Probe())) as server:
         with pytest.raises(OSError, match="in use"):
             await serve(probe_app(Probe()), host=server.address.host, port=server.address.port)
 
 
 async def test_request_finds_its_connection() -> None:
-    """In the ASGI scope's state; and to abort it is to lose the client."""
+    """The ASGI scope's state has the connection; aborting it cancels the request."""
     found: list[object] = []
     left = trio.Event()
 
@@ -121,7 +121,7 @@ async def test_request_finds_its_connection() -> None:
 
 
 def test_other_hypercorn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What we override is not its public interface; and the message says what to install."""
+    """Another version is refused with a message that says what to install, since we override private methods."""
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.1")
     spec = importlib.util.spec_from_file_location("quipu.web.http.http11_again", http11.__file__)
     assert spec is not None

@@ -178,7 +178,7 @@ async def test_plain_application_sees_the_disconnect() -> None:
 @both
 async def test_client_that_stops_reading(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write has a deadline, then the request and its connection end. Stock writes under a shield for ever."""
-    monkeypatch.setattr(server_module, "_notice_vanished_clients", lambda listener, timeout: None)
+    monkeypatch.setattr(server_module, "_detect_dead_clients", lambda listener, timeout: None)
     probe = Probe()
     async with running(kind, probe_app(probe), ServerConfig(write_timeout_s=0.1)) as server:
         client = await server.connect()

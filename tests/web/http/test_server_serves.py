@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    """Those sent at once and those sent while one is being answered."""
+    """Requests sent together, or during a response, are answered in order."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -38,7 +38,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 async def test_pipelined_bytes_are_bounded() -> None:
-    """A client that sends more than it may while its request is being answered is cut off, and nothing is kept."""
+    """A client that pipelines too much during a response is cut off, and nothing is kept."""
     probe = Probe()
     config = ServerConfig(max_pipelined_bytes=10_000)
     async with running_ours(probe_app(probe), config) as server:
@@ -67,9 +67,9 @@ async def test_many_pipelined_requests() -> None:
             assert (await client.answer()).body == b"ok"
 
 
-async def test_a_large_request_right_behind_an_answer_is_no_pipelining() -> None:
-    """An application may be busy between the last byte of its body and its end. A client that has the whole answer, by
-    the length it was told, may ask again at once, and more than may be pipelined."""
+async def test_large_request_after_last_byte_is_not_pipelining() -> None:
+    """A client with the complete response may send a large request at once, although the application has not
+    finished."""
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         while (await receive()).get("more_body"):
@@ -89,7 +89,7 @@ async def test_a_large_request_right_behind_an_answer_is_no_pipelining() -> None
 
 
 async def test_five_hundred_requests_on_one_connection() -> None:
-    """Keep-alive holds."""
+    """Keep-alive works for five hundred requests."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -114,8 +114,8 @@ async def test_big_upload() -> None:
         assert (await client.answer()).status == 200
 
 
-async def test_bytes_behind_the_last_request_are_not_kept() -> None:
-    """However many."""
+async def test_bytes_after_last_request_are_not_kept() -> None:
+    """Bytes after a last request are dropped, however many."""
     probe = Probe()
     app = probe_app(probe)
     found = connections_of(app)
@@ -133,7 +133,7 @@ async def test_bytes_behind_the_last_request_are_not_kept() -> None:
 
 
 async def test_stream_that_never_waits_can_be_cancelled() -> None:
-    """A generator that only writes, to a client that reads: it ends with its request's scope, not with the client."""
+    """A generator that only writes ends with its request's scope, even if the client reads."""
     probe = Probe()
     app = probe_app(probe)
 
@@ -155,8 +155,8 @@ async def test_stream_that_never_waits_can_be_cancelled() -> None:
         assert probe.cancelled.is_set()
 
 
-async def test_rest_of_a_body_after_its_answer_is_read_and_dropped() -> None:
-    """For a moment, so that a client in mid-upload is not reset before it has seen its answer."""
+async def test_rest_of_body_after_response_is_dropped() -> None:
+    """The rest of an upload is read for a moment, so that the client is not reset before it sees its response."""
     found: list[Connection] = []
 
     async def handler(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -179,15 +179,15 @@ async def test_rest_of_a_body_after_its_answer_is_read_and_dropped() -> None:
 
 
 async def test_body_over_the_limit_is_answered() -> None:
-    """The application's 413 reaches a client that goes on sending."""
+    """The application's 413 reaches a client that is still sending."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         server.nursery.start_soon(send_quietly, client, post("/upload", bytes(5 << 20)))
         assert (await client.answer()).status == 413
 
 
-async def test_body_that_never_comes() -> None:
-    """The application's 408, and the connection ends."""
+async def test_missing_body() -> None:
+    """A body that never arrives gets the application's 408, and the connection closes."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(post("/upload", b"xx")[:-1])
@@ -195,8 +195,8 @@ async def test_body_that_never_comes() -> None:
         assert await client.read_all() == b""
 
 
-async def test_generator_that_fails_is_seen_as_a_truncated_answer() -> None:
-    """No last chunk: the client can tell."""
+async def test_failing_generator_truncates_response() -> None:
+    """Without a last chunk the client can tell that the response is incomplete."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         await client.get("/break")
@@ -207,8 +207,8 @@ async def test_generator_that_fails_is_seen_as_a_truncated_answer() -> None:
         assert await server.still_serves()
 
 
-async def test_handler_that_fails() -> None:
-    """500, and the connection goes on."""
+async def test_failing_handler() -> None:
+    """A failing handler is a 500, and the connection continues."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         await client.get("/raise")
@@ -218,7 +218,7 @@ async def test_handler_that_fails() -> None:
 
 
 async def test_expect_100_continue() -> None:
-    """The client is told to go on when its body is wanted, once; not where nobody reads it, nor where it has come."""
+    """`100 Continue` is sent once, when the body is read; not if it is never read or has already arrived."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         request = post("/upload", b"abc", "Expect: 100-continue")
@@ -235,7 +235,7 @@ async def test_expect_100_continue() -> None:
 
 
 async def test_head() -> None:
-    """Answered without a body, and the connection goes on."""
+    """HEAD is answered without a body, and the connection continues."""
     async with running_ours(probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(get("/hello").replace(b"GET", b"HEAD"))
@@ -277,7 +277,7 @@ async def test_head() -> None:
     ids=repr,
 )
 async def test_odd_requests(request_bytes: bytes, status: int) -> None:
-    """Each is answered; what cannot be understood ends its connection; the server lives."""
+    """Each is answered; an unparsable one closes its connection; the server lives on."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -319,7 +319,7 @@ async def test_empty_lines_before_a_request(cut: int) -> None:
 
 
 async def test_garbage_while_a_request_runs() -> None:
-    """It waits its turn and is then answered with 400; the request before it is unharmed."""
+    """Garbage waits its turn and is answered with 400; the request before it is unaffected."""
     probe = Probe()
     async with running_ours(probe_app(probe)) as server:
         client = await server.connect()
@@ -332,7 +332,7 @@ async def test_garbage_while_a_request_runs() -> None:
 
 
 async def test_clients_that_reset_before_they_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    """Many of them, while the server has no turn; and they are not worth a line in the log."""
+    """Many clients that reset before they are accepted log nothing."""
     async with running_ours(probe_app(Probe())) as server:
         for _ in range(50):
             client = socket.create_connection((server.address.host, server.address.port))
@@ -345,7 +345,7 @@ async def test_clients_that_reset_before_they_are_accepted(caplog: pytest.LogCap
 async def test_bug_of_ours_costs_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is raised in the handling of one client, the others do not notice."""
+    """An exception in the handling of one client does not affect others."""
     feed = http11.Protocol.feed
 
     def fail(self: http11.Protocol, data: bytes) -> None:
@@ -373,8 +373,8 @@ async def test_bug_of_ours_costs_one_connection(
         pytest.param(b"GET /hello HT", ServerConfig(keep_alive_timeout_s=60, headers_timeout_s=0.1), id="half-a-head"),
     ],
 )
-async def test_headers_that_never_come(begin: bytes, config: ServerConfig) -> None:
-    """The connection is closed, on the first request as on the next."""
+async def test_missing_headers(begin: bytes, config: ServerConfig) -> None:
+    """The connection is closed, on the first request and on later ones."""
     async with running_ours(probe_app(Probe()), config) as server:
         client = await server.connect()
         await client.send(begin)
@@ -388,8 +388,8 @@ async def test_headers_that_never_come(begin: bytes, config: ServerConfig) -> No
 
 
 @pytest.mark.parametrize("drip", [b"\r\n", b"X: y\r\n"], ids=["empty-lines", "headers"])
-async def test_headers_that_drip(drip: bytes) -> None:
-    """A byte now and then does not move the deadline."""
+async def test_dripping_headers(drip: bytes) -> None:
+    """A byte now and then does not extend the deadline."""
     config = ServerConfig(keep_alive_timeout_s=0.1, headers_timeout_s=0.1)
     async with running_ours(probe_app(Probe()), config) as server:
         client = await server.connect()

@@ -49,7 +49,7 @@ async def test_stream_ends_properly(way: Way) -> None:
 
 @both_ways
 async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
-    """Its ticket is left as soon as its backlog is full, though a write to it was waiting; its connection is reset."""
+    """Its ticket is left as soon as the backlog is full, even during a write; its connection is reset."""
     desk = FakeDesk(says(STARTED))
     async with stream_of(desk, way.options(sink_limit_bytes=100_000)) as stream:
         first = await stream.receive_some(1)
@@ -69,7 +69,7 @@ async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
 
 
 def test_torch_stays_out() -> None:
-    """The web layer loads nothing of the engine."""
+    """The web layer imports nothing of the engine."""
     program = (
         "import sys, quipu.web.app, quipu.web.http.server, quipu.web.telemetry.logs;"
         "sys.exit(any(name.partition('.')[0] == 'torch' or name.startswith('quipu.kernels') for name in sys.modules))"
@@ -78,8 +78,8 @@ def test_torch_stays_out() -> None:
 
 
 @both_ways
-async def test_half_close_is_a_client_that_leaves(way: Way) -> None:
-    """A client that shuts down its sending side is not answered: its request is cancelled, begun or not."""
+async def test_half_close_is_a_disconnect(way: Way) -> None:
+    """A client that closes its sending side gets no response: its request is cancelled, begun or not."""
     for events in ((), (STARTED, Delta(0, "a", 1, None))):
         desk = FakeDesk(says(*events))
         async with stream_of(desk, way.options()) as stream:

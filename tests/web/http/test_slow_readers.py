@@ -41,8 +41,8 @@ def unread_limit() -> UnreadLimit:
     return unread_limit_of_run(0)
 
 
-async def test_the_one_that_keeps_most_is_cut_off() -> None:
-    """Not the one whose chunk was too much, and nobody else."""
+async def test_client_with_most_unread_is_cut_off() -> None:
+    """Only the client with the most unread bytes is cut off, not the one whose chunk exceeded the limit."""
     desk = FakeDesk(says(STARTED))
     async with readers(app_of(desk), 3):
         for index, num_chunks in ((0, 4), (1, 26), (2, 12)):
@@ -56,8 +56,8 @@ async def test_the_one_that_keeps_most_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-async def test_nothing_is_kept_of_one_that_ends(is_read: bool) -> None:
-    """Read to its end, or left with everything unread."""
+async def test_ended_stream_keeps_nothing(is_read: bool) -> None:
+    """A stream that ends releases its bytes, whether it was read or not."""
     desk = FakeDesk(says(STARTED))
     async with readers(app_of(desk), 1) as (exchange,):
         for _ in range(10):

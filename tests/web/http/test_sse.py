@@ -27,8 +27,8 @@ class Cut:
         self.count += 1
 
 
-async def test_everything_there_is_one_write() -> None:
-    """Chunks pushed while nobody waited come out together and in order; a finished sink ends the body."""
+async def test_backlog_is_one_write() -> None:
+    """Chunks pushed while nobody waits are written together and in order; a finished sink ends the body."""
     sink = Sink(100, Cut())
     for data in (b"a", b"b", b"c"):
         sink.push(data)
@@ -36,7 +36,7 @@ async def test_everything_there_is_one_write() -> None:
     assert [data async for data in body(sink, 15.0)] == [b"abc"]
 
 
-async def test_nothing_follows_the_end() -> None:
+async def test_pushes_after_end_are_dropped() -> None:
     """Pushes after the end are dropped."""
     sink = Sink(100, Cut())
     sink.push(b"a")
@@ -47,7 +47,7 @@ async def test_nothing_follows_the_end() -> None:
 
 
 async def test_limit_is_in_bytes_and_inclusive() -> None:
-    """Exactly the limit fits; one byte more asks once for the request's end and drops what was there."""
+    """Exactly the limit fits; one byte more ends the request, once, and drops the backlog."""
     cut = Cut()
     sink = Sink(10, cut)
     sink.push(b"12345")
@@ -69,9 +69,8 @@ async def test_taking_makes_room() -> None:
     assert not sink.overflowed
 
 
-async def test_a_large_event_is_no_overflow() -> None:
-    """A client that reads is not cut because one event is larger than the limit, nor by what comes right after it; one
-    that leaves large events unread is."""
+async def test_large_event_is_not_an_overflow() -> None:
+    """A client that reads is not cut off by an event larger than the limit; one that leaves large events unread is."""
     cut = Cut()
     sink = Sink(10, cut)
     for _ in range(3):
@@ -83,8 +82,8 @@ async def test_a_large_event_is_no_overflow() -> None:
     assert sink.overflowed and cut.count == 1
 
 
-async def test_all_sinks_together() -> None:
-    """Beyond the common limit the one that has left most unread is cut off; what is read, or ended, does not count."""
+async def test_common_limit() -> None:
+    """Beyond the common limit the client with most unread bytes is cut off; read and ended streams do not count."""
     unread_limit, cuts = UnreadLimit(100), [Cut() for _ in range(4)]
     sinks = [Sink(60, cut, unread_limit) for cut in cuts]
     for sink, num_bytes in zip(sinks, (20, 50, 30, 1), strict=True):
@@ -102,8 +101,8 @@ async def test_all_sinks_together() -> None:
     assert unread_limit.num_bytes == 0 and len(unread_limit) == 0
 
 
-async def test_a_long_backlog_is_several_writes() -> None:
-    """A client that comes back to reading is not given everything in one piece, which every layer would copy."""
+async def test_long_backlog_is_several_writes() -> None:
+    """A client that resumes reading does not get everything in one write, which every layer would copy."""
     sink = Sink(10 << 20, Cut())
     for number in range(20):
         sink.push(b"%x" % (number % 16) * (MAX_JOINED_BYTES // 4))
@@ -114,7 +113,7 @@ async def test_a_long_backlog_is_several_writes() -> None:
 
 
 async def test_slow_chunks_are_made_as_they_are_read() -> None:
-    """Nothing is made before its turn; what is pushed meanwhile comes after all of it, and counts; they do not."""
+    """Slow chunks are made one by one and do not count; what is pushed meanwhile follows them and counts."""
     made: list[int] = []
 
     def chunks() -> Iterator[bytes]:
@@ -136,7 +135,7 @@ async def test_slow_chunks_are_made_as_they_are_read() -> None:
 
 
 async def test_overflow_wakes_a_waiting_body() -> None:
-    """A body that waits is told, and does not wait on."""
+    """An overflow wakes a waiting body."""
     sink = Sink(10, Cut())
 
     async def read() -> None:
@@ -151,8 +150,8 @@ async def test_overflow_wakes_a_waiting_body() -> None:
             sink.push(b"12345678901")
 
 
-async def test_a_push_at_the_heartbeat_is_not_lost(autojump_clock: trio.testing.MockClock) -> None:
-    """A chunk that comes at the very moment of a heartbeat goes out, in whichever order."""
+async def test_push_at_heartbeat_is_not_lost(autojump_clock: trio.testing.MockClock) -> None:
+    """A chunk at the very moment of a heartbeat is written, in either order."""
     sink = Sink(100, Cut())
     seen: list[bytes] = []
 
@@ -218,8 +217,8 @@ async def reading(limit_bytes: int = 100) -> AsyncIterator[Reading]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_waiting_body_is_passed_by() -> None:
-    """While it has nothing to do chunks are written directly, and the body is not woken."""
+async def test_direct_writes_while_body_waits() -> None:
+    """While the body waits, chunks are written directly and the body is not woken."""
     async with reading() as one:
         for data in (b"a", b"b", b"c"):
             one.sink.push(data)
@@ -228,8 +227,8 @@ async def test_a_waiting_body_is_passed_by() -> None:
     assert one.seen == []
 
 
-async def test_before_its_first_step_a_body_is_not_passed_by() -> None:
-    """The head of the response may not be out."""
+async def test_no_direct_write_before_first_step() -> None:
+    """Before the body's first step the response's head may not have been sent."""
     sink, writer = Sink(100, Cut()), FakeWriter()
     sink.push(b"a")
     sink.finish()
@@ -237,8 +236,8 @@ async def test_before_its_first_step_a_body_is_not_passed_by() -> None:
     assert writer.sent == []
 
 
-async def test_full_line_falls_back_to_the_body() -> None:
-    """From the first chunk that does not go out until the body waits again, all take the body's way, in order."""
+async def test_full_socket_falls_back_to_body() -> None:
+    """From the first chunk that does not fit until the body waits again, all chunks go through the body, in order."""
     async with reading() as one:
         one.sink.push(b"a")
         one.writer.is_full = True
@@ -252,8 +251,8 @@ async def test_full_line_falls_back_to_the_body() -> None:
         assert one.writer.sent == [b"a", b"d"]
 
 
-async def test_rest_of_a_chunk_goes_before_what_follows() -> None:
-    """Where a part was taken, the body has the rest written and then takes over what has come meanwhile."""
+async def test_remainder_precedes_later_chunks() -> None:
+    """After a partial write the body flushes the remainder, then writes what has arrived meanwhile."""
     async with reading() as one:
         one.writer.is_partial = True
         one.sink.push(b"a")
@@ -268,8 +267,8 @@ async def test_rest_of_a_chunk_goes_before_what_follows() -> None:
         assert one.writer.sent == [b"a", b"|", b"c", b"|"] and one.seen == [b"b"]
 
 
-async def test_cancelled_body_is_not_passed_by() -> None:
-    """Nothing goes out past a body that has ended: the connection may be another request's by then."""
+async def test_no_direct_write_after_cancellation() -> None:
+    """Nothing is written directly after the body has ended: the connection may serve another request."""
     async with reading() as one:
         pass
     one.sink.push(b"a")
@@ -286,7 +285,7 @@ async def test_limit_counts_what_direct_writer_leaves() -> None:
 
 
 async def test_heartbeat_after_silence_only(autojump_clock: trio.testing.MockClock) -> None:
-    """What passes a body by is no silence; after the last of it the heartbeat comes within a quarter of its time."""
+    """Direct writes are not silence; after the last one the heartbeat is at most 25 % late."""
     async with reading() as one:
         for _ in range(10):
             await trio.sleep(10.5)
@@ -299,7 +298,7 @@ async def test_heartbeat_after_silence_only(autojump_clock: trio.testing.MockClo
 
 
 async def test_heartbeat_of_a_silent_stream_is_on_time(autojump_clock: trio.testing.MockClock) -> None:
-    """Without anything that passes it by, a body sends it at its very time."""
+    """Without direct writes the heartbeat is exactly on time."""
     async with reading() as one:
         began = trio.current_time()
         await trio.sleep(33.0)
@@ -310,7 +309,7 @@ async def test_heartbeat_of_a_silent_stream_is_on_time(autojump_clock: trio.test
     "text", ["a\x85b", "a\u2028b\u2029c", "a\nb\r\x0b\x0c\x1cc", "\u2027\u202a é 漢 \U0001f600 \\u2028"]
 )
 def test_json_stays_one_line(text: str) -> None:
-    """Whatever a client takes for the end of a line, and it is the same text for whoever reads JSON."""
+    """The JSON contains no line break of any kind, and decodes to the same text."""
     data = json_for_line({"text": text})
     assert json.loads(data) == {"text": text}
     assert len(data.decode().splitlines()) == 1

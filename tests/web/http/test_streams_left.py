@@ -13,9 +13,9 @@ import trio.testing
 
 from quipu.kernels.fake import Dials
 from tests.runtimes import Client, small_runtime
-from tests.web.wires import SURFACES, Lines, Served, Way, both_ways, lines, serving
+from tests.web.wires import SURFACES, DirectWriters, Served, Way, both_ways, serving, writers
 
-__all__ = ["lines"]
+__all__ = ["writers"]
 
 NUM_CLIENTS = 200
 NUM_AT_ONCE = 40
@@ -74,8 +74,8 @@ def num_open_files() -> int:
 
 @both_ways
 @pytest.mark.parametrize("seed", [1])
-async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
-    """No task, account, sequence, block or descriptor; and each request has ended once, as finished or cancelled."""
+async def test_nothing_remains(writers: DirectWriters, way: Way, seed: int) -> None:
+    """No task, account, sequence, block or descriptor remains; each request ended once, as finished or cancelled."""
     rng = random.Random(seed)
     stayed: list[bool] = []
     async with small_runtime(Dials(step_seconds=0.001), max_num_seqs=32, num_blocks=1024) as runtime:
@@ -106,4 +106,4 @@ async def test_nothing_remains(lines: Lines, way: Way, seed: int) -> None:
     assert outcomes["finished"] >= sum(stayed) > NUM_CLIENTS / 5
     assert outcomes["cancelled"] > NUM_CLIENTS / 3
     assert sum(outcomes.values()) <= NUM_CLIENTS, "those that left before they were heard have no account"
-    assert (lines.num_sends > 100) == (way is Way.DIRECT)
+    assert (writers.num_sends > 100) == (way is Way.DIRECT)

@@ -51,7 +51,7 @@ def is_anthropics(answer: dict[str, Any]) -> bool:
 async def test_shape_follows_the_path(
     method: str, path: str, body: object, status: int, headers: dict[str, str]
 ) -> None:
-    """Anthropic's below `/v1/messages`, OpenAI's elsewhere, whatever the headers say."""
+    """Errors have Anthropic's shape below `/v1/messages` and OpenAI's elsewhere, whatever the headers."""
     app = make_app(FakeDesk(), AppOptions(max_body_bytes=1000))
     async with Client(app).open(method, path, body, headers) as exchange:
         answer = await exchange.json()
@@ -63,7 +63,7 @@ async def test_shape_follows_the_path(
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/models/huge", 404), ("POST", "/v1/models", 405)])
 async def test_header_decides_on_a_shared_path(method: str, path: str, status: int) -> None:
-    """Both APIs list models there."""
+    """On the shared path of models `anthropic-version` decides."""
     for headers in ({}, VERSION):
         async with Client(make_app(FakeDesk())).open(method, path, headers=headers) as exchange:
             assert is_anthropics(await exchange.json()) == bool(headers)
@@ -72,21 +72,21 @@ async def test_header_decides_on_a_shared_path(method: str, path: str, status: i
 
 @pytest.mark.parametrize(("path", "body"), ENDPOINTS)
 async def test_unknown_model_is_named(path: str, body: dict[str, Any]) -> None:
-    """On every endpoint."""
+    """The error names the unknown model, on every endpoint."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, body | {"model": 'gpt-5\n"\u202e'})
     assert exchange.status == 404
     assert answer["error"]["message"] == r'The model "gpt-5\n\"\u202e" does not exist.'
 
 
 async def test_unknown_model_of_a_path_is_named() -> None:
-    """As it is called, not as it was encoded; in both shapes."""
+    """The error names the model decoded, in both shapes."""
     for headers in ({}, VERSION):
         _, answer = await Client(make_app(FakeDesk())).get("/v1/models/org/gr%C3%B6%C3%9Fer", headers)
         assert answer["error"]["message"] == 'The model "org/größer" does not exist.'
 
 
-def test_what_is_quoted_is_bounded() -> None:
-    """What is longer is cut, and one can see that it is."""
+def test_quoted_input_is_bounded() -> None:
+    """Long input is cut, visibly."""
     assert quoted("x" * MAX_QUOTED) == '"' + "x" * 200 + '"'
     assert quoted("x" * 100_000) == '"' + "x" * 200 + '…"'
     assert quoted("\\\x00\x7f é") == r'"\\\u0000\u007f é"'

@@ -66,7 +66,7 @@ async def test_line_names_the_miss_of_the_first_prompt(lines: list[Any]) -> None
 
 
 async def test_refused_request(lines: list[Any]) -> None:
-    """A refused one says which field, not what was in it; nothing is known of its tokens."""
+    """The line of a refused request has the field, but not its value; its tokens are unknown."""
     await Client(make_app(FakeDesk())).post(PATH, {**BODY, "temperature": MARK})
     (line,) = lines
     assert (line["outcome"], line["status"]) == ("rejected", 400)
@@ -75,7 +75,7 @@ async def test_refused_request(lines: list[Any]) -> None:
 
 
 async def test_cancelled_request(lines: list[Any]) -> None:
-    """A client that leaves is worth a line too, with what it was given until then."""
+    """A client that disconnects gets a line too, with what it had received."""
     desk = FakeDesk(says(STARTED, Delta(0, MARK, 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, {**BODY, "stream": True}) as exchange:
         await trio.testing.wait_all_tasks_blocked()
@@ -86,8 +86,8 @@ async def test_cancelled_request(lines: list[Any]) -> None:
     assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (40, 32, 1)
 
 
-async def test_cancelled_before_an_answer(lines: list[Any]) -> None:
-    """A client that leaves before the status line has no status in the log."""
+async def test_cancelled_before_response(lines: list[Any]) -> None:
+    """A client that disconnects before the status line has no status in the log."""
     desk = FakeDesk(says())
     async with Client(make_app(desk)).open("POST", PATH, BODY) as exchange:
         await trio.testing.wait_all_tasks_blocked()
@@ -98,7 +98,7 @@ async def test_cancelled_before_an_answer(lines: list[Any]) -> None:
 
 
 async def test_overflow_is_named(lines: list[Any]) -> None:
-    """A client that was cut because it did not read is told from one that left."""
+    """A client that was cut off because it did not read is distinguished from one that disconnected."""
     desk = FakeDesk(says(STARTED, *[Delta(0, "x" * 500, 1, None)] * 3))
     async with Client(make_app(desk, AppOptions(sink_limit_bytes=100))).open("POST", PATH, {**BODY, "stream": True}):
         await trio.testing.wait_all_tasks_blocked()
@@ -107,7 +107,8 @@ async def test_overflow_is_named(lines: list[Any]) -> None:
 
 
 async def test_crash_is_logged_once_without_its_message(lines: list[Any]) -> None:
-    """A bug is logged with its type and frames under the request's id; its message may quote a prompt."""
+    """A bug is logged with its type and frames under the request's id, without its message, which may quote a
+    prompt."""
     await Client(make_app(FakeDesk(start_error=ValueError(MARK)))).post(PATH, BODY)
     crash, done = lines
     assert crash["event"] == "request.crashed" and crash["log_level"] == "error"
@@ -117,7 +118,7 @@ async def test_crash_is_logged_once_without_its_message(lines: list[Any]) -> Non
 
 
 async def test_probes_are_quiet(lines: list[Any]) -> None:
-    """Probes and scrapes write nothing at info level."""
+    """Probes and scrapes log nothing at info level."""
     client = Client(make_app(FakeDesk()))
     for path in ("/health", "/ready", "/v1/models", "/nothing"):
         await client.get(path)
@@ -179,7 +180,7 @@ async def test_nothing_of_a_prompt_is_logged(
     [("mine-1", "mine-1"), ("a b", "a b"), ("x" * 257, "r1"), ("é", "r1"), ("a\tb", "r1"), ("", "r1"), (None, "r1")],
 )
 async def test_client_ids(lines: list[Any], sent: str | None, echoed: str) -> None:
-    """A usable id of the client is echoed, a bad one is passed over; the server's own is always there."""
+    """A valid client id is echoed, an invalid one is ignored; the server's own is always present."""
     headers = {} if sent is None else {"x-request-id": sent}
     exchange, _ = await Client(make_app(FakeDesk())).post(PATH, BODY, headers)
     assert exchange.headers["x-request-id"] == echoed
@@ -187,8 +188,8 @@ async def test_client_ids(lines: list[Any], sent: str | None, echoed: str) -> No
     assert ("client_request_id" in lines[0]) == (echoed != "r1")
 
 
-async def test_ids_stand_on_errors_too() -> None:
-    """Refused and unrouted requests can be found by their ids as well."""
+async def test_errors_have_ids() -> None:
+    """Refused and unrouted requests have ids as well."""
     client = Client(make_app(FakeDesk()))
     for path in (PATH, "/nothing"):
         exchange, _ = await client.post(path, b"{", {"x-request-id": "mine"})
@@ -196,7 +197,7 @@ async def test_ids_stand_on_errors_too() -> None:
 
 
 def test_configured_lines_are_json() -> None:
-    """Away from a terminal a line is one JSON object on stderr, from the level asked for upwards."""
+    """If stderr is not a terminal, each line is one JSON object, from the given level upwards."""
     program = (
         "import structlog; from quipu.web.telemetry.logs import configure; configure('info');"
         "log = structlog.get_logger().bind(request_id='r1'); log.debug('no'); log.info('yes', n=1)"
@@ -210,7 +211,7 @@ def test_configured_lines_are_json() -> None:
 
 
 def test_unknown_level() -> None:
-    """A level that does not exist is refused at start, not ignored."""
+    """An unknown level is refused at startup."""
     from quipu.web.telemetry.logs import configure
 
     with pytest.raises(ValueError, match="unknown log level"):

@@ -19,7 +19,7 @@ class Lags(list[float]):
 
 
 async def test_lag_is_observed_and_a_stall_logged(mock_clock: MockClock) -> None:
-    """Time that passes while nothing can run is lag; only a long one is worth a line."""
+    """Time during which the loop is blocked is observed as lag; only a long one is logged."""
     lags = Lags()
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:

@@ -54,8 +54,8 @@ async def spans_of(surface: Surface, desk: FakeDesk, headers: dict[str, str] | N
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
-async def test_one_span_a_request(surface: Surface) -> None:
-    """With the names of the semantic conventions, on every endpoint; and with nothing that its client wrote."""
+async def test_one_span_per_request(surface: Surface) -> None:
+    """Attributes follow the semantic conventions, on every endpoint, and quote nothing of the client's input."""
     (span,) = await spans_of(surface, FakeDesk())
     operation = "text_completion" if surface.api == "completions" else "chat"
     assert (span.name, span.kind, span.parent) == (f"{operation} tiny", SpanKind.SERVER, None)
@@ -82,8 +82,8 @@ async def test_one_span_a_request(surface: Surface) -> None:
     assert span.resource.attributes["service.name"] == "quipu"
 
 
-def test_times_and_names_of_an_answer() -> None:
-    """A span lasts as long as its request; what it answered is named once there was an answer."""
+def test_times_and_names_of_response() -> None:
+    """A span lasts as long as its request; the response's id is set once there is a response."""
     tracer = KeepingTracer()
     times = {"received_at": 100.0, "admitted_at": 100.25, "first_token_at": 100.5, "closed_at": 102.0}
     tracer.record(TRACED, closed(**times, finish_reason="length"))
@@ -99,7 +99,7 @@ def test_times_and_names_of_an_answer() -> None:
 
 
 def test_unknown_is_absent() -> None:
-    """What nobody has counted has no attribute; what somebody has guessed has none that means a count."""
+    """An unknown count has no attribute, and an estimate none that means a count."""
     unknown = KeepingTracer()
     unknown.record(TRACED, closed(prompt=UNKNOWN, cached=UNKNOWN, cache_write=UNKNOWN, completion_tokens=0))
     usage = {name: value for name, value in only(unknown).items() if ".usage." in name}
@@ -119,7 +119,7 @@ def test_unknown_is_absent() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_failures(streamed: bool) -> None:
-    """Ours are errors; a client's own are not, but have their reason; a message, which may quote, is in neither."""
+    """The server's failures are errors; a client's own are not, but have a reason. No span has a message."""
     surface = next(s for s in SURFACES if s.api == "chat" and s.streamed == streamed)
     late = (STARTED, Delta(0, "x", 1, None), Closed(record(outcome=Outcome.FAILED), failure(ErrorKind.INTERNAL).error))
     for events, status, error in (
@@ -133,8 +133,8 @@ async def test_failures(streamed: bool) -> None:
         assert SECRET not in span.to_json()
 
 
-async def test_refused_before_there_was_an_account() -> None:
-    """Also a request that was never opened has its span: what it traced for, its status, and no usage."""
+async def test_refused_without_account() -> None:
+    """A request that was never opened has a span with its model and status, and without usage."""
     tracer = KeepingTracer()
     client = HttpClient(make_app(FakeDesk(), tracer=tracer))
     await client.post("/v1/completions", {"model": "tiny", "prompt": SECRET, "temperature": SECRET})
@@ -150,8 +150,8 @@ async def test_refused_before_there_was_an_account() -> None:
         assert SECRET not in span.to_json()
 
 
-async def test_client_that_leaves() -> None:
-    """The span comes with the closing of the account, when nobody reads any more."""
+async def test_client_disconnects() -> None:
+    """The span is made when the account closes, even if the client has disconnected."""
     tracer = KeepingTracer()
     desk = FakeDesk(says(STARTED, Delta(0, "x", 1, None)))
     body = {"model": "tiny", "prompt": "x", "stream": True}
@@ -167,7 +167,7 @@ async def test_client_that_leaves() -> None:
 
 
 async def test_parent_is_honoured() -> None:
-    """A `traceparent` makes the span its child, with its state; one that nobody samples makes none."""
+    """`traceparent` sets the span's parent and state; an unsampled one makes no span."""
     surface = SURFACES[0]
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
     (span,) = await spans_of(surface, FakeDesk(), headers)
@@ -182,8 +182,8 @@ async def test_parent_is_honoured() -> None:
 # ---------------------------------------------------------------- a collector that is away
 
 
-def test_spans_that_nobody_takes_are_counted() -> None:
-    """Said once, counted each, and over when they are taken again."""
+def test_dropped_spans_are_counted() -> None:
+    """Dropped spans are logged once, counted each, and logged as over when one is sent again."""
     tracer, registry = KeepingTracer(batch_delay_s=3600), CollectorRegistry()
     tracer.count_in(registry)
     tracer.kept.is_away = True
@@ -201,7 +201,7 @@ def test_spans_that_nobody_takes_are_counted() -> None:
 
 
 def test_full_queue_never_waits() -> None:
-    """While a collector keeps its answer to itself, spans beyond the queue are dropped, the oldest first."""
+    """While a collector does not respond, spans beyond the queue are dropped, the oldest first."""
     tracer = KeepingTracer(max_queue_spans=4, batch_delay_s=3600)
     tracer.kept.open.clear()
     with structlog.testing.capture_logs() as lines:
@@ -215,8 +215,8 @@ def test_full_queue_never_waits() -> None:
     assert set(range(16, 20)) <= set(kept)
 
 
-def test_a_fault_of_a_span_stays_its_own() -> None:
-    """It is made where an account has just closed: whatever is wrong with it is logged and nothing else."""
+def test_failing_span_is_logged_only() -> None:
+    """An error in a span is logged and affects nothing else."""
     tracer = KeepingTracer()
     with structlog.testing.capture_logs() as lines:
         tracer.record(TRACED, closed(closed_at=float("nan")))
@@ -243,22 +243,22 @@ def test_a_fault_of_a_span_stays_its_own() -> None:
         ("http://c", {"OTEL_SDK_DISABLED": "true"}, None),
     ],
 )
-def test_where_to(flag: str | None, environ: dict[str, str], expected: Any) -> None:
-    """The flag first, then the environment as all of OpenTelemetry reads it; nowhere where neither says."""
+def test_endpoint(flag: str | None, environ: dict[str, str], expected: Any) -> None:
+    """The flag comes first, then OpenTelemetry's environment variables; without either there are no traces."""
     assert tracing_config(flag, environ) == (TracingConfig(expected) if isinstance(expected, str) else expected)
 
 
 @pytest.mark.parametrize("flag", ["collector:4317", "grpc://c", "http://", "http://c:99999"])
-def test_no_such_place(flag: str) -> None:
-    """A flag that cannot be meant is refused by name."""
+def test_invalid_endpoint(flag: str) -> None:
+    """An invalid flag is refused by name."""
     with pytest.raises(TracingError, match="--otlp-traces-endpoint"):
         tracing_config(flag, {})
     with pytest.raises(TracingError, match="grpc"):
         tracing_config("http://c", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"})
 
 
-async def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the flag there is no start, and the message says what to install; the environment alone is no reason."""
+async def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flag the server does not start and says what to install; with the environment alone it starts."""
     monkeypatch.setitem(sys.modules, "quipu.web.telemetry.otel", None)
     with pytest.raises(TracingError, match=r"quipu-llm\[otel\]"):
         async with open_tracer(TracingConfig("http://c/v1/traces")):

@@ -139,10 +139,10 @@ def chat_choice(transcript: Transcript, index: int, wanted: WantedScores) -> Ite
     yield b'{"index":%d,"message":{"role":"assistant","content":' % index
     yield orjson.dumps(transcript.text(index))
     yield b',"refusal":null},"logprobs":'
-    if wanted.drawn is None:
+    if wanted.output is None:
         yield b"null"
     else:
-        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), wanted.drawn)
+        yield from chat_logprobs_pieces(() if outputs is None else (outputs,), wanted.output)
     yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
     if wanted.prompt is not None:
         yield b',"prompt_logprobs":'

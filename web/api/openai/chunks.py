@@ -63,7 +63,7 @@ class ChunkWriter(StreamWriter):
     ) -> None:
         super().__init__(sink, tally, log)
         self._delivery = delivery
-        self._num_top = scores.drawn
+        self._num_top = scores.output
         head = b"data: " + orjson.dumps(envelope.fields(self.OBJECT_NAME))[:-1]
         self._choice_head = head + b',"choices":[{"index":'
         self._no_choice_head = head + b',"choices":[]'

@@ -114,11 +114,11 @@ def completion_choice(transcript: Transcript, index: int, wanted: WantedScores) 
     yield b'{"index":%d,"text":' % index
     yield orjson.dumps(transcript.text(index))
     yield b',"logprobs":'
-    if wanted.drawn is None:
+    if wanted.output is None:
         yield b"null"
     else:
         told = (prompt if wanted.echo else None, outputs)
-        yield from completion_logprobs_pieces((part for part in told if part is not None), wanted.drawn)
+        yield from completion_logprobs_pieces((part for part in told if part is not None), wanted.output)
     yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
     if wanted.prompt is not None:
         yield b',"prompt_logprobs":'

@@ -31,8 +31,8 @@ _LEAST = -9999.0
 def read_completion_scores(fields: Fields) -> WantedScores:
     """Return which logprobs a completion requests. Raises APIError."""
     # False requests nothing, as in chat, where the field is a flag.
-    drawn = None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
-    return WantedScores(drawn=drawn, prompt=_read_prompt_logprobs(fields), echo=fields.flag("echo"))
+    num_output = None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
+    return WantedScores(output=num_output, prompt=_read_prompt_logprobs(fields), echo=fields.flag("echo"))
 
 
 def read_chat_scores(fields: Fields) -> WantedScores:
@@ -41,7 +41,7 @@ def read_chat_scores(fields: Fields) -> WantedScores:
     num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
     if num_top and not is_wanted:
         raise bad_value("top_logprobs", "only allowed when `logprobs` is true")
-    return WantedScores(drawn=num_top if is_wanted else None, prompt=_read_prompt_logprobs(fields))
+    return WantedScores(output=num_top if is_wanted else None, prompt=_read_prompt_logprobs(fields))
 
 
 def _read_prompt_logprobs(fields: Fields) -> int | None:

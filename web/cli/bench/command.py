@@ -28,7 +28,7 @@ from .collector import calm_collector
 from .datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
 from .discovery import DiscoveryError, find_model, find_vocab_size
 from .generated import Kind
-from .load import LoadResult, run_load
+from .load_generator import LoadResult, run_load
 from .prompts import Wording
 from .render import render_csv, render_table
 from .report import describe_requests, summarize

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .arguments import CHAT
 from .files import CustomFile, TraceFile
 from .generated import Kind, MultiTurn, RandomPrompts, SharedPrefixes
-from .load import arrival_times_s
+from .load_generator import arrival_times_s
 from .prompts import WORDS, Lengths, TokenRange, Wording
 from .workload import Workload
 

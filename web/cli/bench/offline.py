@@ -26,7 +26,7 @@ from .answer import Outcome
 from .collector import calm_collector
 from .datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload
 from .engine import Engine, open_engine
-from .load import run_load
+from .load_generator import run_load
 from .offline_arguments import Offline, parse_offline
 from .prompts import TokenRange, draw_ids
 from .report import summarize

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from .answer import Outcome
-from .load import Answered, LoadResult
+from .load_generator import Answered, LoadResult
 
 
 def _ttfts_s(outcomes: Iterable[Outcome]) -> list[float]:

@@ -11,7 +11,7 @@ from tests.web.fakes import INFO, Client, FakeDesk
 
 
 async def test_models() -> None:
-    """Every name that may be asked for is listed, each with what clients plan by."""
+    """`GET /v1/models` lists every served name with the fields that clients rely on."""
     client = Client(make_app(FakeDesk()))
     exchange, answer = await client.get("/v1/models")
     assert exchange.status == 200 and answer["object"] == "list"
@@ -24,7 +24,7 @@ async def test_models() -> None:
 
 
 async def test_unknown_model() -> None:
-    """404 in the shape of the API."""
+    """An unknown model is a 404 in the shape of the API."""
     exchange, answer = await Client(make_app(FakeDesk())).get("/v1/models/huge")
     assert exchange.status == 404 and answer["error"]["code"] == "model_not_found"
 
@@ -40,7 +40,7 @@ async def test_unknown_model() -> None:
     ],
 )
 async def test_probes(state: State, health: int, ready: int) -> None:
-    """Health and readiness are what the supervisor knows; a 503 says when to come back."""
+    """Health and readiness come from the supervisor; a 503 has Retry-After."""
     client = Client(make_app(FakeDesk(state=state)))
     for path, status in (("/health", health), ("/ready", ready), ("/ping", health)):
         exchange, answer = await client.get(path)
@@ -50,7 +50,7 @@ async def test_probes(state: State, health: int, ready: int) -> None:
 
 
 async def test_metrics() -> None:
-    """The desk's text goes out as it is, with the type that scrapers look for."""
+    """The metrics text is sent unchanged, with the content type that scrapers expect."""
     async with Client(make_app(FakeDesk())).open("GET", "/metrics") as exchange:
         assert await exchange.wait_started() == 200
         assert exchange.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -58,7 +58,7 @@ async def test_metrics() -> None:
 
 
 async def test_server_info() -> None:
-    """What is served, with what, and by which incarnation."""
+    """`/server_info` shows the models, the settings and the incarnation."""
     _, answer = await Client(make_app(FakeDesk())).get("/server_info")
     assert answer["model"] == "org/tiny" and answer["state"] == "ready" and answer["incarnation"] == 1
     assert answer["kv_cache"] == {"num_blocks": 128, "block_size": 16}

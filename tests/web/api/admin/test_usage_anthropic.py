@@ -66,7 +66,8 @@ async def test_one_bucket() -> None:
 
 
 async def test_whole_buckets() -> None:
-    """The start goes back to its border, a bucket that ends after the end is left out, one that ends there is not."""
+    """The start is rounded down to a boundary; a bucket that ends after the end is left out, one that ends there is
+    not."""
     client = client_of(BookSource([at(0), at(DAY - 0.001), at(DAY)]))
     buckets = await report(client, starting_at="2025-06-01T13:00:00Z", ending_at="2025-06-03T00:00:00Z")
     assert spans(buckets) == [(START, "2025-06-02T00:00:00Z"), ("2025-06-02T00:00:00Z", "2025-06-03T00:00:00Z")]
@@ -75,8 +76,8 @@ async def test_whole_buckets() -> None:
     assert await report(client, starting_at="2025-06-01T10:00:00Z", ending_at="2025-06-01T20:00:00Z") == []
 
 
-async def test_borders() -> None:
-    """A request that closes on a border is in the bucket that begins there."""
+async def test_boundaries() -> None:
+    """A request that closes on a boundary is in the bucket that begins there."""
     client = client_of(BookSource([at(59.999), at(60), at(119.999), at(120)]))
     buckets = await report(client, bucket_width="1m", limit=3)
     assert outputs(buckets) == [10, 20, 10]
@@ -95,13 +96,13 @@ async def test_borders() -> None:
     ],
 )
 async def test_time_zones(start: str) -> None:
-    """Any offset may be sent; buckets and answers are in UTC."""
+    """Any offset is accepted; buckets and responses are in UTC."""
     buckets = await report(client_of(BookSource([at(0), at(3599.9)])), starting_at=start, bucket_width="1h", limit=1)
     assert spans(buckets) == [(START, "2025-06-01T01:00:00Z")] and outputs(buckets) == [20]
 
 
 async def test_until_now_and_in_the_future() -> None:
-    """The bucket that has begun is the last one; a start in the future has none."""
+    """The last bucket is the current one; a start in the future has none."""
     source = BookSource([at(NOW - MIDNIGHT - 1)])
     client = client_of(source)
     for end in ({}, {"ending_at": "2026-01-01T00:00:00Z"}):
@@ -169,7 +170,7 @@ async def test_groups_and_filters(form: str) -> None:
     assert [result["api_key_id"] for result in keys] == ["k1", "k2"]
 
     async def num(**filters: list[str]) -> int:
-        return sum(result["output_tokens"] for result in await results(**filters)) // 10
+        return int(sum(result["output_tokens"] for result in await results(**filters)) // 10)
 
     assert await num() == 3
     assert await num(workspace_ids=["acme", "nobody"]) == 2
@@ -252,8 +253,8 @@ async def test_retries_and_faults() -> None:
         assert result["output_tokens"] == num_tokens
 
 
-async def test_away() -> None:
-    """Anthropic's API says 529 where others say 503; its clients come back."""
+async def test_unavailable_ledger() -> None:
+    """An unavailable ledger is 529 instead of 503, with Retry-After."""
     source = BookSource(error=unavailable("The usage ledger cannot be read at the moment.", "ledger_unavailable"))
     exchange, answer = await client_of(source).get(f"{ANTHROPIC}?starting_at={START}")
     assert exchange.status == 529 and "retry-after" in exchange.headers

@@ -32,14 +32,14 @@ def test_pages_tile_the_range(name: str, since: int, num_widths: int, rest: int,
     assert all(0 < bucket.end - bucket.start <= width.width_s for bucket in buckets)
 
 
-def test_a_range_that_is_over_before_it_begins() -> None:
-    """It has no buckets, and nothing follows."""
+def test_empty_range() -> None:
+    """A range that ends before it begins has no buckets and no next page."""
     page = lay_out(WIDTHS["1h"], 7200, 3600, 5)
     assert (page.buckets, page.next_start, page.cursor) == ((), None, None)
 
 
-def test_borders_before_the_epoch_and_of_fractions() -> None:
-    """The border is at or before a time, never after it."""
+def test_boundaries_before_epoch_and_of_fractions() -> None:
+    """A boundary is at or before its time, never after it."""
     width = WIDTHS["1h"]
     assert [width.border(seconds) for seconds in (3599.999, 3600.0, 3600.001, -0.5)] == [0, 3600, 3600, -3600]
     assert width.next_border(3600.0) == 7200
@@ -59,15 +59,15 @@ def test_borders_before_the_epoch_and_of_fractions() -> None:
         "page_" + "M" * 999,
     ],
 )
-def test_a_cursor_that_is_none(cursor: str) -> None:
-    """Something else than a `next_page` (no base64, no number, no border, not behind the start) is refused by name."""
+def test_invalid_cursor(cursor: str) -> None:
+    """Anything but a `next_page` is refused by name."""
     with pytest.raises(APIError) as refused:
         start_of(cursor, WIDTHS["1h"], 0)
     assert (refused.value.status, refused.value.param) == (400, "page")
 
 
-def test_a_cursor_of_another_question() -> None:
-    """One that lies before the range, or on no border of its buckets, belongs to another question."""
+def test_cursor_of_another_query() -> None:
+    """A cursor before the range, or on no bucket boundary, belongs to another query."""
     cursor = lay_out(WIDTHS["1m"], 0, 7200, 1).cursor
     assert cursor is not None and start_of(cursor, WIDTHS["1m"], 0) == 60
     for width, since in ((WIDTHS["1h"], 0), (WIDTHS["1m"], 60), (WIDTHS["1m"], 3600)):

@@ -83,8 +83,8 @@ async def test_one_bucket() -> None:
     }
 
 
-async def test_borders() -> None:
-    """A bucket begins with its first moment and ends before the next one's; so does the range."""
+async def test_boundaries() -> None:
+    """A bucket includes its first moment and excludes the first moment of the next; so does the range."""
     last_moment = math.nextafter(MIDNIGHT + DAY, 0) - MIDNIGHT
     source = BookSource([at(-0.001), at(0), at(last_moment), at(DAY), at(2 * DAY - 0.001), at(2 * DAY)])
     client = client_of(source)
@@ -96,7 +96,7 @@ async def test_borders() -> None:
 
 
 async def test_alignment() -> None:
-    """Borders are those of UTC; the first bucket begins at start_time and the last one ends at end_time."""
+    """Boundaries are those of UTC; the first bucket begins at start_time and the last one ends at end_time."""
     source = BookSource([at(9 * 3600), at(11 * 3600), at(25 * 3600), at(36 * 3600)])
     buckets = await report(client_of(source), start_time=MIDNIGHT + 10 * 3600, end_time=MIDNIGHT + 36 * 3600)
     assert spans(buckets) == [(10 * 3600, DAY), (DAY, 36 * 3600)]
@@ -105,8 +105,8 @@ async def test_alignment() -> None:
     assert spans(buckets) == [(59, 60), (60, 61)]
 
 
-async def test_empty_buckets_are_there() -> None:
-    """A day without requests is a bucket without results, so that a chart has no holes."""
+async def test_empty_buckets_are_listed() -> None:
+    """A day without requests is a bucket without results, so that a chart has no gaps."""
     source = BookSource([at(0), at(3 * DAY)])
     buckets = await report(client_of(source), end_time=MIDNIGHT + 5 * DAY, group_by=["model"])
     assert spans(buckets) == [(day * DAY, (day + 1) * DAY) for day in range(5)]
@@ -123,7 +123,7 @@ async def test_until_now() -> None:
 
 
 async def test_start_in_the_future() -> None:
-    """Nothing has happened there: no buckets, no pages, and the ledger is not asked."""
+    """A range in the future has no buckets and no pages, and the ledger is not read."""
     source = BookSource([at(0)])
     answer = await ask(client_of(source), OPENAI, {"start_time": NOW + DAY})
     assert answer == {"object": "page", "data": [], "has_more": False, "next_page": None}
@@ -280,7 +280,7 @@ async def test_what_is_counted() -> None:
 
 
 async def test_retries_collapsed() -> None:
-    """Who asks for it is told of each request and its retries once; `count` is what is said without asking."""
+    """`collapse` counts each request and its retries once; the default is `count`."""
     source = BookSource([at(1, "r1"), at(2, "r2", retry_of="r1"), at(3, "r3", retry_of="r1"), at(4, "r4")])
 
     async def num(**parameters: str) -> int:
@@ -313,8 +313,8 @@ async def test_estimates_are_not_billed() -> None:
     assert result["input_uncached_tokens"] == 4 + 100 + 100
 
 
-async def test_away() -> None:
-    """A ledger that cannot be read is a 503 in OpenAI's shape that says when to come back."""
+async def test_unavailable_ledger() -> None:
+    """An unavailable ledger is a 503 in OpenAI's shape with Retry-After."""
     source = BookSource(error=unavailable("The usage ledger cannot be read at the moment.", "ledger_unavailable"))
     exchange, answer = await client_of(source).get(f"{OPENAI}?start_time={MIDNIGHT}")
     assert exchange.status == 503 and "retry-after" in exchange.headers

@@ -33,8 +33,8 @@ async def get(client: Client, path: str, tenant: str | None) -> tuple[int, Any]:
     return exchange.status, answer
 
 
-async def test_a_tenant_sees_its_own() -> None:
-    """Its numbers as the ledger has them, misses as its client was told, nothing of the chain."""
+async def test_tenant_sees_own_record() -> None:
+    """A tenant sees its numbers as in the ledger, misses as its client did, and nothing of the chain."""
     record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT, cached=Estimate(48), client_request_id="mine")
     record = attrs.evolve(record, fault=Fault.STEP_FAILED)
     status, shown = await get(keyed(BookSource([at(1, "req-0"), record])), "/v1/usage/req-1", "acme")
@@ -50,8 +50,8 @@ async def test_a_tenant_sees_its_own() -> None:
     assert "other_domain" not in str(shown)
 
 
-async def test_admins_see_all_of_all() -> None:
-    """Any tenant's record, where it stands in the chain, and that somebody else had the prompt in the cache."""
+async def test_admin_sees_all_records() -> None:
+    """An admin sees any tenant's record, its place in the chain, and `other_domain` misses."""
     record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT)
     for client, tenant in ((keyed(BookSource([record])), "ops"), (client_of(BookSource([record])), None)):
         status, shown = await get(client, "/v1/usage/req-1", tenant)
@@ -59,8 +59,8 @@ async def test_admins_see_all_of_all() -> None:
         assert shown["cache_misses"][0] == {"reason": "other_domain", "token": 48}
 
 
-async def test_what_is_somebody_elses_does_not_exist() -> None:
-    """The same 404, to the letter, for another tenant's record and for none at all; the alias of a client is no key."""
+async def test_other_tenants_record_is_not_found() -> None:
+    """Another tenant's record gives the same 404 as an unknown id; a client's own id is not accepted."""
     client = keyed(BookSource([at(5, "req-1", client_request_id="alias")]))
     answers = [await get(client, f"/v1/usage/{name}", "b") for name in ("req-1", "req-9")]
     assert answers[0] == answers[1]
@@ -69,8 +69,8 @@ async def test_what_is_somebody_elses_does_not_exist() -> None:
     assert (await get(client, "/v1/usage/req-1", "acme"))[0] == 200
 
 
-async def test_odd_names() -> None:
-    """Whatever stands in the path: an answer, and databases are not asked for what they cannot take."""
+async def test_odd_ids() -> None:
+    """Any path gets a response, and unprintable ids never reach a database."""
     source = BookSource([at(5, "req-1")])
     client = client_of(source)
     for path in (
@@ -86,8 +86,8 @@ async def test_odd_names() -> None:
 
 
 @pytest.mark.parametrize("path", [f"{OPENAI}?start_time=0", f"{ANTHROPIC}?starting_at=2025-06-01T00:00:00Z"])
-async def test_reports_are_for_admins(path: str) -> None:
-    """A tenant's key does not open them, no key neither; without keys the server is open."""
+async def test_reports_require_admin_key(path: str) -> None:
+    """Reports need an admin key; without keys the server is open."""
     source = BookSource([at(1)])
     assert [(await get(keyed(source), path, tenant))[0] for tenant in (None, "acme", "ops")] == [401, 403, 200]
     assert (await get(client_of(source), path, None))[0] == 200
@@ -95,8 +95,8 @@ async def test_reports_are_for_admins(path: str) -> None:
     assert ("type" in answer) == path.startswith(ANTHROPIC), "a refusal has the shape of the API that was asked"
 
 
-async def test_a_record_needs_a_key() -> None:
-    """Where there are keys, nobody looks without one."""
+async def test_record_requires_key() -> None:
+    """With keys configured, a record cannot be read without one."""
     source = BookSource([at(1, "req-1")])
     assert (await get(keyed(source), "/v1/usage/req-1", None))[0] == 401
     assert source.asked == []

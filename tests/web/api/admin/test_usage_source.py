@@ -87,8 +87,8 @@ def statements() -> Iterator[list[str]]:
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
-async def test_sql_counts_as_memory_does(template: Path, tmp_path: Path) -> None:
-    """The same reports from a database as from records in memory: groups, filters, borders, pages."""
+async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> None:
+    """Reports from a database equal those from records in memory: groups, filters, boundaries, pages."""
     kept = list(drawn(2000, 7))
     in_memory = client_of(BookSource(kept))
     in_database = client_of(LedgerUsage(copy_database(template, tmp_path / "data", kept)))
@@ -128,8 +128,8 @@ async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> Non
         assert took_s < 10.0
 
 
-async def test_what_is_not_loaded_yet(tmp_path: Path) -> None:
-    """A record is reported as soon as it is written, before any database has it, and once when it has."""
+async def test_records_not_yet_loaded(tmp_path: Path) -> None:
+    """A record is reported as soon as it is written, before it is in a database, and once afterwards."""
     data_dir = tmp_path / "data"
     client = client_of(LedgerUsage(data_dir), now=NOW)
 
@@ -162,8 +162,8 @@ async def test_no_ledger(tmp_path: Path) -> None:
     assert (await client.get(f"{OPENAI}?start_time=0"))[0].status == 200
 
 
-async def test_a_broken_database(template: Path, tmp_path: Path) -> None:
-    """One that breaks before a report is a 503, and so is one that breaks in the middle of it."""
+async def test_broken_database(template: Path, tmp_path: Path) -> None:
+    """A database that breaks before or during a report gives a 503."""
     data_dir = copy_database(template, tmp_path / "data", [])
     for breaks in (
         lambda: lose_the_table(data_dir),
@@ -202,8 +202,8 @@ async def wait_until(look: Any) -> None:
             await trio.lowlevel.checkpoint()
 
 
-async def test_few_at_a_time(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two read, four wait, the next is turned away at once; the loop goes on meanwhile."""
+async def test_reads_are_limited(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two reads run, four wait, the next is refused at once; the loop is never blocked."""
     turnstile = Turnstile(monkeypatch)
     source = LedgerUsage(template, num_readers=2, max_waiting=4)
     num_answered = 0
@@ -226,8 +226,8 @@ async def test_few_at_a_time(template: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert num_answered == 6 and turnstile.most_inside == 2
 
 
-async def test_a_database_that_hangs(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is answered at the deadline; the thread that hangs keeps its place until it ends."""
+async def test_hanging_database(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gets its response at the deadline; the hanging thread keeps its slot until it ends."""
     turnstile = Turnstile(monkeypatch)
     source = LedgerUsage(template, num_readers=1, read_s=0.05)
     for _ in range(2):
@@ -239,8 +239,8 @@ async def test_a_database_that_hangs(template: Path, monkeypatch: pytest.MonkeyP
     await wait_until(lambda: turnstile.num_inside == 0)
 
 
-async def test_a_client_that_leaves(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the report that it asked for: its request ends at once."""
+async def test_client_disconnects(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request of a client that disconnects ends at once."""
     turnstile = Turnstile(monkeypatch)
     source = LedgerUsage(template)
     with trio.fail_after(10):

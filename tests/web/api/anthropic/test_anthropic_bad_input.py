@@ -126,7 +126,7 @@ IN_REQUEST: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "words"), IN_PROMPT + IN_REQUEST)
 async def test_refused(fields: dict[str, Any], words: str) -> None:
-    """400 in the API's shape, naming the field; nothing is opened."""
+    """400 in the API's shape that names the field; no request is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400
@@ -135,14 +135,14 @@ async def test_refused(fields: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(("fields", "words"), IN_PROMPT)
-async def test_not_counted_either(fields: dict[str, Any], words: str) -> None:
-    """What cannot be rendered is not counted, for the same reason."""
+async def test_counting_refuses_the_same(fields: dict[str, Any], words: str) -> None:
+    """What cannot be rendered cannot be counted, for the same reason."""
     exchange, answer = await Client(make_app(FakeDesk())).post(COUNT_PATH, body(**fields))
     assert exchange.status == 400 and words in answer["error"]["message"]
 
 
-async def test_what_a_client_wrote_is_not_quoted() -> None:
-    """A type is named up to a bound; nothing else of a bad field comes back."""
+async def test_client_input_is_not_quoted() -> None:
+    """A type is quoted up to a limit, and nothing else of an invalid field."""
     secret = "s" * 200
     for bad in (
         {"role": secret, "content": "x"},

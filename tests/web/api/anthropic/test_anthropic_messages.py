@@ -39,8 +39,8 @@ def desk_for(reason: FinishReason = FinishReason.STOP, match: str | None = None)
     return FakeDesk(says(*script(reason, match)))
 
 
-async def test_whole_answer() -> None:
-    """One message of the assistant with one text, under the name that was asked for, and usage whose parts add up."""
+async def test_whole_response() -> None:
+    """One assistant message with one text, under the requested model, with usage whose parts add up."""
     exchange, answer = await Client(make_app(desk_for())).post(PATH, body(model="org/tiny"))
     assert exchange.status == 200
     usage = answer.pop("usage")
@@ -68,8 +68,8 @@ async def test_whole_answer() -> None:
         (FinishReason.STOP, "END", ("stop_sequence", "END")),
     ],
 )
-async def test_why_it_stopped(reason: FinishReason, match: str | None, expected: tuple[str, str | None]) -> None:
-    """The same words, whole and streamed, and the stop string that was found."""
+async def test_stop_reasons(reason: FinishReason, match: str | None, expected: tuple[str, str | None]) -> None:
+    """The stop reason and stop string are the same, whole and streamed."""
     client = Client(make_app(desk_for(reason, match)))
     _, answer = await client.post(PATH, body())
     _, events = await stream(client, body())
@@ -79,7 +79,7 @@ async def test_why_it_stopped(reason: FinishReason, match: str | None, expected:
 
 
 async def test_stream() -> None:
-    """The events in their order; the first and the last usage agree in all but the output."""
+    """The events are in order; the first and last usage differ only in the output."""
     exchange, events = await stream(Client(make_app(desk_for())), body())
     assert exchange.headers["content-type"].startswith("text/event-stream")
     assert exchange.headers["request-id"] == "r1"
@@ -100,8 +100,8 @@ async def test_stream() -> None:
         assert usage["output_tokens"] == num_output
 
 
-async def test_a_text_that_shows_nothing() -> None:
-    """A token without text begins the message, and makes no delta."""
+async def test_token_without_text() -> None:
+    """A token without text begins the message and makes no delta."""
     empty = [STARTED, Delta(0, "", 1, None), Delta(0, "", 1, FinishReason.STOP), closed()]
     client = Client(make_app(FakeDesk(says(*empty))))
     _, events = await stream(client, body())
@@ -112,7 +112,7 @@ async def test_a_text_that_shows_nothing() -> None:
 
 
 async def test_nothing_is_sent_before_the_first_token(autojump_clock: trio.abc.Clock) -> None:
-    """`message_start` waits for it: what was written for the prompt may still grow. Meanwhile there are pings."""
+    """`message_start` waits for the first token, since cache writes may still grow; meanwhile there are pings."""
     desk = FakeDesk(says(Started(40, 16, 0)))
     app = make_app(desk, AppOptions(heartbeat_s=1.0))
     async with Client(app).open("POST", PATH, body(stream=True)) as exchange:
@@ -124,7 +124,7 @@ async def test_nothing_is_sent_before_the_first_token(autojump_clock: trio.abc.C
 
 
 async def test_error_in_mid_stream() -> None:
-    """An `error` event in the API's shape, and the end."""
+    """An `error` event in the API's shape, and then the end."""
     failed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), failed))
     exchange, events = await stream(Client(make_app(desk)), body())
@@ -152,7 +152,7 @@ async def test_error_in_mid_stream() -> None:
     ],
 )
 async def test_early_errors(streamed: bool, kind: ErrorKind, status: int, error_type: str) -> None:
-    """A request that could not start has a status of its own, in this API's shape and words."""
+    """A request that could not start has its own status, in this API's shape."""
     desk = FakeDesk(says(failure(kind, "because")))
     exchange, answer = await Client(make_app(desk)).post(PATH, body(stream=streamed))
     assert exchange.status == status
@@ -163,7 +163,7 @@ async def test_early_errors(streamed: bool, kind: ErrorKind, status: int, error_
 
 
 async def test_closed_desk() -> None:
-    """529 with Retry-After."""
+    """A closed desk is 529 with Retry-After."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, body())
     assert (exchange.status, exchange.headers["retry-after"]) == (529, "1")
     assert answer["error"] == {"type": "overloaded_error", "message": "draining"}
@@ -183,7 +183,7 @@ async def test_closed_desk() -> None:
     ],
 )
 async def test_shape_of_other_errors(method: str, path: str, sent: object, status: int, error_type: str) -> None:
-    """Whatever fails below this path fails in the words of this API."""
+    """All errors below this path have this API's shape."""
     app = make_app(FakeDesk(), AppOptions(max_body_bytes=1000))
     async with Client(app).open(method, path, sent) as exchange:
         answer = await exchange.json()
@@ -192,7 +192,7 @@ async def test_shape_of_other_errors(method: str, path: str, sent: object, statu
     assert answer["request_id"] == exchange.headers["request-id"] == "r1"
 
 
-async def test_a_client_that_leaves() -> None:
+async def test_client_disconnects() -> None:
     """Its ticket is left, once."""
     desk = FakeDesk(says(*script()[:2]))
     async with Client(make_app(desk)).open("POST", PATH, body(stream=True)) as exchange:
@@ -206,7 +206,7 @@ async def test_a_client_that_leaves() -> None:
 
 
 async def test_count_tokens() -> None:
-    """The desk is asked for the very prompt that would be served; no request is opened."""
+    """The desk counts the very prompt that would be served; no request is opened."""
     prompts: list[Prompt] = []
 
     def count(prompt: Prompt, param: str) -> int:
@@ -223,8 +223,8 @@ async def test_count_tokens() -> None:
     assert desk.ticket.encode.prompts == tuple(prompts)
 
 
-async def test_count_of_a_prompt_that_cannot_be_made() -> None:
-    """The tokenizer's reason, in this API's shape."""
+async def test_count_of_unrenderable_prompt() -> None:
+    """The tokenizer's error, in this API's shape."""
 
     def refuse(prompt: Prompt, param: str) -> int:
         raise PromptRefused(RequestError(ErrorKind.INVALID, "roles must alternate", param))
@@ -235,7 +235,7 @@ async def test_count_of_a_prompt_that_cannot_be_made() -> None:
 
 
 async def test_models() -> None:
-    """In this API's shape for a client that names its version, in OpenAI's for others."""
+    """Models have this API's shape for clients that send `anthropic-version`, OpenAI's for others."""
     client, version = Client(make_app(FakeDesk())), {"anthropic-version": "2023-06-01"}
     exchange, page = await client.get("/v1/models", version)
     assert exchange.headers["request-id"] == "r1"
@@ -251,7 +251,7 @@ async def test_models() -> None:
 
 
 async def test_unknown_betas_and_fields_are_ignored() -> None:
-    """What a newer client adds does not keep it from being served."""
+    """Unknown betas and fields do not prevent a request from being served."""
     headers = {"anthropic-beta": "interleaved-2030-01-01,other", "anthropic-version": "2023-06-01"}
     fields: dict[str, Any] = {"context_management": {"edits": []}, "service_tier": "auto", "novelty": [1]}
     # and fields of other APIs, with the values that ask for nothing

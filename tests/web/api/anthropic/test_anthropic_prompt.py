@@ -40,7 +40,7 @@ def said(role: str, content: str, **fields: Any) -> dict[str, Any]:
 
 
 async def test_system_and_turns() -> None:
-    """The system prompt comes first, blocks of text are joined as they are, turns of one role become one."""
+    """The system prompt comes first, text blocks are joined, consecutive turns of a role are merged."""
     messages = [
         said("user", "a"),
         {"role": "user", "content": [text("b"), text("c")]},
@@ -64,7 +64,7 @@ async def test_system_and_turns() -> None:
 
 
 async def test_prefill() -> None:
-    """A last message of the assistant is the beginning of the answer, an empty one too."""
+    """A final assistant message is the beginning of the response, even an empty one."""
     for content in ("It is", [text("It is")], ""):
         chat = await chat_of(messages=[said("user", "what?"), {"role": "assistant", "content": content}])
         assert chat.continue_final
@@ -72,7 +72,7 @@ async def test_prefill() -> None:
 
 
 async def test_tools_and_their_history() -> None:
-    """Tools, calls, results and thoughts are put in the words of chat templates."""
+    """Tools, calls, results and thinking take the form that chat templates expect."""
     schema = {"type": "object", "properties": {"town": {"type": "string"}}}
     tools = [
         {"name": "weather", "description": "Of a town.", "input_schema": schema, "strict": True},
@@ -113,7 +113,7 @@ async def test_tools_and_their_history() -> None:
 
 
 async def test_thinking_is_for_the_template() -> None:
-    """It is told whether to think only where the client says so."""
+    """The template variable is set only if the client sends `thinking`."""
     for thinking, kwargs in (
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}),
         ({"type": "adaptive"}, {"enable_thinking": True}),
@@ -123,7 +123,7 @@ async def test_thinking_is_for_the_template() -> None:
 
 
 async def test_sampling() -> None:
-    """Every field that says how tokens are drawn, and when to stop."""
+    """Every sampling field and stop condition reaches the engine."""
     encode = await encode_of(
         max_tokens=7, temperature=0.5, top_p=0.9, top_k=4, stop_sequences=["END", "\n"], metadata={"user_id": "u"}
     )
@@ -143,7 +143,7 @@ async def test_sampling() -> None:
 
 
 async def test_marks() -> None:
-    """Each marked block is marked where it ends, in the order of tools, system, messages."""
+    """Each marked block is marked at its end, in the order of tools, system, messages."""
     chat = await chat_of(
         tools=[{"name": "a", "input_schema": {}}, {"name": "b", "input_schema": {}, **LONG_MARK}],
         system=[text("one", **LONG_MARK), text(" two")],
@@ -174,8 +174,8 @@ async def test_marks_on_calls_and_results() -> None:
     assert chat.marks == (CallMark(SHORT, 1, 0), ContentMark(SHORT, 2, 2), ContentMark(SHORT, 2, 3))
 
 
-async def test_a_mark_on_the_whole_request() -> None:
-    """It marks the last block that can be; one that has the same mark already needs no other."""
+async def test_mark_on_whole_request() -> None:
+    """It marks the last block that can be marked, unless that has the same mark already."""
     assert (await chat_of(**MARK)).marks == (ContentMark(SHORT, 0, 2),)
     blocks = [{"role": "user", "content": [text("a"), text("b")]}]
     assert (await chat_of(messages=blocks, **LONG_MARK)).marks == (ContentMark(LONG, 0, 2),)
@@ -216,8 +216,8 @@ async def test_a_mark_on_the_whole_request() -> None:
         ),
     ],
 )
-async def test_bad_marks(fields: dict[str, Any], words: str) -> None:
-    """Each is refused by name, before anything is opened."""
+async def test_invalid_marks(fields: dict[str, Any], words: str) -> None:
+    """Each is refused by name, before a request is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400 and words in answer["error"]["message"]
@@ -227,8 +227,8 @@ async def test_bad_marks(fields: dict[str, Any], words: str) -> None:
 # ---------------------------------------------------------------- the billing header
 
 
-async def test_the_billing_header_is_not_rendered() -> None:
-    """Only as the first block of the system prompt; what stands beside it in a plain text stays."""
+async def test_billing_header_is_not_rendered() -> None:
+    """Only the first block of the system prompt is dropped; other text beside it stays."""
     alone = await chat_of(system=[BILLING])
     assert alone.messages == (said("user", "hi"),)
     for system in ([BILLING, text("be brief")], BILLING["text"] + "\nbe brief"):
@@ -239,8 +239,8 @@ async def test_the_billing_header_is_not_rendered() -> None:
     assert marked.marks == (ContentMark(SHORT, 0, 8),)
 
 
-async def test_the_billing_header_can_be_kept() -> None:
-    """`--keep-billing-header`."""
+async def test_billing_header_can_be_kept() -> None:
+    """`--keep-billing-header` renders it."""
     for system in ([BILLING, text("be brief")], BILLING["text"] + "be brief"):
         chat = await chat_of(AppOptions(keep_billing_header=True), system=system)
         assert chat.messages[0] == said("system", BILLING["text"] + "be brief")
@@ -250,8 +250,8 @@ def prompts_differ(one: Prompt, other: Prompt) -> bool:
     return one != other
 
 
-async def test_two_sessions_have_one_prompt() -> None:
-    """Their headers differ, and nothing else that is rendered does, unless the header is kept."""
+async def test_sessions_share_a_prompt() -> None:
+    """Sessions with different headers have the same prompt, unless the header is kept."""
     systems = [[text(f"x-anthropic-billing-header: cch={cch};"), text("be brief")] for cch in ("a", "b")]
     one, other = [await chat_of(system=system) for system in systems]
     assert not prompts_differ(one, other)

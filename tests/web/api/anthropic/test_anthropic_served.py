@@ -48,7 +48,7 @@ async def both(client: Client, asked: dict[str, Any]) -> tuple[dict[str, Any], l
 
 
 async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None:
-    """The text ends where the stop string begins, and the answer says which of them it was."""
+    """The text ends before the stop string, and the response says which one it was."""
     async with small_runtime() as client:
         whole, _ = await both(client, request())
         assert (whole["stop_reason"], whole["stop_sequence"], whole["usage"]["output_tokens"]) == (
@@ -66,7 +66,7 @@ async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
-    """The model's own end is none of the client's stop strings; its token is counted and not shown."""
+    """The model's own end is not a stop sequence; its token is counted and not shown."""
     dials = Dials(step_seconds=0.01, eos_after=3, eos_token_id=0)
     async with small_runtime(dials, eos_token_ids=(0,)) as client:
         ended, _ = await both(client, request(stop_sequences=["never said"]))
@@ -75,8 +75,8 @@ async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
 
 
-async def test_a_client_that_leaves(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing stays, and the request counts as cancelled."""
+async def test_client_disconnects(autojump_clock: trio.abc.Clock) -> None:
+    """Nothing remains, and the request counts as cancelled."""
     async with small_runtime() as client:
         async with over_http(client).open("POST", PATH, request(max_tokens=500, stream=True)) as exchange:
             await exchange.wait_started()
@@ -86,8 +86,8 @@ async def test_a_client_that_leaves(autojump_clock: trio.abc.Clock) -> None:
         assert samples(client)['requests_total{outcome="cancelled"}'] == 1
 
 
-async def test_a_step_that_fails(autojump_clock: trio.abc.Clock) -> None:
-    """Before the first token it is a 500, after it an `error` event and the end; both in this API's shape."""
+async def test_failing_step(autojump_clock: trio.abc.Clock) -> None:
+    """A 500 before the first token, an `error` event and the end after it, both in this API's shape."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials) as client:
         http = over_http(client)
@@ -110,7 +110,7 @@ async def test_a_step_that_fails(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
-    """The answer goes on where the last message ended, and has only what is new: the prompt is that of a completion."""
+    """The response continues the last message and contains only what is new, as a completion of it would."""
     async with small_runtime() as client:
         http = over_http(client)
         turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "It is a"}]
@@ -124,7 +124,7 @@ async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Clock) -> None:
-    """Their billing headers differ: two sessions share a prompt unless the header is kept."""
+    """Two sessions with different billing headers share a prompt, unless the header is kept."""
     async with small_runtime() as client:
         http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", keep_billing_header=keep)))
         hits = []
@@ -144,7 +144,7 @@ async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Cloc
 
 
 async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
-    """A count opens no account, reaches no engine and writes nothing; its number is that of the same body's usage."""
+    """A count opens no account, reaches no engine and writes nothing; it equals the usage of the same body."""
     tool = {"name": "weather", "description": "Of a town.", "input_schema": {"type": "object"}, **LONG_MARK}
     bodies = [
         request(),
@@ -163,8 +163,8 @@ async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
 
 
-async def test_a_prompt_without_end_can_be_counted(autojump_clock: trio.abc.Clock) -> None:
-    """Longer than the context: counted all the same, and refused when it is to be served, with the same number."""
+async def test_overlong_prompt_can_be_counted(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt beyond the context is counted, and refused with the same number when it is to be served."""
     async with small_runtime() as client:
         http = over_http(client)
         asked = request(LONG * 100)
@@ -219,8 +219,8 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
 
 
-async def test_the_first_event_has_final_numbers_of_a_prompt_in_many_chunks(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that takes several steps is written block by block: `message_start` has them all."""
+async def test_first_event_counts_all_chunks(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt prefilled in several steps has its final numbers in `message_start`."""
     async with small_runtime(max_num_batched_tokens=32) as client:
         asked = request([text(LONG * 10, **MARK)])
         async with over_http(client).open("POST", PATH, {**asked, "stream": True}) as exchange:
@@ -232,8 +232,8 @@ async def test_the_first_event_has_final_numbers_of_a_prompt_in_many_chunks(auto
         await settle(client)
 
 
-async def test_siblings_share_what_is_created(autojump_clock: trio.abc.Clock) -> None:
-    """Requests that begin alike at the same time: each token is created by one of them at most."""
+async def test_concurrent_requests_share_created_tokens(autojump_clock: trio.abc.Clock) -> None:
+    """Of concurrent requests with the same beginning, at most one creates each token."""
     async with small_runtime() as client:
         http = over_http(client)
         usages: list[dict[str, Any]] = []

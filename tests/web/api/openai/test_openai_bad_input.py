@@ -170,7 +170,7 @@ def body(path: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("path", "fields", "param", "message"), CASES)
 async def test_bad_fields(path: str, fields: dict[str, Any], param: str, message: str) -> None:
-    """400, the field's name, a message that names it too, and no ticket was opened."""
+    """400 with the field's name in `param` and message; no ticket is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, body(path, **fields))
     error = answer["error"]
@@ -198,7 +198,7 @@ NEUTRAL_CHAT = {
 
 @pytest.mark.parametrize(("path", "extra"), [(COMPLETIONS, NEUTRAL_COMPLETIONS), (CHAT, NEUTRAL_CHAT)])
 async def test_neutral_values_are_accepted(path: str, extra: dict[str, Any]) -> None:
-    """A field that asks for nothing is no reason to refuse, nor is one that nobody knows."""
+    """Neutral values of unsupported fields are accepted, as are unknown fields."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, body(path, **NEUTRAL_EITHER, **extra))
     assert exchange.status == 200, answer
 
@@ -224,7 +224,7 @@ async def test_neutral_values_are_accepted(path: str, extra: dict[str, Any]) -> 
     ],
 )
 async def test_bad_bodies(path: str, data: bytes, message: str) -> None:
-    """A body that is no JSON object is 400, also when it is only deep or only not UTF-8."""
+    """A body that is not a JSON object is 400, also if it is too deep or not UTF-8."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, data)
     assert exchange.status == 400
     assert message in answer["error"]["message"] and answer["error"]["param"] is None
@@ -232,7 +232,7 @@ async def test_bad_bodies(path: str, data: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense", ""])
 async def test_any_content_type(content_type: str) -> None:
-    """The body is JSON whatever it says it is."""
+    """The body is parsed as JSON whatever its content type."""
     client = Client(make_app(FakeDesk()))
     exchange, _ = await client.post(COMPLETIONS, body(COMPLETIONS), {"content-type": content_type})
     assert exchange.status == 200
@@ -240,14 +240,14 @@ async def test_any_content_type(content_type: str) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_unknown_model(path: str) -> None:
-    """404 with the code that clients look for; it comes before complaints about other fields."""
+    """404 with the expected code, before errors of other fields."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, {"model": "huge"})
     assert exchange.status == 404
     assert answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"
 
 
 async def test_unknown_route_and_method() -> None:
-    """404 and 405 have the same shape; 405 says what is allowed."""
+    """404 and 405 have the same shape; 405 has Allow."""
     client = Client(make_app(FakeDesk()))
     for path in ("/v1/nothing", "/v1//models", "/v1/completions/", "/"):
         exchange, answer = await client.get(path)

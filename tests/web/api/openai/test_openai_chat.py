@@ -20,8 +20,8 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
 
 
-async def test_whole_answer() -> None:
-    """One message of the assistant and the usage of the record."""
+async def test_whole_response() -> None:
+    """One assistant message and the usage of the record."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, body())
     assert exchange.status == 200
     assert answer["object"] == "chat.completion" and answer["id"] == "chatcmpl-r1"
@@ -65,7 +65,7 @@ async def test_continuous_usage() -> None:
 
 
 async def test_messages_reach_the_desk() -> None:
-    """Roles and names as sent, text parts joined, unknown fields of a message left behind."""
+    """Roles and names are passed on, text parts joined, unknown fields of a message dropped."""
     desk = FakeDesk()
     messages = [
         {"role": "system", "content": "be brief", "weight": 1},
@@ -104,14 +104,14 @@ async def test_messages_reach_the_desk() -> None:
     ],
 )
 async def test_limits(fields: dict[str, int], expected: int | None, param: str) -> None:
-    """The newer name wins; without either the context is the limit."""
+    """`max_completion_tokens` takes precedence; without a limit it is the context."""
     desk = FakeDesk()
     await Client(make_app(desk)).post(PATH, body(**fields))
     assert (desk.ticket.encode.max_tokens, desk.ticket.encode.max_tokens_param) == (expected, param)
 
 
 async def test_openai_types_know_every_field() -> None:
-    """The OpenAI client's own types accept the answer and every chunk, and find nothing they do not know."""
+    """OpenAI's types accept the response and every chunk, and find no unknown field."""
     client = Client(make_app(FakeDesk()))
     _, answer = await client.post(PATH, body())
     parsed = ChatCompletion.model_validate(answer)

@@ -34,8 +34,8 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "once", **fields}
 
 
-async def test_whole_answer() -> None:
-    """Text, finish reason and the usage of the record; the id is made from the server's."""
+async def test_whole_response() -> None:
+    """Text, finish reason and the usage of the record; the id contains the server's id."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body())
     assert exchange.status == 200
@@ -51,7 +51,7 @@ async def test_whole_answer() -> None:
 
 
 async def test_stream_without_usage() -> None:
-    """Nobody who did not ask finds usage in a stream; the finish reason rides on the last chunk."""
+    """Usage is sent only if requested; the last chunk has the finish reason."""
     exchange, chunks = await Client(make_app(FakeDesk())).stream(PATH, body(stream=True))
     assert exchange.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert exchange.headers["cache-control"] == "no-store"
@@ -65,7 +65,7 @@ async def test_stream_without_usage() -> None:
 
 
 async def test_stream_with_usage() -> None:
-    """Every chunk says null, a last one without choices says what a whole answer says."""
+    """Every chunk has null, and a last one without choices the usage of a whole response."""
     _, chunks = await Client(make_app(FakeDesk())).stream(
         PATH, body(stream=True, stream_options={"include_usage": True})
     )
@@ -76,14 +76,14 @@ async def test_stream_with_usage() -> None:
 
 
 async def test_always_include_usage() -> None:
-    """An operator can have usage in every stream."""
+    """The operator can include usage in every stream."""
     app = make_app(FakeDesk(), AppOptions(always_include_usage=True))
     _, chunks = await Client(app).stream(PATH, body(stream=True))
     assert chunks[-2]["usage"] == USAGE
 
 
 async def test_continuous_usage() -> None:
-    """Every chunk carries the sums so far, also those of a token that showed nothing; the record has the last word."""
+    """Every chunk has the sums so far, including tokens without text; the last one has the record's."""
     events = [
         Started(16, 0, 16),
         Delta(0, "a", 1, None),
@@ -116,7 +116,7 @@ async def test_continuous_usage() -> None:
 
 
 async def test_tiers() -> None:
-    """Those who ask see where the cached tokens lay; the parts add up, and what is nobody's is unattributed."""
+    """On request cached tokens are split by tier; they add up, and unknown ones are unattributed."""
     closed = Closed(record(cached_by_tier={"device": 16, "host": 8}), None)
     script = says(*hello()[:-1], closed)
     _, answer = await Client(make_app(FakeDesk(script))).post(PATH, body(return_cached_tokens_details=True))
@@ -125,7 +125,7 @@ async def test_tiers() -> None:
 
 
 async def test_zero_is_zero_and_disputed_is_answered() -> None:
-    """No cached token is 0, not null; a disputed account is the operator's matter, the client gets its numbers."""
+    """No cached token is 0, not null; a disputed account's numbers are reported as they are."""
     closed = Closed(record(cached_tokens=0, disputed=True), None)
     exchange, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(PATH, body())
     assert exchange.status == 200
@@ -133,7 +133,7 @@ async def test_zero_is_zero_and_disputed_is_answered() -> None:
 
 
 async def test_unknown_is_null() -> None:
-    """An engine that does not count leaves null, which is not 0."""
+    """An unknown count is null, not 0."""
     closed = Closed(record(cached_tokens=None, cache_write_tokens=None), None)
     _, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(PATH, body())
     details = answer["usage"]["prompt_tokens_details"]
@@ -142,7 +142,7 @@ async def test_unknown_is_null() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prompt_lists_and_choices(stream: bool) -> None:
-    """Choice n of prompt p stands at p * num_choices + n."""
+    """Choice n of prompt p has index p * num_choices + n."""
     desk = FakeDesk()
     client = Client(make_app(desk))
     request = body(prompt=["x", "y"], n=2)
@@ -161,7 +161,7 @@ async def test_prompt_lists_and_choices(stream: bool) -> None:
 
 
 async def test_stream_and_whole_agree() -> None:
-    """The same events give the same text, finish reason and usage either way."""
+    """The same events give the same text, finish reason and usage, streamed or not."""
     client = Client(make_app(FakeDesk()))
     _, whole = await client.post(PATH, body())
     _, chunks = await client.stream(PATH, body(stream=True, stream_options={"include_usage": True}))
@@ -182,7 +182,7 @@ async def test_stream_and_whole_agree() -> None:
     ],
 )
 async def test_prompt_forms(prompt: Any, expected: Any) -> None:
-    """All four forms of a prompt reach the tokenizer as what they are."""
+    """All four forms of a prompt reach the tokenizer."""
     desk = FakeDesk()
     await Client(make_app(desk)).post(PATH, body(prompt=prompt))
     assert desk.ticket.encode.prompts == expected
@@ -190,7 +190,7 @@ async def test_prompt_forms(prompt: Any, expected: Any) -> None:
 
 
 async def test_parameters_reach_the_desk() -> None:
-    """Every parameter arrives where it belongs; the endpoint and the server's id with them."""
+    """Every parameter reaches the desk, with the endpoint and the server's id."""
     desk = FakeDesk()
     request = body(
         temperature=0,
@@ -226,7 +226,7 @@ async def test_parameters_reach_the_desk() -> None:
 
 
 async def test_defaults() -> None:
-    """Null is as good as absent; without a seed each request gets its own."""
+    """Null means absent; without a seed each request gets its own."""
     desk = FakeDesk()
     client = Client(make_app(desk))
     await client.post(PATH, body(temperature=None, n=None, stop=None, stream=None, seed=None, stream_options=None))
@@ -239,7 +239,7 @@ async def test_defaults() -> None:
 
 
 async def test_openai_types_know_every_field() -> None:
-    """The OpenAI client's own types accept the answer and its chunks, and find nothing they do not know."""
+    """OpenAI's types accept the response and its chunks, and find no unknown field."""
     client = Client(make_app(FakeDesk()))
     _, answer = await client.post(PATH, body())
     _, chunks = await client.stream(PATH, body(stream=True, stream_options={"include_usage": True}))

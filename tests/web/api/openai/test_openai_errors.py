@@ -42,7 +42,7 @@ async def test_early_error_has_its_status(body: object, kind: ErrorKind, status:
 
 
 async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
-    """A request that is not answered in time gets a 504; one that is does not hear of the deadline."""
+    """A request that exceeds its deadline gets a 504; one that does not is unaffected."""
     late = FakeDesk(says())
     exchange, answer = await Client(make_app(late, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
     assert exchange.status == 504 and "longer than 5 seconds" in answer["error"]["message"]
@@ -52,8 +52,8 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
     assert exchange.status == 200 and early.ticket.expired_after_s is None
 
 
-async def test_error_in_mid_answer() -> None:
-    """A whole answer that failed half way is an error with a status, without the half that was made."""
+async def test_error_in_mid_response() -> None:
+    """A whole response that failed midway is an error with a status, without partial output."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
     exchange, answer = await Client(make_app(desk)).post(PATH, BODY)
@@ -62,7 +62,7 @@ async def test_error_in_mid_answer() -> None:
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 async def test_error_in_mid_stream(path: str) -> None:
-    """One error event, then [DONE], then the proper end; what came before it stands, usage does not follow."""
+    """One error event, then [DONE] and a proper end; earlier chunks stand, and no usage follows."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
     body = {**STREAM, "messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": True}}
@@ -77,7 +77,7 @@ async def test_error_in_mid_stream(path: str) -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
 async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
-    """Half an answer is never taken for a whole one, even if nobody said what went wrong."""
+    """A partial response is never taken for a complete one, even without a reason."""
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
     client = Client(make_app(desk))
     exchange, _ = await client.post(PATH, BODY)
@@ -87,7 +87,7 @@ async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
 
 
 async def test_closed_desk() -> None:
-    """503 with Retry-After, and what the desk says of itself."""
+    """503 with Retry-After and the desk's message."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, BODY)
     assert exchange.status == 503 and exchange.headers["retry-after"] == "1"
     assert answer["error"]["message"] == "draining"
@@ -95,7 +95,7 @@ async def test_closed_desk() -> None:
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_unexpected_exception(body: object) -> None:
-    """A bug is 500 in the same shape, says nothing of itself, and the ticket is left."""
+    """A bug is 500 in the same shape without details, and the ticket is left."""
     desk = FakeDesk(start_error=RuntimeError("a secret"))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == 500 and answer["error"]["type"] == "server_error"
@@ -103,8 +103,8 @@ async def test_unexpected_exception(body: object) -> None:
     assert desk.ticket.num_leaves == 1
 
 
-async def test_renderer_failure_stays_its_own() -> None:
-    """A text that cannot be encoded ends its own stream with an error; whoever put it sees no exception."""
+async def test_failing_writer_is_contained() -> None:
+    """A text that cannot be encoded ends its own stream with an error; the producer sees no exception."""
     desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
@@ -116,7 +116,7 @@ async def test_renderer_failure_stays_its_own() -> None:
 
 
 async def test_tokens_are_written_as_they_come() -> None:
-    """One write for what came together, one for each that came alone."""
+    """Tokens that arrive together are one write, others one each."""
     desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None), Delta(0, "b", 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
@@ -130,8 +130,8 @@ async def test_tokens_are_written_as_they_come() -> None:
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 @pytest.mark.parametrize("events", [(), (STARTED,), (STARTED, Delta(0, "a", 1, None))])
-async def test_client_that_leaves(body: object, events: tuple[Any, ...]) -> None:
-    """Whenever the client leaves, the ticket is left exactly once, and what comes later hurts nobody."""
+async def test_client_disconnects(body: object, events: tuple[Any, ...]) -> None:
+    """Whenever the client disconnects, the ticket is left exactly once, and later events do no harm."""
     desk = FakeDesk(says(*events))
     async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
         await trio.testing.wait_all_tasks_blocked()
@@ -145,7 +145,7 @@ async def test_client_that_leaves(body: object, events: tuple[Any, ...]) -> None
 
 
 async def test_client_that_does_not_read() -> None:
-    """A full backlog ends the request: it is cut without a proper end, and its ticket is left at once."""
+    """A full backlog ends the request: the stream is cut off, and its ticket is left at once."""
     desk = FakeDesk(says(STARTED))
     app = make_app(desk, AppOptions(sink_limit_bytes=2000))
     async with Client(app, buffer=0).open("POST", PATH, STREAM) as exchange:

@@ -58,8 +58,8 @@ def read_events(data: bytes) -> list[dict[str, Any]]:
     return events
 
 
-async def test_whole_answer() -> None:
-    """One message with its text, complete, and the usage of the record."""
+async def test_whole_response() -> None:
+    """One message with its text, completed, and the usage of the record."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
     assert exchange.status == 200
     assert (answer["id"], answer["object"], answer["status"]) == ("resp_r1", "response", "completed")
@@ -78,15 +78,15 @@ async def test_whole_answer() -> None:
 
 
 async def test_limit() -> None:
-    """An answer cut by its limit is incomplete, and so is its message; nothing else changes."""
+    """A response cut by its limit is incomplete, and so is its message."""
     _, answer = await Client(make_app(cut("Hel"))).post(PATH, BODY)
     assert answer["status"] == answer["output"][0]["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["usage"] == USAGE and answer["completed_at"] is None
 
 
-async def test_request_is_repeated() -> None:
-    """The object says what was asked, and what holds where nothing was; nothing is stored, whatever was asked."""
+async def test_request_is_echoed() -> None:
+    """The object repeats the request with its defaults; `store` is always false."""
     asked = {
         "instructions": "be brief", "max_output_tokens": 9, "metadata": {"a": "b"}, "parallel_tool_calls": False,
         "temperature": 0.5, "top_p": 0.25, "tool_choice": "none", "user": "u", "safety_identifier": "s",
@@ -100,7 +100,7 @@ async def test_request_is_repeated() -> None:
     assert answer["text"] == {"format": {"type": "text"}} and answer["truncation"] == "disabled"
 
 
-async def test_tiers_for_those_who_ask() -> None:
+async def test_tiers_on_request() -> None:
     """Cached tokens by tier and reasons of misses, as on the other endpoints."""
     _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, "return_cached_tokens_details": True})
     details = answer["usage"]["input_tokens_details"]
@@ -271,8 +271,8 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 @pytest.mark.parametrize("num_events", range(len(hello()) + 1))
-async def test_leaving(body: dict[str, Any], num_events: int) -> None:
-    """A client that leaves, whatever has come for it by then, leaves its ticket once, and no task stays."""
+async def test_client_disconnects(body: dict[str, Any], num_events: int) -> None:
+    """A client that disconnects at any event leaves its ticket once, and no task remains."""
     desk = FakeDesk(says(*hello()[:num_events]))
     num_tasks = trio.lowlevel.current_statistics().tasks_living
     with trio.fail_after(5):
@@ -284,8 +284,8 @@ async def test_leaving(body: dict[str, Any], num_events: int) -> None:
     assert desk.ticket.num_leaves == 1
 
 
-async def test_every_checkpoint() -> None:
-    """Cancelled before task step k, for every k until the request is through: each ticket that was opened is left."""
+async def test_cancellation_at_every_checkpoint() -> None:
+    """Cancelled at every task step in turn, a request leaves every ticket that it opened."""
     for body in (BODY, STREAM):
         k = 0
         cancelled = True

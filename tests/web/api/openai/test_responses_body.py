@@ -31,8 +31,8 @@ async def messages_of(**fields: Any) -> tuple[Any, ...]:
     return prompt.messages
 
 
-async def test_text() -> None:
-    """A text is one message of the user; instructions stand before it as the system's, empty ones nowhere."""
+async def test_string_input() -> None:
+    """A string is one user message; non-empty instructions precede it as the system message."""
     hi = {"role": "user", "content": "hi"}
     assert await messages_of() == (hi,)
     assert await messages_of(instructions="") == (hi,)
@@ -70,7 +70,7 @@ def called(name: str, arguments: Any) -> dict[str, Any]:
 
 
 async def test_calls_and_their_outputs() -> None:
-    """Calls join the assistant's message before them, or make one; arguments are objects wherever they can be read."""
+    """Calls are added to the preceding assistant message, or begin one; arguments are parsed if possible."""
     items = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "wait"},
@@ -96,7 +96,7 @@ async def test_calls_and_their_outputs() -> None:
 
 
 async def test_reasoning() -> None:
-    """What a model thought belongs to the message or the call that follows; an empty thought is nothing."""
+    """Reasoning belongs to the message or call that follows it; empty reasoning is dropped."""
 
     def thought(text: str) -> dict[str, Any]:
         return {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
@@ -153,7 +153,7 @@ NEUTRAL = {
 
 
 async def test_neutral_values_are_accepted() -> None:
-    """A field that asks for nothing, or only for what does not change the answer, is no reason to refuse."""
+    """Neutral values, and values that do not change the response, are accepted."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, body(**NEUTRAL))
     assert exchange.status == 200, answer
     for value in (False, True):
@@ -248,7 +248,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "param", "message"), BAD)
 async def test_bad_fields(fields: dict[str, Any], param: str, message: str) -> None:
-    """400, the field's name, a message that names it too, and no ticket was opened."""
+    """400 with the field's name in `param` and message; no ticket is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400, answer
@@ -270,7 +270,7 @@ async def test_unknown_model() -> None:
     [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")],
 )
 async def test_nothing_is_stored(method: str, path: str) -> None:
-    """Who asks for an earlier response is told that there are none to be had, not that the path is wrong."""
+    """Routes for an earlier response say that nothing is stored, instead of an unknown URL."""
     async with Client(make_app(FakeDesk())).open(method, f"{PATH}/resp_r1{path}") as exchange:
         answer = await exchange.json()
     assert exchange.status == 404

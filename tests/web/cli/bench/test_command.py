@@ -161,8 +161,8 @@ def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
         (Reply(200, "application/json", [b'{"data": []}']), "lists no model"),
     ],
 )
-def test_model_that_cannot_be_found(capsys: pytest.CaptureFixture[str], reply: Reply, complaint: str) -> None:
-    """The message says what was answered and which flag helps."""
+def test_model_not_found(capsys: pytest.CaptureFixture[str], reply: Reply, complaint: str) -> None:
+    """The message has the server's response and the flag that helps."""
     with serving(lambda request: reply) as server:
         assert run("--base-url", server.url, *SMALL) == 1
     output = capsys.readouterr()
@@ -232,8 +232,8 @@ def test_tools_reach_the_server(tmp_path: Path) -> None:
         (["--save-detailed"], "--save-result"),
     ],
 )
-def test_flags_that_do_not_go_together(capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str) -> None:
-    """They are refused before anything is asked."""
+def test_conflicting_flags(capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str) -> None:
+    """Conflicting flags are refused before any request is sent."""
     assert run("--base-url", "http://127.0.0.1:9", *flags) == 2
     assert complaint in capsys.readouterr().err
 
@@ -259,7 +259,7 @@ def test_flags_that_do_not_go_together(capsys: pytest.CaptureFixture[str], flags
         ("--metric-percentiles", "101"),
     ],
 )
-def test_flags_that_make_no_sense(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+def test_invalid_flags(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
     """The flag is named."""
     with pytest.raises(SystemExit) as ended:
         run(f"{flag}={value}")

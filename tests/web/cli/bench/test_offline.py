@@ -55,7 +55,7 @@ def test_flags_of_both_kinds() -> None:
         (["throughput", "--dataset-name", "trace"], "--dataset-path"),
     ],
 )
-def test_flags_that_make_no_sense(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, and the flag is named."""
     with pytest.raises(SystemExit, match="2"):
         parse_offline(flags)

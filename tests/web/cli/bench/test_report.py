@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quipu.web.cli.bench.answer import Failure, Outcome, ReportedUsage
-from quipu.web.cli.bench.load import Answered, LoadResult
+from quipu.web.cli.bench.load_generator import Answered, LoadResult
 from quipu.web.cli.bench.render import render_csv, render_table
 from quipu.web.cli.bench.report import METRICS, describe_requests, summarize
 

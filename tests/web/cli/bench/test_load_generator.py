@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from quipu.web.cli.bench.answer import Failure, Outcome, ReportedUsage
-from quipu.web.cli.bench.load import LoadResult, arrival_times_s, run_load
+from quipu.web.cli.bench.load_generator import LoadResult, arrival_times_s, run_load
 from quipu.web.cli.bench.workload import Ask, Conversation, Workload
 
 

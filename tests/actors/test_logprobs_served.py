@@ -1,7 +1,7 @@
-"""Logprobs, prompt logprobs and echo through every actor, over HTTP, on the fake executor.
+"""Logprobs, prompt logprobs and echo through every actor, over HTTP, with the fake backend.
 
-The fake's logprobs are made from the KV that it reads through the block tables, so one of a stale or foreign block, of
-a void step, or of another token would show. What a correct engine says is `prompt_scores` and `continuation_scores`.
+The fake computes logprobs from the KV that it reads through the block tables, so one from a stale or foreign block, a
+void step or another token would be noticed. `prompt_scores` and `continuation_scores` return what is correct.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 def by_id(scores: Scores) -> list[dict[str, Any]]:
-    """Scores in the shape of `prompt_logprobs`, without texts."""
+    """Return scores in the shape of `prompt_logprobs`, without texts."""
     told = []
     for at, token_id in enumerate(scores.token_ids):
         likeliest = enumerate(zip(scores.top_ids[at], scores.top_logprobs[at], strict=True), start=1)
@@ -50,7 +50,7 @@ def by_id(scores: Scores) -> list[dict[str, Any]]:
     return told
 
 
-def prompt_told(choice: dict[str, Any]) -> list[dict[str, Any]]:
+def prompt_logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
     first, *others = choice["prompt_logprobs"]
     assert first is None
     return [
@@ -59,8 +59,8 @@ def prompt_told(choice: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def assert_told(choice: dict[str, Any], prompt: list[int], count: int = 8) -> None:
-    """Every logprob of a completion with `logprobs` and `prompt_logprobs` is that of a correct engine."""
+def assert_logprobs(choice: dict[str, Any], prompt: list[int], count: int = 8) -> None:
+    """Check every logprob of a completion with `logprobs` and `prompt_logprobs`."""
     outputs = continuation_scores(prompt, count, 3)
     assert choice["logprobs"]["token_logprobs"] == outputs.logprobs
     assert choice["logprobs"]["tokens"] == list(map(one_by_one, outputs.token_ids))
@@ -73,7 +73,7 @@ def assert_told(choice: dict[str, Any], prompt: list[int], count: int = 8) -> No
         ):
             expected.setdefault(one_by_one(token_id), logprob)  # half characters look alike
         assert told == expected
-    assert prompt_told(choice) == by_id(prompt_scores(prompt, 2))
+    assert prompt_logprobs_of(choice) == by_id(prompt_scores(prompt, 2))
 
 
 @cache
@@ -88,7 +88,7 @@ def vocabulary() -> Vocabulary:
 
 
 async def test_outputs_cold_warm_and_streamed(autojump_clock: trio.abc.Clock) -> None:
-    """What is said of a token is the same with a cold and a warm cache, in chat as in completions, in any chunks."""
+    """Logprobs are the same with a cold and a warm cache, in chat and in completions, whole and streamed."""
     expected = continuation_scores(PROMPT, 8, 3)
     async with small_runtime() as client:
         cold, warm = [await post(client, PROMPT, logprobs=3) for _ in range(2)]
@@ -115,18 +115,18 @@ async def test_outputs_cold_warm_and_streamed(autojump_clock: trio.abc.Clock) ->
 
 
 @pytest.mark.parametrize("budget", [256, 64, 17, 5])
-async def test_prompts_in_chunks(autojump_clock: trio.abc.Clock, budget: int) -> None:
-    """Every prompt position is told once, whatever the chunks, cold and with everything cached; nothing is read."""
+async def test_prompts_computed_in_chunks(autojump_clock: trio.abc.Clock, budget: int) -> None:
+    """Every prompt position is scored once, whatever the chunks and the cache; no block is read."""
     async with small_runtime(max_num_batched_tokens=budget) as client:
         for _ in range(2):
             answer = await post(client, PROMPT, logprobs=3, prompt_logprobs=2)
-            assert_told(answer["choices"][0], PROMPT)
+            assert_logprobs(answer["choices"][0], PROMPT)
             assert cached(answer) == 0
         await settle(client)
 
 
-async def test_reads_nothing_and_still_writes(autojump_clock: trio.abc.Clock) -> None:
-    """Its blocks are found by others; those that were there stay somebody else's; the reason for the miss is named."""
+async def test_scored_prompt_reads_no_blocks_but_writes_them(autojump_clock: trio.abc.Clock) -> None:
+    """Other requests find its blocks; blocks cached already are not counted again; the miss has its reason."""
     details = {"return_cached_tokens_details": True}
     async with small_runtime() as client:
         writer = await post(client, PROMPT, prompt_logprobs=0, **details)
@@ -145,8 +145,8 @@ async def test_reads_nothing_and_still_writes(autojump_clock: trio.abc.Clock) ->
 
 
 @pytest.mark.parametrize("budget", [256, 24])
-async def test_preempted(autojump_clock: trio.abc.Clock, budget: int) -> None:
-    """Computed again after a preemption, in other chunks: nothing is told twice or lost, and nothing is read."""
+async def test_preempted_requests_with_logprobs(autojump_clock: trio.abc.Clock, budget: int) -> None:
+    """After a preemption, in other chunks, no logprob is missing or repeated, and no block is read."""
     prompts = [prompt_of(38 + 5 * index, seed=index) for index in range(4)]
     answers: dict[int, dict[str, Any]] = {}
     async with small_runtime(**TIGHT, max_num_batched_tokens=budget) as client:
@@ -164,24 +164,24 @@ async def test_preempted(autojump_clock: trio.abc.Clock, budget: int) -> None:
     assert counters["num_preemptions_total"] > 0, "the runtime was meant to be too small"
     assert counters["usage_disputed_total"] == 0
     for index, answer in answers.items():
-        assert_told(answer["choices"][0], prompts[index], 70)
+        assert_logprobs(answer["choices"][0], prompts[index], 70)
         assert cached(answer) == 0
 
 
-async def test_many_prompts_and_choices(autojump_clock: trio.abc.Clock) -> None:
-    """Each choice has its own, each prompt is told with each; usage sums the prompts once."""
+async def test_several_prompts_and_choices(autojump_clock: trio.abc.Clock) -> None:
+    """Each choice has its own logprobs and those of its prompt; usage counts each prompt once."""
     prompts = [PROMPT, prompt_of(33, seed=2), PROMPT]
     async with small_runtime() as client:
         answer = await post(client, prompts, n=2, logprobs=3, prompt_logprobs=2)
         await settle(client)
     assert len(answer["choices"]) == 6
     for index, choice in enumerate(answer["choices"]):
-        assert_told(choice, prompts[index // 2])
+        assert_logprobs(choice, prompts[index // 2])
     assert answer["usage"]["prompt_tokens"] == 133 and cached(answer) == 0
 
 
 async def test_echo(autojump_clock: trio.abc.Clock) -> None:
-    """The prompt, then what follows it; with logprobs of all of it but the first; beside requests that want neither."""
+    """The prompt and its continuation, with logprobs for all but the first token; a request beside it is unaffected."""
     async with small_runtime() as client:
         plain: list[dict[str, Any]] = []
 
@@ -208,8 +208,8 @@ async def test_echo(autojump_clock: trio.abc.Clock) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_scoring_a_prompt(autojump_clock: trio.abc.Clock, stream: bool) -> None:
-    """`max_tokens` 0: the prompt and its logprobs, no completion token in the text, the usage or the counters."""
+async def test_prompt_only(autojump_clock: trio.abc.Clock, stream: bool) -> None:
+    """With `max_tokens` 0 there is no completion token in the text, the usage or the metrics."""
     async with small_runtime() as client:
         fields = body(PROMPT, echo=True, logprobs=1, max_tokens=0)
         if stream:
@@ -229,8 +229,8 @@ async def test_scoring_a_prompt(autojump_clock: trio.abc.Clock, stream: bool) ->
     assert counters["generation_tokens_total"] == 0 and counters["usage_disputed_total"] == 0
 
 
-async def test_one_token_s_prompt(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt of one token has nothing that could be scored, and says so."""
+async def test_prompt_of_one_token(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt of one token has no logprobs but a null."""
     async with small_runtime() as client:
         answer = await post(client, [300], echo=True, logprobs=1, prompt_logprobs=1, max_tokens=1)
         await settle(client)
@@ -239,8 +239,8 @@ async def test_one_token_s_prompt(autojump_clock: trio.abc.Clock) -> None:
     assert choice["logprobs"]["token_logprobs"][0] is None and len(choice["logprobs"]["tokens"]) == 2
 
 
-async def test_stops(autojump_clock: trio.abc.Clock) -> None:
-    """Each completion token that is counted is told, the stop token and those of a stop string too, and no other."""
+async def test_logprobs_up_to_a_stop(autojump_clock: trio.abc.Clock) -> None:
+    """Exactly the counted completion tokens have logprobs, including the stop token and those of a stop string."""
     stop = text_of(continuation(PROMPT, 4))[-2:]
     async with small_runtime(Dials(step_seconds=0.01, eos_after=5), eos_token_ids=(0,)) as client:
         ended = await post(client, PROMPT, logprobs=0, max_tokens=20)
@@ -252,8 +252,8 @@ async def test_stops(autojump_clock: trio.abc.Clock) -> None:
     assert stop not in stopped["choices"][0]["text"] and stop in "".join(told)
 
 
-async def test_no_room_to_answer(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that fills the context leaves no room for the one token that has to be computed: 400, by name."""
+async def test_prompt_that_fills_the_context(autojump_clock: trio.abc.Clock) -> None:
+    """It is a 400 even with `max_tokens` 0, since one token is always sampled."""
     async with small_runtime(max_model_len=2 * BLOCK) as client:
         exchange, answer = await over_http(client).post(
             COMPLETIONS, body(prompt_of(2 * BLOCK), echo=True, max_tokens=0, logprobs=0)
@@ -265,7 +265,7 @@ async def test_no_room_to_answer(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_two_steps_in_one_report(autojump_clock: trio.abc.Clock) -> None:
-    """Tokens of several steps that come together keep their own scores; those of a forgotten sequence are nobody's."""
+    """Tokens of several steps in one message keep their own scores; those of unknown sequences are dropped."""
     deltas: list[ScoredDelta] = []
 
     class Outlet:
