@@ -15,7 +15,7 @@ import pytest
 from quipu.actors.shared.checkpoint import DEMO
 from tests.e2e.servers import Server, eventually, run_quipu, serving
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
-from tests.kernels_here import needs_kernels
+from tests.kernel_markers import needs_kernels
 
 FAST_BREAK = "not a number in a matrix"
 BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2

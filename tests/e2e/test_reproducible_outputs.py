@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.servers import Server, serving
-from tests.kernels_here import needs_kernels
+from tests.kernel_markers import needs_kernels
 
 pytestmark = needs_kernels
 
