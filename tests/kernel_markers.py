@@ -1,6 +1,6 @@
-"""The marker of tests that need the CPU kernels.
+"""The marker for tests that need the CPU kernels.
 
-A skip says what is missing: a compiler, or the processor's instructions.
+The reason of a skip says what is missing: a compiler, or processor instructions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ def _why_not() -> str:
     try:
         load_kernels()
     except CannotBuild as error:
-        return f"no CPU kernels here: {error}"
+        return f"no CPU kernels: {error}"
     return ""
 
 
 _missing = _why_not()
-needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)  # no compiler or no AVX2: the reason says which
+needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)
