@@ -132,7 +132,7 @@ class SimulatedEngine:
                 outgoing, preempted = action, False
             plan, report = outgoing.plan, outgoing.report
             if report is not None:
-                self._hear(report)
+                self._apply(report)
             if plan is not None:
                 self.plans.append(plan)
                 before, self._before = self._before, StepTime(self.scheduler_ns, self.manager_ns)
@@ -193,7 +193,7 @@ class SimulatedEngine:
                 proposal.candidate_num_prompt_tokens[index] = num_prompt_tokens
                 proposal.candidate_num_tokens[index] = num_prompt_tokens
 
-    def _hear(self, report: StepReport) -> None:
+    def _apply(self, report: StepReport) -> None:
         for sequence_id, number, reused in zip(
             report.admitted_ids, report.admitted_number, report.admitted_reused, strict=True
         ):
