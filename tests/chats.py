@@ -1,4 +1,4 @@
-"""Render and encode chats in tests, in this process."""
+"""Rendering and encoding chats in tests, in the test's own process."""
 
 from __future__ import annotations
 

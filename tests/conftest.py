@@ -1,4 +1,4 @@
-"""Settings of the whole suite: how deep hypothesis digs, no network, and logs that no test leaves to the next."""
+"""Settings of the whole suite: hypothesis profiles, no network, and log configuration restored after each test."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_tls_context() -> Iterator[None]:
-    """Every HTTP client loads 150 certificates, 20 ms of work, for a TLS that no test speaks: once is enough."""
+def shared_tls_context() -> Iterator[None]:
+    """Load the certificates only once: it takes 20 ms per HTTP client, and no test uses TLS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
 
 
 @pytest.fixture(autouse=True)
-def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test sets up for logs ends with it: a logger that remembered it would write to streams that are closed."""
+def restore_log_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo a test's structlog configuration: a logger that cached it would write to closed streams."""
     configure = structlog.configure
 
-    def configure_for_now(**settings: Any) -> None:
+    def configure_uncached(**settings: Any) -> None:
         configure(**{**settings, "cache_logger_on_first_use": False})
 
-    monkeypatch.setattr(structlog, "configure", configure_for_now)
+    monkeypatch.setattr(structlog, "configure", configure_uncached)
     yield
     structlog.reset_defaults()

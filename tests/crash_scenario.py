@@ -26,7 +26,7 @@ from tests.runtimes import Client, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 POINTS = ["unwritten", "written", "between effects", "at the send", "after the send", "done"]
-"""Moments of a message's way, in order."""
+"""Points in the handling of a message, in order."""
 TIGHT = {"num_blocks": 8, "max_model_len": 7 * 16, "watermark": 0.0, "max_num_batched_tokens": 64}
 TIMES = {"received_at", "admitted_at", "first_token_at", "closed_at", "request_id", "seed"}
 
@@ -133,7 +133,7 @@ def without_times(record: UsageRecord) -> dict[str, Any]:
 
 
 async def run_scenario(plan: CrashPlan, journal: KeptJournal | None = None) -> ScenarioResult:
-    """Streamed, plain, two choices, two prompts, preempted, one whose client leaves, one whose step fails."""
+    """Run the scenario: streamed, plain, two choices, two prompts, preempted, a client that leaves, a failing step."""
     told: dict[str, Any] = {}
     dials, journal = Dials(step_seconds=0.01), KeptJournal() if journal is None else journal
     runtime = small_runtime(
@@ -170,7 +170,7 @@ async def scenario(client: Client, dials: Dials, told: dict[str, Any]) -> None:
     await stream("streamed", CHAT, chat)
     await whole("plain", COMPLETIONS, body(prompt, max_tokens=3))
     async with trio.open_nursery() as nursery:
-        # the sequences of a request are planned together only if a step is running when they arrive
+        # sequences of one request are planned together only if a step is running when they arrive
         nursery.start_soon(whole, "busy", COMPLETIONS, body(prompt_of(9, seed=3), max_tokens=16))
         await trio.sleep(0.0253)
         await whole("choices", COMPLETIONS, body(prompt, max_tokens=3, n=2))

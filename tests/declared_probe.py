@@ -1,4 +1,4 @@
-"""Looks for a made-up engine setting and a made-up sampling field in a copy of the product; prints findings as JSON.
+"""Probe a copy of the product for a made-up engine setting and a made-up sampling field; print findings as JSON.
 
 Run by `test_declared_once.py` as a program, with a path on which `quipu` and `scripts` are the copy's.
 """
@@ -53,7 +53,7 @@ async def probe_setting(flag: str, name: str, value: str, bad_value: str) -> dic
 
 
 def parser_output(*arguments: str) -> str:
-    """What the parser prints before it ends the process."""
+    """Return what the parser prints before it exits."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         make_parser().parse_args(["serve", "demo", *arguments])

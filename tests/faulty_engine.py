@@ -41,30 +41,30 @@ NO_ADMISSIONS: dict[str, list[Any]] = {
 
 @attrs.define
 class EngineFaults:
-    """Which faults to inject. Counted in blocks unless said otherwise."""
+    """The faults to inject, counted in blocks unless noted otherwise."""
 
     over_read: int = 0
-    """The executor confirms this many more than its tags do."""
+    """The executor confirms this many more blocks than its tags do."""
     under_read: int = 0
-    """The executor confirms this many fewer."""
+    """The executor confirms this many fewer blocks."""
     over_copied: int = 0
-    """The executor reports this many copied tokens, although there was no block to copy from."""
+    """The executor reports this many additional copied tokens, for which no block was offered."""
     over_grant: int = 0
-    """The manager grants this many more than it found, which have other contents."""
+    """The manager grants this many blocks more than it found; they hold something else."""
     under_report: int = 0
-    """The manager reports this many fewer than it granted."""
+    """The manager records this many fewer blocks than it granted."""
     overwritten: bool = False
-    """Another pass writes to the first granted block without the manager's knowledge."""
+    """Another pass has overwritten the first granted block without the manager's knowledge."""
     lose: Callable[[StepReport], bool] | None = None
-    """Which reports to lose."""
+    """Matches reports to drop."""
     repeat: bool = False
     """Every report arrives twice."""
     spans_after_terminal: bool = False
-    """Computed spans are reported after the sequence's Terminal."""
+    """Spans arrive after the sequence's Terminal."""
     no_admissions: bool = False
-    """The admission columns are empty."""
+    """All columns of admissions are empty."""
     ragged: bool = False
-    """One of the admission columns is empty."""
+    """One column of admissions is empty."""
     num_injected: int = 0
     """Faults injected so far."""
 
@@ -125,7 +125,7 @@ def faulty_grant(
 
 
 class FaultyLink:
-    """The link to the web side. Changed reports are renumbered, unless their loss is to be noticed."""
+    """The link to the web side. Changed reports are renumbered, unless their loss must be detected."""
 
     def __init__(self, link: EngineLink, faults: EngineFaults) -> None:
         self._link = link

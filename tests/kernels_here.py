@@ -1,4 +1,4 @@
-"""The mark of tests that need the CPU kernels.
+"""The marker of tests that need the CPU kernels.
 
 A skip says what is missing: a compiler, or the processor's instructions.
 """

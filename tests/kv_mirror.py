@@ -1,6 +1,6 @@
-"""The other side of KV events: a `Mirror` built from them alone, and a `Subscriber` that fills one over real sockets.
+"""The consumer side of KV events: a `Mirror` built from them alone, and a `Subscriber` that fills one over sockets.
 
-Written against the wire form, not against our classes: payloads are decoded into plain lists and maps.
+Written against the wire format, not against quipu's classes: payloads are decoded into plain lists and dicts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import zmq
 from quipu.actors.shared.block_keys import chain_keys
 
 PATIENCE_S = 20.0
-"""How long a test waits for what must come; only a test that fails waits so long."""
+"""How long a test waits for a message; only a failing test waits this long."""
 END = b"\xff" * 8
 
 STORED = {
@@ -28,11 +28,11 @@ REMOVED = {"type", "block_hashes", "medium", "group_idx"}
 
 @attrs.define
 class Mirror:
-    """The contents of somebody's prefix cache, as far as events tell. Complains about any that cannot be true."""
+    """The contents of a prefix cache as reconstructed from its events. Asserts that events are consistent."""
 
     block_size: int
     blocks: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = attrs.field(factory=dict)
-    """(the key before it or None, its tokens), by key."""
+    """(parent key or None, tokens), by key."""
 
     def apply(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
@@ -48,7 +48,7 @@ class Mirror:
                     assert set(event) == {"type"}
                     self.blocks.clear()
                 case unknown:
-                    raise AssertionError(f"no such event: {unknown}")
+                    raise AssertionError(f"unknown event: {unknown}")
 
     def _store(self, keys: list[bytes], parent: bytes | None, tokens: list[int]) -> None:
         size = self.block_size
@@ -59,14 +59,14 @@ class Mirror:
             parent = key
 
     def check(self, roots: Collection[bytes] | None) -> None:
-        """Every key is the hash of its parent and tokens; a chain's first has one of `roots` (if known) before it."""
+        """Assert that every key is the hash of its parent and tokens, and that chains start at `roots`, if given."""
         for key, (parent, tokens) in self.blocks.items():
             assert roots is None or parent not in roots
             parents = roots if parent is None else [parent]
             assert parents is None or key in [chain_keys(p, tokens, self.block_size)[0] for p in parents]
 
     def prefix_of(self, tokens: list[int]) -> int:
-        """How many leading tokens would be found, looking from the start of any chain."""
+        """Return how many leading tokens would be found, starting from any chain's root."""
         found, parent = 0, None
         children = {(parent, block): key for key, (parent, block) in self.blocks.items()}
         while key := children.get((parent, tuple(tokens[found : found + self.block_size]))):
@@ -89,10 +89,10 @@ def decode(topic: bytes, number: bytes, payload: bytes) -> Batch:
 
 
 class Subscriber:
-    """Follows one publisher: notices gaps by the numbers, and fills them from the replay socket.
+    """Follows one publisher: detects gaps in the sequence numbers and fills them from the replay socket.
 
-    A new engine counts from 0 again, and may have got anywhere before its subscribers are connected to it. So whenever
-    the connection was lost, the last batch known is asked for again: another one in its place is another engine's.
+    A new engine counts from 0 again and may reach any number before its subscribers are connected. So whenever the
+    connection was lost, the last known batch is requested again: a different one under its number means a new engine.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str, block_size: int, topic: str = "") -> None:
@@ -100,11 +100,11 @@ class Subscriber:
         self.next_number = 0
         self.num_restarts = 0
         self.gaps: list[tuple[int, int]] = []
-        """(first missing, first that came)"""
+        """(first missing number, first received number)"""
         self._taken: dict[int, float] = {}
         """Times of the batches applied, by number."""
         self._began = 0.0
-        """Time of the engine's first batch; one from before that is from another engine."""
+        """Time of the engine's first batch; an earlier batch is from another engine."""
         self._was_lost = False
         self._context = zmq.Context()
         self._sub = self._context.socket(zmq.SUB)
@@ -119,17 +119,17 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def receive(self, timeout_s: float = PATIENCE_S) -> bool:
-        """Take one live batch, whatever it needs to make sense. False if none came in time."""
+        """Receive one live batch and fill any gap before it. Return False if none arrived in time."""
         if not self._sub.poll(timeout_s * 1000):
             return False
         self._follow(decode(*self._sub.recv_multipart()))
         return True
 
     def receive_while(self, wanted: Callable[[], bool], nudge: Callable[[], object] = lambda: None) -> None:
-        """Receive until something is no longer so; `nudge` makes the publisher say something, or does nothing."""
+        """Receive while `wanted` returns true; `nudge` may make the publisher send something."""
         deadline = time.monotonic() + PATIENCE_S
         while wanted():
-            assert time.monotonic() < deadline, "what was waited for did not come"
+            assert time.monotonic() < deadline, "the expected events did not arrive"
             nudge()
             self.receive(0.02)
 
@@ -143,7 +143,7 @@ class Subscriber:
         self._take(batch)
 
     def _catch_up(self, number: int) -> None:
-        """Ask for what is missing, and once more for the last that is not: if that has changed, so has the engine."""
+        """Request the missing batches and the last known one again: if that has changed, the engine is a new one."""
         kept = self.replay(max(0, self.next_number - 1))
         if self.next_number > 0 and (not kept or self._taken.get(kept[0].number) != kept[0].ts):
             self.num_restarts += 1
@@ -158,16 +158,16 @@ class Subscriber:
 
     def _take(self, batch: Batch) -> None:
         if self._taken.get(batch.number) == batch.ts or batch.ts < self._began:
-            return  # a replay has brought it already, or it came from an engine that is gone
+            return  # already received from a replay, or from an engine that is gone
         if batch.number == 0:
             self._began = batch.ts
-        assert batch.number == self.next_number, "a batch is lost for good"
+        assert batch.number == self.next_number, "a batch is lost permanently"
         self.mirror.apply(batch.events)
         self._taken[batch.number] = batch.ts
         self.next_number += 1
 
     def replay(self, start: int) -> list[Batch]:
-        """All that is kept from a number on."""
+        """Return all kept batches from number `start` on."""
         self._dealer.send_multipart((b"", start.to_bytes(8, "big")))
         batches: list[Any] = []
         while True:

@@ -1,7 +1,7 @@
-"""A real PostgreSQL for tests: a cluster of its own in a temporary folder, on a free port, stopped at the end.
+"""A real PostgreSQL for tests: its own cluster in a temporary folder, on a free port, stopped at the end.
 
-It refuses to run as root, so root runs it as another user. Where it cannot be had, the tests that need it are skipped,
-and the end of the test run says so in so many words.
+It refuses to run as root, so root runs it as another user. If it is not available, the tests that need it are skipped,
+and the summary of the test run warns about that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 class CannotRun(Exception):
-    """Why there is no PostgreSQL here."""
+    """PostgreSQL is not available; the message says why."""
 
 
 @attrs.define(eq=False)
@@ -38,14 +38,14 @@ class Postgres:
     folder: Path
     port: int
     user: str | None
-    """Whom it runs as; None: as ourselves."""
+    """User to run as; None: the current user."""
 
     def start(self) -> None:
         options = f"-c port={self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
         self._run("pg_ctl", "-D", self._data, "-l", f"{self.folder}/log", "-o", options, "-w", "-t", "60", "start")
 
     def stop(self) -> None:
-        """At once, as a crash would."""
+        """Stop immediately, like a crash."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
 
     def create(self) -> None:
@@ -57,7 +57,7 @@ class Postgres:
         )
 
     def new_database(self) -> str:
-        """An empty one; its URL."""
+        """Create an empty database and return its URL."""
         name = f"ledger_{next(_numbers)}"
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "quipu", name)
         return f"postgresql+psycopg://quipu:{PASSWORD}@127.0.0.1:{self.port}/{name}"
@@ -73,7 +73,7 @@ class Postgres:
             as_other["group"] = pwd.getpwnam(self.user).pw_gid
         environment = {"PATH": os.defpath, "PGPASSWORD": PASSWORD, "LC_ALL": "C"}
         log = self.folder / "output"
-        with log.open("wb") as output:  # not a pipe: the server would inherit it, and nobody would see its end
+        with log.open("wb") as output:  # not a pipe: the server would inherit it and keep it open
             done = subprocess.run(
                 command, cwd=self.folder, env=environment, stdout=output, stderr=output, check=False, **as_other
             )
@@ -99,7 +99,7 @@ def _user() -> str | None:
         except KeyError:
             continue
         return name
-    raise CannotRun("PostgreSQL refuses to run as root, and there is no other user")
+    raise CannotRun("PostgreSQL refuses to run as root, and there is no other user to run it as")
 
 
 def _free_port() -> int:
@@ -111,7 +111,7 @@ def _free_port() -> int:
 
 @pytest.fixture(scope="session")
 def postgres_cluster(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """One for the whole run. Skips, loudly, where there is none."""
+    """Start one cluster for the whole run; skip, with a warning in the summary, if that is not possible."""
     folder = Path(tempfile.mkdtemp(prefix="quipu-postgres-"))
     try:
         try:
@@ -131,7 +131,7 @@ def postgres_cluster(request: pytest.FixtureRequest) -> Iterator[Postgres]:
 
 @pytest.fixture
 def postgres(postgres_cluster: Postgres) -> Iterator[Postgres]:
-    """The cluster, running; running again afterwards, whatever a test did to it."""
+    """Provide the running cluster; start it again if a test stopped it."""
     yield postgres_cluster
     try:
         postgres_cluster.new_database()

@@ -1,4 +1,4 @@
-"""What tests of real processes share: waiting for what must happen, and whether a process has ended."""
+"""Helpers for tests of real processes: waiting for a condition, and whether a process has ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 PATIENCE_S = 20.0
-"""How long a test waits for what must happen; only a test that fails waits so long."""
+"""How long a test waits for a condition; only a failing test waits this long."""
 
 T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
-    """Look until there is something true to see, and return it. The one place where a test lets time pass."""
+    """Call `look` until it returns something true, and return that. This is the only place where a test sleeps."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
@@ -23,7 +23,7 @@ def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process is gone, or only waits for its parent to hear of it."""
+    """Return whether a process is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

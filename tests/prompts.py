@@ -1,4 +1,4 @@
-"""Prompts of token ids, for tests whose prompts must share nothing but what they mean to share."""
+"""Prompts of token ids, for tests whose prompts must share only what they intend to share."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import random
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """Return token ids that no other seed begins with."""
+    """Return random token ids; prompts of different seeds have no common prefix."""
     return random.Random(seed).choices(range(300, 4000), k=length)

@@ -63,7 +63,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "max_num_batched_tokens": 256,
         "eos_token_ids": (),
         "fake_step_seconds": 0.0,
-        "step_overhead_tokens": 0,  # small prompts wait for one another, too
+        "step_overhead_tokens": 0,  # even small prompts wait for one another
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
     for name, value in changes.items():
@@ -179,7 +179,7 @@ async def read_answer(ticket: RequestTicket) -> Answer:
                 case Started():
                     started.append(event)
                 case Delta():
-                    assert event.index not in reasons, "a choice went on after its finish reason"
+                    assert event.index not in reasons, "a choice continued after its finish reason"
                     texts[event.index] = texts.get(event.index, "") + event.text
                     if event.finish_reason is not None:
                         reasons[event.index] = event.finish_reason.value
@@ -188,7 +188,7 @@ async def read_answer(ticket: RequestTicket) -> Answer:
 
 
 kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)
-"""Those of the demo model take as long to load as all else of a small runtime; nothing in them changes."""
+"""Kept because the demo model's takes as long to load as the rest of a small runtime, and is immutable."""
 
 
 @asynccontextmanager

@@ -81,7 +81,7 @@ class Fail:
 
 Said = Admit | Compute | Write | Revise | Guess | Token | Fail
 Script = Callable[[Submit], Sequence[Sequence[Said]]]
-"""What is said of a sequence, report by report."""
+"""The entries about a sequence, report by report."""
 
 
 def tokens(count: int) -> list[list[Said]]:

@@ -1,4 +1,4 @@
-"""What the documents point to is there: paths of the tree, pages, and their headings."""
+"""What the documents refer to exists: paths, classes, constants, tests, pages and their headings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 FAULTS = "docs/faults.md"
-"""Its paths begin below `tests/`; `test_faults_page.py` looks for them."""
+"""Its paths are relative to `tests/`; `test_faults_page.py` checks them."""
 
 PRODUCT = ("actors", "kernels", "web")
 FOLDERS = ("actors", "bench", "docs", "kernels", "scripts", "src", "tests", "typings", "web")
@@ -25,19 +25,19 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def read(page: str) -> str:
-    """Return a page without its fenced code blocks, whose backticks and brackets mean other things."""
+    """Return a page without its fenced code blocks, in which backticks and brackets have other meanings."""
     return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
 
 
 def anchors_of(page: str) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ (.+)$", read(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != FAULTS])
 def test_paths_exist(page: str) -> None:
-    """Every path in backticks is a file or a folder of the tree, or a pattern that matches one."""
+    """Every path in backticks is a file or folder of the tree, or a pattern that matches one."""
     named = [name.partition("::")[0] for name in re.findall(r"`([^`]+)`", read(page))]
     paths = [name for name in named if PATH.fullmatch(name)]
     missing = [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
@@ -46,7 +46,7 @@ def test_paths_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", NAMING_CODE)
 def test_classes_exist(page: str) -> None:
-    """Every class in backticks is one of the product, and has the attribute that follows it."""
+    """Every class in backticks exists in the product, with the attribute that follows it."""
     sources = [path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
     for name in re.findall(r"`([^`]+)`", read(page)):
         owner, _, attribute = name.partition(".")
@@ -59,7 +59,7 @@ def test_classes_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", NAMING_CODE)
 def test_constants_exist(page: str) -> None:
-    """Every `module.CONSTANT` in backticks stands in a module of that name, every `MAX_…` in some module."""
+    """Every `module.CONSTANT` in backticks is in a module of that name, every `MAX_…` in some module."""
     named = re.findall(r"`(?:([a-z_0-9]+)\.)?([A-Z]+(?:_[A-Z]+)+)`", read(page))
     missing = [
         f"{module}.{constant}"
@@ -74,7 +74,7 @@ def test_constants_exist(page: str) -> None:
 
 
 def test_invariants_are_tested() -> None:
-    """Every test that `docs/engine.md` names beside an invariant is in the tests of the actors."""
+    """Every test that `docs/engine.md` names for an invariant is in the tests of the actors."""
     _, _, table = read("docs/engine.md").partition("## Invariants and their tests")
     names = [name for name in re.findall(r"`(\w+)", table) if name not in FOLDERS]
     assert names
@@ -83,8 +83,8 @@ def test_invariants_are_tested() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    """Every relative link leads to a file, and its fragment to a heading of that file."""
+def test_links_resolve(page: str) -> None:
+    """Every relative link points to a file, and its fragment to a heading of that file."""
     for target in LINK.findall(read(page)):
         if re.match(r"[a-z]+:", target):
             continue

@@ -1,4 +1,4 @@
-"""Engine settings and sampling fields are declared once: one line makes a new one parsed, bounded, sent and shown."""
+"""Engine settings and sampling fields are declared once: one line is enough to parse, bound, send and document one."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ ADDED = (
     # the backend that applies it
     ("kernels/batch.py", "    min_p: float = 0.0\n", "    made_up_share: float = 0.5\n"),
 )
-"""File, a line of it, and the line that is put before that."""
+"""File, an existing line, and the line to insert before it."""
 PROBED = (("--made-up-limit", "made_up_limit", "8", "10"), ("made_up_share", 0.25, 1.5))
 APIS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a copy of the product with a made-up setting and a made-up field does with them."""
+    """Probe a copy of the product in which a made-up setting and a made-up field are declared."""
     copy = tmp_path_factory.mktemp("copy")
     for name in (*FOLDERS, "src", "scripts"):
-        subprocess.run(["cp", "-a", str(ROOT / name), str(copy / name)], check=True)  # keeps the links
+        subprocess.run(["cp", "-a", str(ROOT / name), str(copy / name)], check=True)  # keeps symlinks
     for name, line, added in ADDED:
         text = (copy / name).read_text()
-        assert text.count(line) == 1, f"{name} has not one line {line!r}"
+        assert text.count(line) == 1, f"{name} does not have exactly one line {line!r}"
         (copy / name).write_text(text.replace(line, added + line))
     result = subprocess.run(
         [sys.executable, "-P", str(ROOT / "tests" / "declared_probe.py"), json.dumps(PROBED)],
@@ -62,7 +62,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_setting_has_a_flag(found: Any) -> None:
-    """The flag of a new setting is parsed, has the declared default and stands in `--help`."""
+    """The flag of a new setting is parsed, has the declared default and appears in `--help`."""
     assert found["setting"]["default"] == 7
     assert "--made-up-limit MADE_UP_LIMIT of nothing (default: 7)" in found["setting"]["help"]
 
@@ -94,7 +94,7 @@ def test_field_is_bounded(found: Any) -> None:
 
 
 def test_field_is_transported_and_shown(found: Any) -> None:
-    """Its value crosses the socket to the engine, and reaches a backend that has a place for it; documents show it."""
+    """Its value crosses the socket to the engine and reaches a backend that supports it; the documents list it."""
     assert found["field"]["received by the engine"] == 0.25
     assert found["field"]["given to the backend"] == 0.25
     assert found["field"]["documents"] == [
@@ -108,7 +108,7 @@ def test_documents_are_up_to_date() -> None:
 
 
 def test_defaults_are_within_bounds() -> None:
-    """What is declared as a default is a value that would be accepted."""
+    """Declared defaults are accepted values."""
     for setting in SETTINGS:
         assert not setting.choices or setting.default in setting.choices
     every: list[Setting | SamplingField] = [*SETTINGS, *SAMPLING_FIELDS]
@@ -127,19 +127,19 @@ NAMED_ELSEWHERE = {
 
 @pytest.mark.parametrize("name", sorted({field.name for field in SAMPLING_FIELDS} - NAMED_ELSEWHERE))
 def test_fields_are_named_once(name: str) -> None:
-    """Besides its declaration, a field that only changes the draw is named by the backends alone."""
+    """Apart from its declaration, a field that only affects sampling is named in the backends only."""
     assert files_with(name, "actors", "web", "bench/bodies.py") == [Path("actors/messages/sampling.py")]
 
 
 @pytest.mark.parametrize("flag", sorted(flag for setting in SETTINGS for flag in setting.flags))
 def test_flags_are_written_once(flag: str) -> None:
-    """A flag is a literal in its declaration and nowhere else; messages may mention it."""
+    """A flag is a literal in its declaration only; messages may mention it."""
     literals = [path for path in files_with(f'"{flag}"', *FOLDERS) if "bench" not in path.parts]
     assert literals == [Path("actors/config.py")]
 
 
 def files_with(text: str, *folders: str) -> list[Path]:
-    """The Python files of some folders that have a text, as whole words."""
+    """Return the Python files in `folders` that contain `text` as whole words."""
     whole = re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
     return sorted(
         path.relative_to(ROOT)

@@ -1,4 +1,4 @@
-"""Each row of docs/faults.md names a test, and the test is there: a renamed one takes its promise along."""
+"""Each row of docs/faults.md names a test, and that test exists: renaming a test requires updating the page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [row for row in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines() if row.startswith("| ")]
-PROMISES = [row for row in ROWS if not row.startswith("| fault ")]
+FAULTS = [row for row in ROWS if not row.startswith("| fault ")]
 
 
-@pytest.mark.parametrize("row", PROMISES, ids=lambda row: row.split("|")[1].strip())
-def test_its_test_is_there(row: str) -> None:
-    """Every name in the last column is a file of tests, or a function in it."""
+@pytest.mark.parametrize("row", FAULTS, ids=lambda row: row.split("|")[1].strip())
+def test_named_tests_exist(row: str) -> None:
+    """Every name in the last column is a test file, or a function in one."""
     names = re.findall(r"`([^`]+)`", row.split("|")[-2])
     assert names
     for name in names:

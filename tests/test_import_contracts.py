@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml: each of them finds a violation that is planted in a copy of the sources."""
+"""The import contracts of pyproject.toml: each detects a violation that is planted in a copy of the sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTRACTS = {
 
 @attrs.frozen
 class Plant:
-    """New files that break a contract, and what the linter must say about them under the contract's name."""
+    """New files that break a contract, and what the linter must report under the contract's name."""
 
     files: Mapping[str, str]
     complaint: str
@@ -79,7 +79,7 @@ PLANTS = {
         one_import("web.request.planted_auth", "quipu.web.auth.keys"),
     ],
     "no-circles": [
-        Plant(  # of two modules
+        Plant(  # between two modules
             {
                 "web/http/planted/__init__.py": "",
                 "web/http/planted/one.py": "from . import two\n",
@@ -87,7 +87,7 @@ PLANTS = {
             },
             "No cycles are allowed in quipu.web.http.planted.",
         ),
-        Plant(  # of two rooms, none of whose modules is in a circle
+        Plant(  # between two packages whose modules have no cycle
             {
                 "kernels/cpu/planted/__init__.py": "",
                 "kernels/cpu/planted/left/__init__.py": "",
@@ -104,7 +104,7 @@ PLANTS = {
 
 
 def complaints(copy: Path) -> dict[str, str]:
-    """Run the linter in `copy`; return what it says about each broken contract, by the contract's name."""
+    """Run the linter in `copy`; return its report on each broken contract, by the contract's name."""
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     result = subprocess.run(
         [sys.executable, "-c", command, "--no-cache"],
@@ -121,7 +121,7 @@ def complaints(copy: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources: `src/quipu` leads to the three folders of the copy."""
+    """Make a copy of the sources, in which `src/quipu` links to the copy's three folders."""
     copy = tmp_path_factory.mktemp("copy")
     for name in ("actors", "kernels", "web", "src"):
         shutil.copytree(
@@ -138,7 +138,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(copy: Path) -> dict[str, str]:
-    """What the linter says of a copy in which every violation of `PLANTS` is planted."""
+    """Run the linter on a copy in which every violation of `PLANTS` is planted."""
     for plant in [plant for plants in PLANTS.values() for plant in plants]:
         for name, text in plant.files.items():
             (copy / name).parent.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ def found(copy: Path) -> dict[str, str]:
 
 
 def test_every_contract_has_a_planted_violation() -> None:
-    """A contract that is added to pyproject.toml without a violation in `PLANTS` fails here."""
+    """Every contract in pyproject.toml has a violation in `PLANTS`."""
     assert set(PLANTS) == set(CONTRACTS)
 
 
@@ -165,8 +165,8 @@ def test_planted_violation_is_found(found: dict[str, str], contract: str, plant:
     [("actors-layers", "actors"), ("kernels-layers", "kernels"), ("web-layers", "web"), ("apis-apart", "web/api")],
     ids=["actors", "kernels", "web", "api"],
 )
-def test_new_room_must_be_given_a_layer(copy: Path, contract: str, folder: str) -> None:
-    """A room that no layer names breaks the contract of its folder."""
+def test_new_package_needs_a_layer(copy: Path, contract: str, folder: str) -> None:
+    """A package that no layer names breaks the contract of its folder."""
     room = copy / folder / "planted_room"
     room.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""The repository as it lies on disk: links, versions, what is compiled, and what the web process loads."""
+"""The repository layout: symlinks, versions, the native module, and what the web process imports."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.parametrize("name", ["actors", "kernels", "web"])
 def test_links(name: str) -> None:
-    """The three folders are reached as `quipu.<name>` through committed relative links, and only so."""
+    """The three folders are importable as `quipu.<name>` through committed relative symlinks, and only that way."""
     link = ROOT / "src" / "quipu" / name
     assert link.is_symlink()
     assert link.readlink() == Path("..") / ".." / name
     assert link.resolve() == ROOT / name
-    assert not (ROOT / name / "__init__.py").exists(), "a top-level package of that name would be picked up by others"
+    assert not (ROOT / name / "__init__.py").exists(), "it must not be importable as a top-level package"
 
 
 def test_versions_agree() -> None:
-    """The package and its metadata tell one version."""
+    """The package, its metadata and the changelog have the same version."""
     import tomllib
 
     import quipu
@@ -35,9 +35,9 @@ def test_versions_agree() -> None:
     assert quipu.__version__ in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here: the core runs in Python")
-def test_what_can_be_compiled_is() -> None:
-    """Where there is a compiler, the installation has built the core's part in C, and the engine uses it."""
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler: the engine runs in pure Python")
+def test_native_module_is_used() -> None:
+    """If there is a compiler, the installation has built the C module and the engine uses it."""
     code = """
         import sys
         from quipu.actors.shared.block_keys import chain_keys, chain_keys_in_python
@@ -52,8 +52,8 @@ def test_what_can_be_compiled_is() -> None:
         assert subprocess.run(command, env=environment, check=False).returncode == expected
 
 
-def test_web_side_never_loads_torch() -> None:
-    """Importing everything that the web process runs leaves torch outside."""
+def test_web_process_does_not_load_torch() -> None:
+    """Importing everything that the web process runs does not import torch."""
     code = """
         import sys
         import quipu.actors.wiring, quipu.web.cli.cli, quipu.web.app, quipu.web.http.server

@@ -1,4 +1,4 @@
-"""Rules that every product file keeps: its size, how it imports, and that only an actor's `actor.py` waits."""
+"""Rules for every product file: its size, its import style, and that only an actor's `actor.py` is asynchronous."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTORS = ("tokenizer", "scheduler", "block_manager", "executor", "detokenizer", 
 LOOPS = {"trio", "anyio", "asyncio"}
 
 ABSOLUTE = {"actors/ledger/migrations/env.py": "Alembic runs this file by its path, outside any package"}
-"""Files whose imports of their own folder may be absolute, and why."""
+"""Files that may import their own folder absolutely, and why."""
 
 REPEATED = {
     # what each room of its kind has
@@ -32,7 +32,7 @@ REPEATED = {
     # models, backends and what is asked of them
     "attention", "experts", "logprobs", "refusals", "sampler", "sampling", "scores",
 }  # fmt: skip
-"""Names that files of several rooms have because they mean the same thing there."""
+"""File names that occur in several folders because they mean the same thing there."""
 
 
 def name_of(path: Path) -> str:
@@ -40,7 +40,7 @@ def name_of(path: Path) -> str:
 
 
 def wrong_imports(source: str, name: str) -> Iterator[str]:
-    """Yield each import in file `name` that is absolute within its top folder, or relative beyond it."""
+    """Yield each import in file `name` that is absolute within its top folder, or relative across top folders."""
     top = name.partition("/")[0]
     depth = name.count("/")
     for node in ast.walk(ast.parse(source)):
@@ -59,7 +59,7 @@ def wrong_imports(source: str, name: str) -> Iterator[str]:
 
 
 def waits(source: str, name: str) -> Iterator[str]:
-    """Yield each line of `source` that knows an event loop; the signatures of a Protocol's methods do not count."""
+    """Yield each asynchronous line of `source`; the signatures of a Protocol's methods do not count."""
     tree = ast.parse(source)
     signatures = {
         method
@@ -82,15 +82,15 @@ def waits(source: str, name: str) -> Iterator[str]:
                 yield f"{name}: an async comprehension over {ast.unparse(node.iter)}"
 
 
-def test_no_file_is_longer_than_it_should_be() -> None:
-    """A product file has at most 300 lines: a longer one usually holds two ideas."""
+def test_file_sizes() -> None:
+    """A product file has at most 300 lines: a longer one usually has two subjects."""
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
     too_long = {name: length for name, length in lengths.items() if length > MAX_NUM_LINES and name not in LONGER}
-    assert not too_long, "divide these, or give a reason in LONGER"
+    assert not too_long, "split these, or give a reason in LONGER"
 
 
-def test_imports_are_relative_within_a_top_folder_and_absolute_across() -> None:
-    """A file means the same by whichever path an editor opened it: `actors/…` or `src/quipu/actors/…`."""
+def test_import_style() -> None:
+    """Imports are relative within a top folder and absolute across, so that a file resolves the same by either path."""
     wrong = [
         line
         for path in FILES
@@ -112,18 +112,18 @@ def test_imports_are_relative_within_a_top_folder_and_absolute_across() -> None:
     ],
 )
 def test_planted_imports_are_found(line: str) -> None:
-    """Every way to write a wrong import is seen, within functions too."""
+    """Every form of a wrong import is detected, also within functions."""
     assert list(wrong_imports(line, "actors/scheduler/planted.py"))
 
 
 @pytest.mark.parametrize("line", ["from ..messages import counts", "from . import x", "import quipu.kernels.batch"])
 def test_right_imports_pass(line: str) -> None:
-    """Relative within the top folder and absolute across is what the rule wants."""
+    """Relative imports within the top folder and absolute ones across pass."""
     assert not list(wrong_imports(line, "actors/scheduler/planted.py"))
 
 
 def test_only_actor_py_waits() -> None:
-    """Everything beside an actor's `actor.py` is synchronous: it can be read and tested without a loop."""
+    """Everything next to an actor's `actor.py` is synchronous: it can be read and tested without an event loop."""
     found = [
         line
         for actor in ACTORS
@@ -147,23 +147,23 @@ def test_only_actor_py_waits() -> None:
     ],
 )
 def test_planted_waits_are_found(source: str) -> None:
-    """Coroutines and loops are seen wherever they stand."""
+    """Coroutines and event loops are detected anywhere in a file."""
     assert list(waits(source, "planted.py"))
 
 
-def test_signatures_of_protocols_are_no_waits() -> None:
-    """A Protocol may declare what an actor awaits."""
+def test_protocol_signatures_are_allowed() -> None:
+    """A Protocol may declare methods that an actor awaits."""
     source = 'class Desk(Protocol):\n    async def wait(self) -> None:\n        """Wait for the reply."""\n'
     assert not list(waits(source, "planted.py"))
 
 
-def test_a_file_name_means_one_thing() -> None:
-    """Two rooms have files of one name only if both names mean the same (see `REPEATED`)."""
+def test_file_names_are_unique() -> None:
+    """Files in different folders share a name only if it means the same in both (see `REPEATED`)."""
     counted = Counter(path.stem for path in FILES)
     assert {stem for stem, number in counted.items() if number > 1} <= REPEATED
 
 
-def test_every_actor_has_its_room() -> None:
-    """The rooms that these rules are about are those that have an `actor.py`."""
+def test_every_actor_has_a_folder() -> None:
+    """The folders that these rules apply to are those with an `actor.py`."""
     rooms = {path.parent.name for path in (ROOT / "actors").glob("*/actor.py")}
     assert rooms == set(ACTORS)

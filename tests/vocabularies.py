@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer in tests: encoder, decoder and chat template, loaded as `wiring.py` loads them."""
+"""A checkpoint's tokenizer for tests: encoder, decoder and chat template, loaded as `wiring.py` loads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Vocabulary:
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The library's own object, as the reference."""
+        """The tokenizers library's object, as the reference."""
         return self.library.tokenizer
 
     def encode(self, text: str) -> list[int]:

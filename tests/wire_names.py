@@ -1,8 +1,8 @@
-"""Collects every name by which others know the server; `python -m tests.wire_names --write` writes the list of them.
+"""Collect every name that others know the server by; `python -m tests.wire_names --write` writes the list.
 
-Metrics, log events, fields of requests, answers and records, headers, codes of errors, flags, routes, variables of the
-environment: whoever runs, bills or asks a server relies on them, so none may change with the code behind it. The list
-is `wire_names.json`; `test_wire_names.py` compares it with what the code has now.
+Metrics, log events, fields of requests, responses and records, headers, error codes, flags, routes, environment
+variables: operators, billing and clients rely on them, so none may change along with the code. The list is
+`wire_names.json`; `test_wire_names.py` compares it with the current code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-# What is taken from the code by its path: all of it stands here, and in `tests/web/fakes.py`.
+# The only imports from the product, besides those of `tests/web/fakes.py`.
 from quipu.web.app import make_app
 from tests.web.fakes import FakeDesk
 from tests.wire_requests import request_fields
@@ -32,14 +32,14 @@ Names = dict[str, Any]
 
 
 class _Parser(Exception):
-    """Thrown out of a command by its parser, before it does anything."""
+    """Raised by a command's parser before the command does anything, to get the parser."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
 
 
 def collect(folder: Path) -> Names:
-    """All names, of this code and of a server that runs in `folder`."""
+    """Collect all names, from the code and from a server that runs in `folder`."""
     source = SourceNames(ROOT)
     return {
         "flags": flags(),
@@ -56,7 +56,7 @@ def collect(folder: Path) -> Names:
 
 
 def routes() -> list[str]:
-    """Every rule with the methods that are not the same everywhere."""
+    """Return every URL rule with its methods, except HEAD and OPTIONS."""
     app = make_app(FakeDesk(), usage=mock.Mock())
     return sorted(
         f"{' '.join(sorted((rule.methods or set()) - {'HEAD', 'OPTIONS'}))} {rule.rule}"
@@ -65,7 +65,7 @@ def routes() -> list[str]:
 
 
 def flags() -> Names:
-    """The flags of every subcommand with their kinds, choices and defaults."""
+    """Return the flags of every subcommand with their actions, choices and defaults."""
     main = _main()
     found: Names = {}
     for argv in (["serve"], ["bench", "serve"], ["bench", "latency"], ["bench", "throughput"]):
@@ -76,7 +76,7 @@ def flags() -> Names:
 
 
 def _main() -> Any:
-    """The command `quipu`, as an installation finds it."""
+    """Return the entry point of the command `quipu`."""
     module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["quipu"].partition(":")
     return getattr(import_module(module), name)
 
@@ -94,7 +94,7 @@ def _parser_of(main: Any, argv: list[str]) -> argparse.ArgumentParser:
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """A parser and those of its subcommands, by what has to be typed."""
+    """Yield a parser and those of its subcommands, with the command line that selects them."""
     yield parser.prog, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -105,7 +105,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 def _describe(action: argparse.Action) -> str:
     name = "/".join(action.option_strings) or action.dest
     kind = type(action)
-    is_ours = kind.__module__ != argparse.__name__  # what it is called is nobody's business
+    is_ours = kind.__module__ != argparse.__name__  # the name of the class is not part of the interface
     said = [name, "own action" if is_ours else kind.__name__.strip("_")] if action.option_strings else [name]
     if action.choices is not None:
         said.append(f"choices {' '.join(map(str, action.choices))}")
@@ -117,22 +117,24 @@ def _describe(action: argparse.Action) -> str:
 
 
 def flatten(names: Any, path: str = "") -> set[str]:
-    """One line a name: where it stands, and the name itself."""
+    """Return a line for each name: its place and the name."""
     if isinstance(names, dict):
         return {line for key, inner in names.items() for line in (f"{path}{key}", *flatten(inner, f"{path}{key}: "))}
     return {f"{path}{name}" for name in names}
 
 
 def differences(before: Names, now: Names) -> list[str]:
-    """What vanished from the list and what appeared, a line each."""
+    """Return a line for each removed and each added name."""
     old, new = flatten(before), flatten(now)
-    lines = [("vanished", line) for line in old - new] + [("appeared", line) for line in new - old]
+    lines = [("removed", line) for line in old - new] + [("added", line) for line in new - old]
     return [f"{what}: {line}" for what, line in sorted(lines, key=lambda pair: (pair[1], pair[0]))]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.wire_names", description="Names that others rely on.")
-    parser.add_argument("--write", action="store_true", help=f"write {LIST.name} anew (default: say what differs)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.wire_names", description="Collect the names that others rely on."
+    )
+    parser.add_argument("--write", action="store_true", help=f"rewrite {LIST.name} (default: print the differences)")
     is_writing = parser.parse_args().write
     with tempfile.TemporaryDirectory() as folder:
         names = collect(Path(folder))

@@ -1,9 +1,9 @@
-"""Which fields of a request's body the server knows, found by asking it: no table of the code is read.
+"""Find out which fields of a request body the server knows by sending requests: no table in the code is read.
 
-Every word of the source is sent as a field, many at a time, with a value that no field takes. What the answer names in
-`X-Quipu-Ignored-Fields` is not known; the others are refused, with a code that is kept, or accepted. The
-app alone is asked, in front of a desk without an engine: nothing is generated, and no socket is between. Used by
-`wire_names.py`.
+Every word of the source code is sent as a field, many at a time, with a value that no field accepts. Fields that the
+response names in `X-Quipu-Ignored-Fields` are unknown; the others are rejected, with a code that is recorded, or
+accepted. Requests go to the app directly, in front of a desk without an engine: nothing is generated, and there is no
+socket. Used by `wire_names.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.web.fakes import INFO, Client, Exchange, FakeDesk
 Body = dict[str, Any]
 HEADER = "x-quipu-ignored-fields"
 AT_ONCE = 16
-"""As many as the header names."""
+"""As many as the header can list."""
 ODD = {"no_field": 1}
-"""Neither a number, a text, a list, nor an object that means something."""
+"""Not a number, a string, a list or a meaningful object."""
 USER = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "r"}
@@ -35,12 +35,12 @@ TEXT = {"type": "text", "text": "x"}
 
 @attrs.frozen
 class Place:
-    """An object of a body, and how the server writes the path to it."""
+    """An object in a body, and the path under which the server reports it."""
 
     api: str
     path: str
     fill: Callable[[Body], Body]
-    """The body whose object has these fields."""
+    """Makes a body whose object has the given fields."""
 
 
 def _messages(*messages: Body) -> Body:
@@ -82,14 +82,14 @@ PLACES = (
 
 
 def request_fields(words: Iterable[str]) -> dict[str, list[str]]:
-    """By place, the fields that are known, each with what becomes of an odd value in it."""
+    """Return the known fields by place, each with the outcome of an odd value."""
     desk = FakeDesk(info=attrs.evolve(INFO, model_names=("demo",)))
     client = Client(make_app(desk))
 
     async def ask_everywhere() -> dict[str, list[str]]:
         return {f"/v1/{place.api} {place.path}".strip(): await _known(client, place, list(words)) for place in PLACES}
 
-    with capture_logs():  # a line a request is of no interest
+    with capture_logs():  # the log is of no interest
         return trio.run(ask_everywhere)
 
 
@@ -115,7 +115,7 @@ async def _known(client: Client, place: Place, words: list[str]) -> list[str]:
 
 
 async def _ask(client: Client, place: Place, batch: list[str]) -> tuple[Exchange, Any]:
-    """Ask with a body that has these fields; return the exchange and its JSON, None of a stream."""
+    """Send a body with these fields; return the exchange and its JSON, or None for a stream."""
     limit = "max_output_tokens" if place.api == "responses" else "max_tokens"
     body = {"model": "demo", limit: 1, **place.fill(dict.fromkeys(batch, ODD))}
     async with client.open("POST", f"/v1/{place.api}", body) as exchange:
@@ -125,7 +125,7 @@ async def _ask(client: Client, place: Place, batch: list[str]) -> tuple[Exchange
 
 
 def _named(error: Body, path: str, batch: list[str]) -> str | None:
-    """The field that an error is about; the only one there is, where it does not say."""
+    """Return the field that an error is about; if it does not say, the only one sent."""
     quoted = re.findall(r"`([^`]+)`", error["message"])
     for param in [error.get("param") or "", *quoted]:
         first = re.split(r"[.\[]", param.removeprefix(path))[0]

@@ -1,6 +1,6 @@
-"""Wire names as they come out of a whole server: what it answers, counts, logs, publishes and writes to its ledger.
+"""Wire names from a whole server: in its responses, metrics, log, KV events and ledger.
 
-`wire_names.py` compares them. Nothing is imported from the server: it is asked over its sockets and its files are read.
+Used by `wire_names.py`. Nothing is imported from the server: requests go over its sockets, and its files are read.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ PATHS = (
     "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z&limit=1",
 )
 AT_TIMES = ("loop.", "tracing.")
-"""Events that a slow machine has, or has not."""
+"""Events that depend on the speed of the machine."""
 OFTEN = frozenset({"date", "server", "content-length", "content-type", "transfer-encoding", "connection"})
-"""Headers of every server, which nobody here names."""
+"""Standard headers that any server sends."""
 
 
 def server_names(folder: Path, main: Main) -> Names:
-    """Everything that a server says of itself while it is asked everything once. `main` is the command `quipu`."""
+    """Send every kind of request once and collect the names. `main` is the entry point of `quipu`."""
     home, ledger = folder / "home", folder / "ledger"
     home.mkdir()
     replay = f"ipc://{folder}/replay"
@@ -80,7 +80,7 @@ def server_names(folder: Path, main: Main) -> Names:
 
 
 def metric_names(text: str) -> Names:
-    """Of each metric its kind and its labels, with the values of those that do not depend on who serves what."""
+    """Return each metric's type and labels, with the values of labels that do not depend on server or model."""
     metrics: dict[str, list[str]] = {}
     for family in text_string_to_metric_families(text):
         labels = {
@@ -127,7 +127,7 @@ def _found(response: httpx.Response) -> httpx.Response | None:
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:
-    """The path of every key; keys that are numbers or texts of tokens count as one."""
+    """Yield the path of every key; keys that are numbers or token texts count as one."""
     if isinstance(value, dict):
         for key, inner in value.items():
             named = key if re.fullmatch(r"[a-z_][a-z0-9_]*", key) and not path.endswith("top_logprobs[]") else "*"
@@ -147,7 +147,7 @@ def _log_lines(text: str) -> Names:
 
 
 def _kv_events(server: Server, replay: str) -> Names:
-    """Fill the cache until something is evicted, and have all of it told again."""
+    """Fill the cache until something is evicted, and replay all events."""
     for number in range(4):
         assert server.complete([number] * 5 * BLOCK, 2).status_code == 200
     context = zmq.Context()
@@ -166,7 +166,7 @@ def _kv_events(server: Server, replay: str) -> Names:
 
 
 def _ledger(home: Path, ledger: Path, main: Main) -> Names:
-    """The columns of its tables, of its exports, and the keys of its lines."""
+    """Return the columns of its tables and exports, and the keys of its entries."""
     names: Names = {}
     for path in sorted(ledger.rglob("*")):
         if path.is_file() and path.read_bytes()[:15] == b"SQLite format 3":

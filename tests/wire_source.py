@@ -1,7 +1,7 @@
-"""Wire names as the source code spells them, wherever it lives and whatever its classes and functions are called.
+"""Wire names from the source code, independent of file, class and function names.
 
-`SourceNames` reads every Python file below the three code folders once. Used by `wire_names.py` for what a running
-server says only when something goes wrong, and by `wire_server.py` for words that might be fields of a request.
+`SourceNames` reads every Python file below the three code folders once. Used by `wire_names.py` for names that a
+running server uses only when something fails, and for words that might be fields of a request.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class SourceNames:
             ast.parse(path.read_text("utf-8"))
             for folder in FOLDERS
             for path in sorted((root / folder).rglob("*.py"))
-            if "versions" not in path.parts  # migrations tell of the past
+            if "versions" not in path.parts  # migrations describe the past
         ]
-        assert len(trees) > 50, "the code is somewhere else"
+        assert len(trees) > 50, "the code is not where it was"
         self._by_type: dict[type[ast.AST], list[ast.AST]] = {}
         for tree in trees:
             for node in ast.walk(tree):
@@ -51,12 +51,12 @@ class SourceNames:
                     yield node.value.decode("latin-1")
 
     def words(self) -> list[str]:
-        """Every literal, and every declared field, that could be the name of a JSON field."""
+        """Return every literal and every declared field that could be the name of a JSON field."""
         declared = {node.target.id for node in self._declarations() if isinstance(node.target, ast.Name)}
         return sorted(text for text in self._literals | declared if _WORD.fullmatch(text))
 
     def log_events(self) -> dict[str, list[str]]:
-        """The keywords of every call whose first argument is an event's name; `**` for those made elsewhere."""
+        """Return the keywords of every call whose first argument is an event name; `**` for unpacked ones."""
         events: dict[str, set[str]] = {}
         for call in self._nodes(ast.Call):
             first = call.args[0] if call.args else None
@@ -68,11 +68,11 @@ class SourceNames:
         return {name: sorted(keys) for name, keys in sorted(events.items())}
 
     def dotted(self) -> list[str]:
-        """Attributes of spans, types of events in streams, names of events in logs."""
+        """Return span attributes, types of stream events and names of log events."""
         return sorted(text for text in self._literals if _is_dotted(text))
 
     def error_words(self) -> list[str]:
-        """Codes and types of errors: what a call names beside a sentence, or as its code."""
+        """Return error codes and types: literals that a call has next to a sentence, or as its code."""
         found = {text for text in self._literals if re.fullmatch(r"[a-z_]+_error", text)}
         declarations = {id(node.value) for node in self._declarations()}
         for call in self._nodes(ast.Call):
@@ -97,7 +97,7 @@ class SourceNames:
         return sorted(found)
 
     def headers(self) -> list[str]:
-        """Literals with hyphens, and those in a line that speaks of headers."""
+        """Return literals with hyphens, and those in statements that mention headers."""
         found = {text for text in self._literals if _HYPHENATED.fullmatch(text)}
         for statement in self._nodes(ast.stmt):
             if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr, ast.AugAssign)):
@@ -107,11 +107,11 @@ class SourceNames:
         return sorted(found)
 
     def variables(self) -> list[str]:
-        """Variables of the environment."""
+        """Return environment variables."""
         return sorted(text for text in self._literals if _VARIABLE.fullmatch(text))
 
     def enums(self) -> list[str]:
-        """The values of every enum of strings."""
+        """Return the values of every enum of strings."""
         found = set()
         for node in self._nodes(ast.ClassDef):
             if any("Enum" in ast.unparse(base) for base in node.bases):
@@ -127,7 +127,7 @@ class SourceNames:
         return sorted(found)
 
     def _declarations(self) -> Iterator[ast.AnnAssign]:
-        """Fields of classes that are declared by a call, such as `sampling_field`."""
+        """Yield class fields that are declared by a call, such as `sampling_field`."""
         for node in self._nodes(ast.AnnAssign):
             if isinstance(node.value, ast.Call):
                 yield node
@@ -149,7 +149,7 @@ def _is_dotted(text: str) -> bool:
 
 
 def _is_sentence(node: ast.expr) -> bool:
-    """Whether an argument is, or is called, a message."""
+    """Return whether an argument is a message, or has the name of one."""
     match node:
         case ast.Constant(value=str(text)):
             return " " in text
@@ -163,7 +163,7 @@ def _is_sentence(node: ast.expr) -> bool:
 
 
 def _literals_of(node: ast.expr) -> Iterator[str]:
-    """The texts that an expression may be, of both sides of an `or` and an `if`."""
+    """Yield the strings that an expression may evaluate to, on both sides of an `or` and an `if`."""
     match node:
         case ast.Constant(value=str(text)):
             yield text

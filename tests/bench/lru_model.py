@@ -1,13 +1,13 @@
-"""What a prefix cache must find in a trace, said twice without quipu's code: by set arithmetic, and by an LRU list.
+"""Two models, independent of quipu's code, of what a prefix cache finds in a trace: set arithmetic and an LRU list.
 
-The list is the naive one: ids of cached blocks that nobody holds, least recently released first. One request at a
-time, so everything that is cached is in it. A request
+The list is the naive one: ids of cached blocks that are not in use, least recently released first. There is one request
+at a time, so everything cached is in it. A request
 
-    finds     the longest run of its ids, from the first on, that is in the list, never its whole prompt
-    takes     blocks for the rest of its prompt, blank ones first, then the front of the list
-    enters    the full blocks of its prompt that are in nobody's hands and not in the list
-    takes     blocks for its outputs, all but the last of which have a place in the cache
-    releases  what it found and entered, the last block first, to the end of the list; the rest turns blank
+    finds     the longest prefix of its ids that is in the list, never its whole prompt
+    takes     blocks for the rest of its prompt, unused ones first, then from the front of the list
+    enters    the full blocks of its prompt that are not in use and not in the list
+    takes     blocks for its outputs, all but the last of which are written to the cache
+    releases  what it found and entered, the last block first, to the end of the list; the rest becomes unused
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.bench.traces import Row
 
 
 def hits_without_limit(rows: list[Row], block: int) -> int:
-    """Blocks found where nothing is ever evicted."""
+    """Return the number of blocks found if nothing is ever evicted."""
     seen: set[int] = set()
     hits = 0
     for row in rows:
@@ -29,7 +29,7 @@ def hits_without_limit(rows: list[Row], block: int) -> int:
 
 
 def hits_with_lru(rows: list[Row], block: int, capacity: int) -> tuple[int, int]:
-    """Blocks found, and requests that can never fit, with `capacity` blocks."""
+    """Return the blocks found with `capacity` blocks, and the number of requests that can never fit."""
     cached: dict[int, None] = {}
     hits = rejected = 0
     for row in rows:

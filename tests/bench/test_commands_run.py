@@ -1,6 +1,6 @@
-"""Every command that measures starts, says something, and ends well under `--quick`.
+"""Every benchmark runs under `--quick`, prints something and exits with 0.
 
-What the numbers are is for people to judge. That a constructor has changed under a command is for this file to find.
+The numbers are for people to judge; this file finds commands that no longer match the code that they call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = {
     "bench.peers.thin_server": "bench.peers",
     "bench.peers.vllm_engine": "bench.engine_core",
 }
-"""Modules that a command starts, and which does."""
+"""Modules that are started by a command, and that command."""
 COMMANDS = {
     "bench.accounting": (),
     "bench.beside": (),
@@ -36,7 +36,7 @@ COMMANDS = {
     "bench.engine_core": (),
     "bench.engine_overhead": (),
     "bench.execution": (),
-    "bench.peers": ("--peers",),  # none but quipu: transformers takes ten seconds to load
+    "bench.peers": ("--peers",),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": (),
     "bench.sampling": (),
     "bench.sharing": (),
@@ -54,13 +54,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_a_command(path: Path) -> bool:
-    """Whether it does something when it is run."""
+    """Return whether a module does something when it is run."""
     body = ast.parse(path.read_text("utf-8")).body
     return any(isinstance(part, ast.If) and "__main__" in ast.unparse(part.test) for part in body)
 
 
 def test_every_command_is_run_here() -> None:
-    """A new module that can be run gets its line above."""
+    """Every runnable module is in the tables above."""
     paths = [path for path in (ROOT / "bench").rglob("*.py") if is_a_command(path)]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in paths}
     assert names == {*COMMANDS, *PARTS, FOLDER_MADE}
@@ -68,7 +68,7 @@ def test_every_command_is_run_here() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_runs(name: str) -> None:
-    """Exit code 0, and one JSON object that is not empty on standard output."""
+    """Each command exits with 0 and prints one non-empty JSON object."""
     ended = run(sys.executable, "-m", name, "--quick", "--json", *COMMANDS[name])
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout)
@@ -76,7 +76,7 @@ def test_command_runs(name: str) -> None:
 
 
 def test_checkpoint_is_made(tmp_path: Path) -> None:
-    """A folder that can be served."""
+    """The made checkpoint has the files that a server needs."""
     ended = run(sys.executable, "-m", FOLDER_MADE, "--quick", str(tmp_path / "tiny"))
     assert ended.returncode == 0, ended.stderr
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
@@ -86,7 +86,7 @@ def test_checkpoint_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["latency", "throughput"])
 def test_offline_command_runs(name: str) -> None:
-    """`quipu bench latency` and `throughput`, on the fake executor."""
+    """`quipu bench latency` and `throughput` run on the fake executor."""
     ended = run(str(QUIPU), "bench", name, "--quick", "--json", *FAKE)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["quipu_version"]
@@ -100,8 +100,8 @@ def test_offline_command_runs(name: str) -> None:
     ],
     ids=["sse", "engine_core"],
 )
-def test_without_its_peer(code: str, named: str) -> None:
-    """One line names what is absent; quipu is measured alone, and that is no failure."""
+def test_missing_peer(code: str, named: str) -> None:
+    """Without its peer, a command says so in one line, measures quipu alone and exits with 0."""
     ended = run(sys.executable, "-c", f"import sys; {code}; sys.argv[1:] = ['--quick', '--json']; command.main()")
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stderr.splitlines()

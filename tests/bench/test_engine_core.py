@@ -1,4 +1,4 @@
-"""The engine's benchmark runs, and says what it promises to say; its numbers are for people to judge."""
+"""The engine's benchmark runs and prints the documented fields; its numbers are for people to judge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for line in sys.stdin:
 
 @contextmanager
 def open_stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Peer]:
-    """A peer that speaks as the real one does, and knows its numbers beforehand."""
+    """Open a peer that follows the real one's protocol and returns fixed numbers."""
     script = folder / "peer.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(engine_core, "PEER", Path(sys.executable))
@@ -36,8 +36,8 @@ def open_stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Pee
         yield peer
 
 
-def test_the_quick_run_prints_one_json_object() -> None:
-    """Every row has its four keys; without the peer two of them are null."""
+def test_quick_run_prints_json() -> None:
+    """Every row has its four keys; without the peer, two of them are null."""
     command = [sys.executable, "-m", "bench.engine_core", "--quick", "--json"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     rows = json.loads(ran.stdout)["rows"]
@@ -48,8 +48,8 @@ def test_the_quick_run_prints_one_json_object() -> None:
         assert row["vllm_us"] is row["ratio"] is None
 
 
-def test_a_row_has_the_ratio_of_both_sides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The peer's time over ours, from the medians of rounds in turn."""
+def test_row_has_ratio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The ratio is the peer's time divided by ours, from the medians of alternating rounds."""
     task = Task("step", {"num_seqs": 2}, {"step_us": "a step"})
     monkeypatch.setitem(engine_core.OURS, "step", lambda num_seqs: {"step_us": 1.5 * num_seqs})
     with open_stand_in(monkeypatch, tmp_path) as peer:
@@ -57,14 +57,14 @@ def test_a_row_has_the_ratio_of_both_sides(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (row.name, row.quipu_us, row.vllm_us, row.ratio) == ("a step", 3.0, 6.0, 2.0)
 
 
-def test_a_peer_that_dies_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever runs the benchmark sees why there are no numbers."""
+def test_dead_peer_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If the peer dies, the error quotes its output."""
     with pytest.raises(ConnectionError, match="no such thing"), open_stand_in(monkeypatch, tmp_path) as peer:
         peer.run("die", {})
 
 
-def test_nobody_is_preempted_while_a_step_is_timed() -> None:
-    """Each cell has room for all the blocks that its sequences open until its last step."""
+def test_no_preemption_while_timed() -> None:
+    """Each task has enough blocks for all that its sequences open until the last step."""
     tasks = [t for t in make_tasks(quick=False, num_steps=500, trace=None) if t.job == "step"]
     assert len(tasks) == 12
     for task in tasks:

@@ -1,4 +1,4 @@
-"""The sums of `python -m bench.execution`: what a step cannot do without, and which share of the limits it reached."""
+"""The arithmetic of `python -m bench.execution`: the minimum work of a step, and the share of the limit it reached."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bench.shapes import QWEN3_06B as SHAPE
 NUM_WEIGHTS = 28 * (1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024 + 3 * 1024 * 3072) + SHAPE["vocab_size"] * 1024
 
 
-def test_what_a_step_cannot_do_without() -> None:
-    """Weights once, keys and values that stood there before; two operations a weight and row, and attention."""
+def test_minimum_work_of_a_step() -> None:
+    """A step reads all weights and earlier KV; it does two operations per weight and row, and attention."""
     one = Work("decode_1", 1, 1, 512)
     kept = 2 * 8 * 128 * 2 * 28 * 511
     assert one.bytes_read() == 2 * NUM_WEIGHTS + kept
@@ -19,11 +19,11 @@ def test_what_a_step_cannot_do_without() -> None:
     eight = Work("decode_8", 8, 1, 512)
     assert eight.bytes_read() == 2 * NUM_WEIGHTS + 8 * kept
     assert eight.operations() == 8 * one.operations()
-    assert Work("prefill_8", 1, 8, 8).bytes_read() == 2 * NUM_WEIGHTS, "nothing stood there before"
+    assert Work("prefill_8", 1, 8, 8).bytes_read() == 2 * NUM_WEIGHTS, "no earlier keys and values"
 
 
-def test_share_of_the_limit_that_binds() -> None:
-    """The larger of the two times is what a step is compared with."""
+def test_share_of_binding_limit() -> None:
+    """A step is compared with the larger of the two times."""
     work = Work("decode_8", 8, 1, 512)
     by_memory = Moment(step_s=2.0, read=work.bytes_read(), products=work.operations() * 10).row(work)
     assert by_memory["share_of_limit"] == pytest.approx(0.5)

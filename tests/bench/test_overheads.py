@@ -1,4 +1,4 @@
-"""What `bench.engine_overhead` and `bench.request_budget` make of what they saw."""
+"""How `bench.engine_overhead` and `bench.request_budget` evaluate what they measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.vocabularies import Vocabulary
 
 
 def test_period_and_step() -> None:
-    """A step of 40 ms every 42 is 5 % of overhead; steps of another size, or beside the load, do not count."""
+    """A step of 40 ms every 42 ms is 5 % overhead; steps of another size or outside the load do not count."""
     steps = [Span("step", 1 + 0.042 * i, 1.04 + 0.042 * i, 2) for i in range(20)]
     others = [Span("step", 0.5, 0.9, 1), Span("step", 1.2, 9.0, 1), Span("step", 3.0, 3.9, 2)]
     streams = [Answer(0.0, tuple(1.041 + 0.042 * i for i in range(20))), Answer(0.0, (0.9, 1.0, 1.9))]
@@ -29,12 +29,12 @@ def test_period_and_step() -> None:
     assert period.num_streams == 2
     assert period.overhead == pytest.approx(0.05)
     assert period.gap_s == pytest.approx(0.002)
-    with pytest.raises(ValueError, match="longer answers"):
+    with pytest.raises(ValueError, match="use longer outputs"):
         period_of(streams, others)
 
 
-def test_rows_of_the_overhead() -> None:
-    """Medians of the rounds, each with its limit; the first token less one step of the same stream."""
+def test_overhead_rows() -> None:
+    """Rows are medians of the rounds, each with its limit; one step is subtracted from the time to first token."""
     steps = [Span("step", 0.042 * i, 0.04 + 0.042 * i, 1) for i in range(20)]
     periods = [period_of([Answer(0.0, tuple(0.041 + 0.042 * i for i in range(20)))], steps)] * 3
     rows = describe(periods, [(0.060, 0.040), (0.047, 0.041), (0.05, 0.040)], 1024)["rows"]
@@ -45,7 +45,7 @@ def test_rows_of_the_overhead() -> None:
 
 
 def test_own_time() -> None:
-    """What is inside is not counted twice, however deep; another thread's is beside, not inside."""
+    """Nested spans are not counted twice at any depth; spans of other threads are not nested."""
     spans = [
         Span("outer", 0.0, 10.0, 0, (1, 1)),
         Span("inner", 1.0, 4.0, 0, (1, 1)),
@@ -57,10 +57,10 @@ def test_own_time() -> None:
 
 
 def test_budget_adds_up() -> None:
-    """Every part between sending and first token, each moment once; what nobody did is elsewhere."""
+    """Each moment between sending and first token counts for one part; the rest is `elsewhere`."""
     web, engine, executor = (1, 1), (2, 1), (2, 2)
     spans = [
-        Span("tokenise", 0.5, 0.9, 0, web),  # of the request before
+        Span("tokenise", 0.5, 0.9, 0, web),  # of the previous request
         Span("parse", 1.001, 1.002, 0, web),
         Span("tokenise", 1.002, 1.005, 0, web),
         Span("schedule", 1.006, 1.007, 0, engine),
@@ -68,7 +68,7 @@ def test_budget_adds_up() -> None:
         Span("step", 1.009, 1.033, 1, executor),
         Span("schedule", 1.010, 1.012, 0, engine),  # the next step, meanwhile
         Span("detokenise", 1.0345, 1.038, 0, web),
-        Span("write", 1.035, 1.037, 0, web),  # inside that; the client was faster
+        Span("write", 1.035, 1.037, 0, web),  # nested; the client received it earlier
     ]
     budget = budget_of(Answer(1.0, (1.036, 1.06)), spans)
     expected = {"parse": 1, "tokenise": 3, "schedule": 1, "step": 24, "books": 2, "detokenise": 0.5, "write": 1}
@@ -78,15 +78,15 @@ def test_budget_adds_up() -> None:
         budget_of(Answer(2.0, (2.1,)), spans)
 
 
-def test_chats_end_with_their_user() -> None:
-    """As many turns as were asked for, made odd."""
+def test_chats_end_with_user() -> None:
+    """A chat has the requested number of turns, rounded to an odd one."""
     chat = make_chat(8, 5, random.Random(1))
     assert [turn["role"] for turn in chat] == ["user", "assistant"] * 4 + ["user"]
     assert all(len(turn["content"].split()) == 5 for turn in chat)
 
 
 def test_spans_of_two_processes(tmp_path: Path) -> None:
-    """A watched function gives what it gave and raises what it raised, and is written down with its size."""
+    """A watched function returns and raises as before, and its calls are recorded with their size."""
     code = """
         import types
         from bench.spans import watch
@@ -108,8 +108,8 @@ def test_spans_of_two_processes(tmp_path: Path) -> None:
     assert spans[0].end_s <= spans[2].start_s
 
 
-def test_turns_of_a_coroutine(tmp_path: Path) -> None:
-    """Only its turns are spans, not what others do while it waits; what it gives, raises and is thrown passes."""
+def test_coroutine_turns(tmp_path: Path) -> None:
+    """Only a coroutine's turns are spans, not the time it waits; results, exceptions and cancellation pass through."""
     code = """
         import asyncio, types
         from bench.spans import watch
@@ -140,7 +140,7 @@ def test_turns_of_a_coroutine(tmp_path: Path) -> None:
 
 
 def run_with_spans(code: str, folder: Path) -> None:
-    """Run an indented program whose watched functions write into a folder."""
+    """Run an indented program whose watched functions write to `folder`."""
     command = [sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines())]
     environment = {**os.environ, FOLDER: str(folder)}
     subprocess.run(command, check=True, env=environment, cwd=Path(__file__).resolve().parents[2])
@@ -148,8 +148,8 @@ def run_with_spans(code: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("engine_overhead", "--quick"), ("request_budget", "--rounds", "2")])
-def test_both_commands_run(command: tuple[str, ...]) -> None:
-    """With the demo model, from server to JSON: every row is there, and no part of a budget is negative."""
+def test_commands_run(command: tuple[str, ...]) -> None:
+    """With the demo model every row is printed, and no part of a budget is negative."""
     root = Path(__file__).resolve().parents[2]
     name, *flags = command
     arguments = [sys.executable, "-m", f"bench.{name}", *flags, "--json", "--model", "kernels/demo"]
@@ -164,8 +164,8 @@ def test_both_commands_run(command: tuple[str, ...]) -> None:
         assert all(rows[part] > 0 for part in ("parse", "tokenise", "hash", "match", "step", "detokenise"))
 
 
-def test_tokens_of_a_chat_that_grows() -> None:
-    """The three ways give one list of ids, and every way has its time."""
+def test_growing_chat_tokens() -> None:
+    """The three ways give the same ids, and each is timed."""
     vocabulary = Vocabulary(DEMO)
     assert vocabulary.template is not None
     row = measure_row(vocabulary.library, vocabulary.template, 4, 80, 1)

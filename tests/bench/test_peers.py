@@ -1,4 +1,4 @@
-"""The load of the peers' benchmark, its thin server, its checkpoint and its sums."""
+"""The peers' benchmark: its load generator, thin server, checkpoint and arithmetic."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def event(text: str = "", finish_reason: str | None = None, **more: Any) -> byte
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_events_are_counted_in_any_pieces(size: int) -> None:
-    """Tokens without text count; comments, usage and an end that brings nothing do not."""
+def test_events_in_arbitrary_pieces(size: int) -> None:
+    """Tokens without text count; comments, usage and an empty last chunk do not."""
     usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
     stream = (
         HEAD + event("a") + b": ping\n\n" + event() + event("b") + event("", "length") + usage + b"data: [DONE]\n\n"
@@ -44,16 +44,16 @@ def test_events_are_counted_in_any_pieces(size: int) -> None:
     assert counter.is_done
 
 
-def test_answers_that_are_no_streams() -> None:
-    """Another status, or an error in mid-stream, is a failure that says what came."""
+def test_failed_responses() -> None:
+    """An error status, or an error in mid-stream, is a failure that quotes the response."""
     with pytest.raises(LoadFailed, match="too long"):
         EventCounter().feed(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b'{"error": "too long"}')
     with pytest.raises(LoadFailed, match="engine died"):
         EventCounter().feed(HEAD + b'data: {"error": {"message": "engine died"}}\n\n')
 
 
-def test_decode_rate_is_of_all_at_once() -> None:
-    """Only what comes while every stream decodes counts: neither a slow first token nor a stream that ends later."""
+def test_decode_rate() -> None:
+    """Only tokens count that arrive while every stream decodes: not those before a slow first token or after an end."""
     early = Answer(0.0, tuple(0.1 * i for i in range(1, 41)))
     late = Answer(0.0, tuple(2.0 + 0.1 * i for i in range(41)))
     assert decode_rate([early, late]) == pytest.approx(20, rel=0.05)
@@ -63,7 +63,7 @@ def test_decode_rate_is_of_all_at_once() -> None:
 
 
 class Counting:
-    """An engine that draws n+1 after n; prompts wait for one another."""
+    """An engine that generates n+1 after n; it serves one prompt at a time."""
 
     gather_s = 0.01
     step_s = 0.001
@@ -76,7 +76,7 @@ class Counting:
         self.open[number] = [prompt[-1], max_tokens]
 
     def step(self) -> list[tuple[int, int, bool]]:
-        time.sleep(self.step_s)  # or the client finds all of it in one piece
+        time.sleep(self.step_s)  # otherwise the client reads everything in one piece
         drawn = []
         for number, state in list(self.open.items()):
             state[0], state[1] = state[0] + 1, state[1] - 1
@@ -88,7 +88,7 @@ class Counting:
 
 @contextmanager
 def thin_server(port: int) -> Iterator[None]:
-    """Its two halves, which are processes elsewhere, in a thread each."""
+    """Run the server's two processes as threads."""
     front, engine = multiprocessing.Pipe()
     loop = asyncio.new_event_loop()
     serving = loop.create_task(serve(front, Counting.info, {5: "five"}, port))
@@ -133,7 +133,7 @@ def port() -> Iterator[int]:
 
 
 def test_thin_server(port: int) -> None:
-    """It answers many at once, each with its own tokens and as many as were asked for; and says what it is."""
+    """Concurrent requests each get the requested number of their own tokens; `/info` describes the server."""
     answers = ask_all(port, [completion("m", [number, number + 1], 3 + number) for number in range(12)])
     assert [len(answer.tokens_s) for answer in answers] == [3 + number for number in range(12)]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/info") as response:
@@ -141,7 +141,7 @@ def test_thin_server(port: int) -> None:
 
 
 def test_every_row_is_measured(port: int) -> None:
-    """One turn of a server gives each number of the report."""
+    """One turn of a server yields every number of the report."""
     load = Load(concurrencies=(1, 4), output_tokens=50, long_prompt=128)
     numbers = measure(port, load, random.Random(1))
     assert numbers.keys() == load.rows().keys()
@@ -149,7 +149,7 @@ def test_every_row_is_measured(port: int) -> None:
 
 
 def test_best_and_ratio() -> None:
-    """The best round counts: of rates the highest, of times the shortest; ours over the best peer's, more is better."""
+    """The highest rate and the shortest time count; the ratio to the best peer is above 1 if quipu is faster."""
     units = {"decode_1": "tokens/s", "first": "ms"}
     ours = best_of([{"decode_1": 10.0, "first": 30.0}, {"decode_1": 12.0, "first": 20.0}], units)
     assert ours == {"decode_1": 12.0, "first": 20.0}
@@ -165,8 +165,8 @@ def test_best_and_ratio() -> None:
     assert render(report).splitlines()[1].split()[-5:] == ["12.0", "4.0", "8.0", "-", "1.50"]
 
 
-def test_peers_that_are_not_installed(tmp_path: Path) -> None:
-    """An environment that is not there, or has not the module, is no peer; each says how it is installed."""
+def test_peers_not_installed(tmp_path: Path) -> None:
+    """A peer whose environment or module is missing is not installed; each has a command that installs it."""
     assert not attrs.evolve(PEERS[1], python=tmp_path / "python").is_installed()
     assert not attrs.evolve(PEERS[1], needs="no_such_module").is_installed()
     assert PEERS[0].is_installed()
@@ -174,7 +174,7 @@ def test_peers_that_are_not_installed(tmp_path: Path) -> None:
 
 
 def test_synthetic_tokenizer() -> None:
-    """As many entries as were asked for, ids without a gap, and every text comes back."""
+    """The tokenizer has the requested size, consecutive ids, and round-trips any text."""
     made = make_tokenizer(6000)
     tokenizer = Tokenizer.from_str(json.dumps(made))
     assert tokenizer.get_vocab_size() == 6000
@@ -186,7 +186,7 @@ def test_synthetic_tokenizer() -> None:
 
 
 def test_random_weights() -> None:
-    """The tensors of the true shape (596 million numbers with 28 layers), the same in every run."""
+    """The tensors have the real shape (596 million elements with 28 layers) and are the same in every run."""
     tiny = SHAPE | {
         "num_hidden_layers": 2,
         "vocab_size": 100,
@@ -201,8 +201,8 @@ def test_random_weights() -> None:
     assert not first["model.layers.0.mlp.up_proj.weight"].equal(first["model.layers.1.mlp.up_proj.weight"])
 
 
-def test_a_server_that_dies(tmp_path: Path) -> None:
-    """What it said last is the reason."""
+def test_dead_server(tmp_path: Path) -> None:
+    """The error quotes the last line that the server printed."""
     peer = attrs.evolve(PEERS[1], command=lambda model, port: ["-c", f"print({model!r}); raise SystemExit('no AVX')"])
     server = Server(peer, Path("folder"), tmp_path / "log")
     with pytest.raises(PeerFailed, match="transformers has exited: no AVX"):
@@ -211,8 +211,8 @@ def test_a_server_that_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_one_computes(tmp_path: Path) -> None:
-    """A paused server answers nobody until it goes on; at the end it is gone."""
+def test_paused_server(tmp_path: Path) -> None:
+    """A paused server does not respond until it is resumed; `stop` ends it."""
     flags = ["--executor", "fake", "--log-level", "warning", "--data-dir", str(tmp_path), "--served-model-name", "m"]
     peer = attrs.evolve(
         PEERS[0], command=lambda model, port: ["-m", "quipu.web.cli.cli", "serve", model, "--port", str(port), *flags]

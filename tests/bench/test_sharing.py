@@ -1,4 +1,4 @@
-"""The benchmark of waiting for prefixes serves everybody, in the time that passes take, and runs as a command."""
+"""The benchmark of waiting for prefixes serves every request, in the virtual time of its passes; the command runs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def collector_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "quiet_collector", nullcontext)
 
 
-def test_virtual_time_is_that_of_the_passes() -> None:
-    """Two requests of 576 tokens at once: together in one pass, or the second one's last 64 tokens in the next."""
+def test_virtual_time() -> None:
+    """Two simultaneous requests of 576 tokens take one pass, or two if the second waits for the shared prefix."""
     workload = Workload(2, 512, num_outputs=1)
     together = serve(make_engine(workload, OFF), workload, COSTS)
     assert together.num_computed == 2 * 576
@@ -35,17 +35,17 @@ def test_virtual_time_is_that_of_the_passes() -> None:
     assert list(in_turn.first_tokens.values()) == pytest.approx([0.010 + 576 * 20e-6, 0.020 + 640 * 20e-6])
 
 
-def test_arrivals_are_served_at_their_time() -> None:
-    """A burst that comes when the engine has nothing to do begins when it comes."""
+def test_arrival_times() -> None:
+    """A burst that arrives at an idle engine starts on arrival."""
     workload = Workload(1, 0, num_own=10, num_bursts=2, every_s=1.0, num_outputs=1)
     course = serve(make_engine(workload, OFF), workload, COSTS)
     assert list(course.first_tokens.values()) == pytest.approx([0.0102, 1.0102])
 
 
 @pytest.mark.parametrize("workload", WORKLOADS[:15], ids=lambda workload: workload.name)
-def test_waiting_pays_where_the_rule_waits(workload: Workload) -> None:
-    """With the costs that the rule was derived from: no more is computed, and neither the slowest first token nor the
-    median one is later. The one exception trades a median for the slowest and for the end."""
+def test_rule_pays_off(workload: Workload) -> None:
+    """With the costs that the rule was derived from, it computes no more, and neither the slowest nor the median first
+    token is later. The one exception trades a later median for an earlier maximum and end."""
     off, rule = (measure(workload, mode, COSTS) for mode in (OFF, RULE))
     assert rule["prompt_tokens"] <= off["prompt_tokens"]
     assert rule["ttft_ms_p99"] <= off["ttft_ms_p99"]
@@ -55,14 +55,14 @@ def test_waiting_pays_where_the_rule_waits(workload: Workload) -> None:
         assert rule["ttft_ms_p50"] <= off["ttft_ms_p50"]
 
 
-def test_the_slowest_of_a_few_is_their_p99() -> None:
-    """Less than one in a hundred may be slower: of two requests that is nobody."""
+def test_p99_of_few() -> None:
+    """With few requests, the p99 is the slowest one."""
     found = measure(Workload(2, 512, num_outputs=1), RULE, COSTS)
     assert found["ttft_ms_p99"] == pytest.approx(20 + 640 * 0.02)
 
 
-def test_without_sharing_nothing_changes() -> None:
-    """Prompts that have nothing in common are served alike, whoever would wait."""
+def test_no_sharing_no_change() -> None:
+    """Prompts without a common prefix are served the same in every mode."""
     workload = Workload(4, 0, num_bursts=5, every_s=0.02, num_outputs=4)
     found = [measure(workload, mode, COSTS) for mode in MODES]
     for one in found:
@@ -70,8 +70,8 @@ def test_without_sharing_nothing_changes() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_the_command_prints_one_json_object() -> None:
-    """With a row a workload and what each mode came to."""
+def test_command_prints_json() -> None:
+    """The command prints a row for each workload, with the results of each mode."""
     command = [sys.executable, "-m", "bench.sharing", "--json", "--quick"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(ran.stdout)

@@ -1,4 +1,4 @@
-"""The benchmark of stalls runs, says what it should, and finds what breaks the promise."""
+"""The stall benchmark runs, prints the documented fields, and detects violations of the guarantee."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING = Seen("nothing", gap_ms=20.0, health_ms=5.0, alive=True)
 
 
 def test_quick_run_prints_rows() -> None:
-    """A few rows against a real server: the same process answers after each, and every field is there."""
+    """A few rows against a real server: the same process responds after each, and every field is present."""
     command = [sys.executable, "-m", "bench.stalls", "--quick", "--json", "--streams", "4"]
     done = subprocess.run(command, capture_output=True, timeout=110, check=True)
     rows = json.loads(done.stdout)["rows"]
@@ -43,13 +43,13 @@ def test_quick_run_prints_rows() -> None:
     ],
 )
 def test_faults(seen: Seen, fault: str | None) -> None:
-    """Over `nothing` by more than the row allows, dead, or a 5xx that the row is not about."""
+    """Faults are: more delay over `nothing` than the row allows, a dead server, and an unexpected 5xx."""
     rows = [Row("nothing", lambda port: []), Row("row", lambda port: []), Row("full", lambda port: [], refused=True)]
     rows.append(Row("small", lambda port: [], probe=lambda port: b"", allowed_ms=100))
     found = faults_of([NOTHING, seen], rows)
     assert (fault is None and not found) or (fault is not None and fault in found[0])
 
 
-def test_rows_have_names_of_their_own() -> None:
-    """A row is asked for by its name."""
+def test_row_names_are_unique() -> None:
+    """Rows are selected by name."""
     assert len({row.name for row in ROWS}) == len(ROWS)

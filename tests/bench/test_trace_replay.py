@@ -1,4 +1,4 @@
-"""The replay finds in a trace what two models that share no code with quipu find in it, block for block."""
+"""The replay finds the same blocks in a trace as two models that share no code with quipu."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def run(rows: list[Row], capacity: int | None, **changes: Any) -> dict[str, Any]
 
 
 @given(rows=traces(BLOCK))
-def test_without_limit_hits_are_what_set_arithmetic_gives(rows: list[Row]) -> None:
-    """Where nothing is evicted, the ids alone say what is found."""
+def test_unlimited_hits(rows: list[Row]) -> None:
+    """Without eviction, hits follow from the ids alone."""
     found = run(rows, None)
     assert found["hit_blocks"] == hits_without_limit(rows, BLOCK)
     assert found["hit_tokens"] == found["hit_blocks"] * BLOCK
@@ -50,15 +50,15 @@ def test_without_limit_hits_are_what_set_arithmetic_gives(rows: list[Row]) -> No
 
 
 @given(rows=traces(BLOCK), capacity=st.integers(4, 30), decode_outputs=st.booleans())
-def test_with_a_limit_hits_are_those_of_an_lru_list(rows: list[Row], capacity: int, decode_outputs: bool) -> None:
-    """Eviction takes the blocks that the model takes, however outputs come about; who cannot fit is rejected."""
+def test_limited_hits(rows: list[Row], capacity: int, decode_outputs: bool) -> None:
+    """The same blocks are evicted as in the LRU model, in both output modes; requests that cannot fit are rejected."""
     found = run(rows, capacity, decode_outputs=decode_outputs)
     assert (found["hit_blocks"], found["rejected"]) == hits_with_lru(rows, BLOCK, capacity)
 
 
 @given(rows=traces(BLOCK), capacity=st.integers(4, 30), max_num_seqs=st.integers(1, 8), share=st.booleans())
-def test_with_concurrency_everybody_is_served(rows: list[Row], capacity: int, max_num_seqs: int, share: bool) -> None:
-    """All that fit are admitted, preempted or not, and nobody finds more than was ever computed."""
+def test_concurrent_replay(rows: list[Row], capacity: int, max_num_seqs: int, share: bool) -> None:
+    """All requests that fit are served, preempted or not, and none finds more than was ever computed."""
     changes = {"max_num_seqs": max_num_seqs, "share_pending_prefixes": share, "watermark": 0.1 * share}
     found = run(rows, capacity, sequential=False, decode_outputs=True, **changes)
     fitting = [r for r in rows if r.input_length + r.output_length <= capacity * BLOCK]
@@ -68,22 +68,22 @@ def test_with_concurrency_everybody_is_served(rows: list[Row], capacity: int, ma
     assert found["most_running"] <= max_num_seqs
 
 
-def test_virtual_time_is_that_of_the_passes() -> None:
-    """A pass costs its step and its positions; the first begins when its request arrives."""
+def test_virtual_time() -> None:
+    """A pass costs a step and its positions; the first one starts when its request arrives."""
     rows = [Row(2000, 2 * BLOCK, 3, [0, 1])]
     found = run(rows, 10, sequential=False, decode_outputs=True, max_num_batched_tokens=64)
     assert found["steps"] == 3
     assert found["virtual_seconds"] == pytest.approx(2 + 3 * 0.010 + (2 * BLOCK + 2) * 20e-6, abs=1e-3)
 
 
-def test_the_last_block_of_a_prompt_is_computed_even_if_it_is_cached() -> None:
-    """At least one token of a prompt is computed."""
+def test_last_block_is_computed() -> None:
+    """At least one token of a fully cached prompt is computed."""
     rows = [Row(0, 3 * BLOCK, 1, [0, 1, 2])] * 3
     assert run(rows, 10)["hit_blocks"] == 4
 
 
-def test_a_line_that_is_no_request_is_named(tmp_path: Path) -> None:
-    """Whoever mistypes a trace is told where."""
+def test_malformed_line(tmp_path: Path) -> None:
+    """An error in a trace names the file and the line."""
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": [0]}\n{"timestamp": 1}\n')
     with pytest.raises(ValueError, match="line 2"):
@@ -91,8 +91,8 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--capacity", "inf", "--sequential"], ["--capacity", "12", "--limit", "2"]])
-def test_the_command_prints_one_json_object(tmp_path: Path, arguments: list[str]) -> None:
-    """Its keys are those that the module promises."""
+def test_command_prints_json(tmp_path: Path, arguments: list[str]) -> None:
+    """The command prints the documented keys."""
     rows = [Row(0, 9, 4, [0, 1, 2]), Row(1, 13, 2, [0, 1, 3, 4]), Row(2, 5, 1, [0, 5])]
     path = write_trace(tmp_path / "trace.jsonl", rows)
     command = [sys.executable, "-m", "bench.trace_replay", str(path), "--block-tokens", "4", "--json", *arguments]

@@ -24,7 +24,7 @@ def write_trace(path: Path, rows: list[Row]) -> Path:
 
 @st.composite
 def traces(draw: st.DrawFn, block: int = 4, max_requests: int = 40) -> list[Row]:
-    """Conversations: prompts that begin as one before them began, or anew. One id a block, a last part included."""
+    """Draw conversations: prompts that share a prefix with an earlier one, or none. Partial blocks have an id too."""
     ids: dict[tuple[int, ...], int] = {}
     prompts: list[tuple[int, ...]] = []
     rows = []

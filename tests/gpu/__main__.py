@@ -1,10 +1,10 @@
-"""`make gpu`: what only a device can answer. Prints tables, writes JSON, exits 1 where something failed.
+"""`make gpu`: checks that need a GPU. Prints tables, writes JSON, exits with 1 if something failed.
 
     python -m tests.gpu [--json gpu.json] [--only parity,bits,limits,throughput] [--rehearse]
 
 Needs torch with CUDA, Triton, numpy, attrs and safetensors; parity needs transformers, throughput all of quipu's
-dependencies. Each part stands by itself: one that fails says why, and the others run. `--rehearse` runs every line on
-the CPU with Triton's interpreter (TRITON_INTERPRET=1) and sizes that mean nothing.
+dependencies. Parts are independent: if one fails, it reports why and the others run. `--rehearse` runs all the code on
+the CPU with Triton's interpreter (TRITON_INTERPRET=1) and tiny sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Rows = list[dict[str, Any]]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="(default: %(default)s)")
-    parser.add_argument("--only", help="some of the parts, with commas between")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, to see that the lines run")
+    parser.add_argument("--only", help="comma-separated parts to run")
+    parser.add_argument("--rehearse", action="store_true", help="run on the CPU, to check that the code works")
     arguments = parser.parse_args()
     machine = this_machine(rehearsal=arguments.rehearse)
     report: dict[str, Any] = {"machine": machine.describe(), "failed": {}}
@@ -40,12 +40,12 @@ def main() -> int:
             report["failed"][name] = f"{type(error).__name__}: {error}"
             print(f"\n{name}: failed", file=sys.stderr)
             traceback.print_exc()
-        arguments.json.write_text(json.dumps(report, indent=1))  # what is known so far, should a later part not end
+        arguments.json.write_text(json.dumps(report, indent=1))  # results so far, in case a later part does not end
     return 1 if report["failed"] or _wrong(report) else 0
 
 
 def _parts(machine: Machine, report: dict[str, Any]) -> dict[str, Callable[[], Rows]]:
-    """Imported one by one: what one lacks another does not need."""
+    """Return the parts, each of which imports its own dependencies: others may work without them."""
 
     def bits() -> Rows:
         from tests.gpu import bits
@@ -77,7 +77,7 @@ def _parts(machine: Machine, report: dict[str, Any]) -> dict[str, Callable[[], R
 
 
 def _wrong(report: dict[str, Any]) -> bool:
-    """Parity outside of its tolerance, or a strict pass with other bits. The two questions may be answered no."""
+    """Return whether parity exceeds its tolerance or a strict pass has different bits; other answers may be no."""
     strict = [row for row in report.get("bits", []) if row["question"] == "strict passes"]
     return any(not row["ok"] for row in report.get("parity", [])) or any(not row["alike"] for row in strict)
 

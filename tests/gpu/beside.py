@@ -1,4 +1,4 @@
-"""`quipu bench throughput` beside transformers' `generate`, on one random checkpoint in Qwen3-0.6B's shape."""
+"""Compare `quipu bench throughput` with transformers' `generate`, on one random checkpoint in Qwen3-0.6B's shape."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NEEDED = ["trio", "quart_trio", "hypercorn", "msgspec", "orjson", "structlog", 
 
 
 def throughput(machine: Machine) -> list[dict[str, Any]]:
-    """Output tokens a second at 1, 8 and 64 sequences. Raises RuntimeError naming packages that are not there."""
+    """Measure output tokens per second at 1, 8 and 64 sequences. Raises RuntimeError naming missing packages."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise RuntimeError(f"not installed: {', '.join(missing)} (make gpu-wheels gathers what quipu imports)")
+        raise RuntimeError(f"not installed: {', '.join(missing)} (`make gpu-wheels` collects what quipu imports)")
     executor, output = ("reference", 4) if machine.rehearsal else ("triton", OUTPUT)
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder, "model"), **({"num_hidden_layers": 1} if machine.rehearsal else {}))
         counts = (2,) if machine.rehearsal else (1, 8, 64)
         ours = [_quipu(path, count, executor, output) for count in counts]
-        model = _transformers(machine, path)  # only now: until then the GPU's memory is quipu's
+        model = _transformers(machine, path)  # loaded only now: before, quipu needs the GPU's memory
         theirs = [_generate(machine, model, count, output) for count in counts]
     return [
         {"name": f"{count} sequences", "quipu": mine, "transformers": other, "ratio": mine / other}

@@ -1,8 +1,8 @@
-"""The findings' two open questions, and what follows from them: which results do not show their batch.
+"""Check batch invariance: which results do not depend on the batch.
 
-(i) Are rows of a cuBLAS product the same bits for every number of rows, with the settings that forbid split-K? (ii) Are
-a token's bits the same from the decode kernel as from the prefill kernel? And does the strict mode, which asks both at
-start, keep its promise in whole passes?
+(i) Are the rows of a cuBLAS product bit-identical for every number of rows, with the settings that forbid split-K? (ii)
+Are a token's bits the same from the decode kernel as from the prefill kernel? And does the strict mode, which checks
+both at start-up, keep its guarantee in whole passes?
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quipu.kernels.triton.probe import AttentionKind, attention_is_invariant
 from tests.gpu.machine import Machine
 from tests.gpu.models import make_backend, one_row, several_rows
 
-# (in, out) of Qwen3-0.6B's and of an 8B model's matrices
+# (in, out) of the matrices of Qwen3-0.6B and of an 8B model
 SHAPES = [(1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (4096, 6144), (4096, 24576), (12288, 4096)]
 MOST_ROWS = 4096
 HEADS = {
@@ -31,7 +31,7 @@ HEADS = {
 
 
 def products(machine: Machine) -> list[dict[str, Any]]:
-    """Of each shape: for how many numbers of rows the first rows' bits are others than among the most."""
+    """Count, for each shape, the numbers of rows for which the first rows' bits differ from those in the largest."""
     rows = []
     shapes, most = ([(48, 40)], 24) if machine.rehearsal else (SHAPES, MOST_ROWS)
     dtype = torch.float32 if machine.rehearsal else torch.bfloat16
@@ -63,7 +63,7 @@ def _strange_counts(linear: Linear, x: torch.Tensor, weight: torch.Tensor, count
 
 
 def attention(machine: Machine) -> list[dict[str, Any]]:
-    """Of each shape: prompt at once, in pieces, and token by token; with a tile of its own, and with decode's."""
+    """Compare, for each shape, a prompt in one piece, in chunks and token by token; with its own tile and decode's."""
     rows = []
     dtype = torch.float32 if machine.rehearsal else torch.bfloat16
     asked = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0))} if machine.rehearsal else HEADS
@@ -75,7 +75,7 @@ def attention(machine: Machine) -> list[dict[str, Any]]:
 
 
 def passes(machine: Machine) -> list[dict[str, Any]]:
-    """Whole passes of a strict backend: the last positions' logits, computed in six ways."""
+    """Compare the last positions' logits of a strict backend, computed in six ways."""
     backend = make_backend(machine, determinism="strict")
     length, looked_at = (20, 2) if machine.rehearsal else (700, 8)
     cold = one_row(backend, length, looked_at, [length])

@@ -1,6 +1,6 @@
-"""Lets this virtual environment see another one's packages: `python -m tests.gpu.borrow OTHER_PYTHON`.
+"""Make another environment's packages importable in this one: `python -m tests.gpu.borrow OTHER_PYTHON`.
 
-For an environment that adds one large package to those that are installed already.
+For an environment that adds one large package to those already installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 def main() -> None:
     command = [sys.argv[1], "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     lent = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    # read at start-up; addsitedir also follows the other's own links, such as the one to this checkout
+    # read at start-up; addsitedir also processes the other's .pth files, such as the one for this checkout
     line = f"import site; site.addsitedir({lent!r})\n"
     (Path(sysconfig.get_path("purelib")) / "borrowed.pth").write_text(line)
 

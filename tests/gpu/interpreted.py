@@ -1,7 +1,7 @@
-"""The interpreter's matrix products as a tensor core makes them: every row of a tile alike.
+"""Matrix products for Triton's interpreter that, like a tensor core's, treat every row of a tile the same.
 
-numpy's, which it takes, show the place of a row within its tile; what is to be the same to the bit cannot be tested on
-them.
+By default the interpreter uses numpy's, whose results depend on a row's position in the tile, so they cannot be used to
+test for bit-identical results.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from triton.runtime import interpreter
 
 
 def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
-    """In place of `InterpreterBuilder.create_dot`: sums over k, ascending, for every element."""
+    """Replace `InterpreterBuilder.create_dot`: sum over k in ascending order for every element."""
     product = np.add.reduce(a.data[:, :, None] * b.data[None], axis=1)
     return interpreter.TensorHandle(product + d.data, d.dtype.scalar)

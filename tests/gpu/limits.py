@@ -1,7 +1,7 @@
-"""The roofline table: what each kernel and whole steps take, beside what the device does at best in the same run.
+"""The roofline table: the time of each kernel and of whole steps, compared with the device's limits in the same run.
 
-A row's floor is the larger of its bytes (each read or written once) over the bandwidth of a large copy, and of its
-operations over the rate of a large bfloat16 product.
+A row's floor is the larger of its bytes (each read or written once) divided by the bandwidth of a large copy, and its
+operations divided by the rate of a large bfloat16 product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.gpu.models import blocks_of, make_backend, make_batch, shape_of, text
 
 @attrs.frozen
 class Rates:
-    """Measured: bytes a second, read and written; operations a second in bfloat16."""
+    """Measured rates: bytes per second, read and written; bfloat16 operations per second."""
 
     bytes: float
     operations: float
@@ -58,7 +58,7 @@ def _row(name: str, took_s: float, num_bytes: float, operations: float, rates: R
 
 @torch.inference_mode()
 def kernels(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
-    """One layer's kernels by themselves, in an 8B model's shape."""
+    """Measure one layer's kernels separately, in the shape of an 8B model."""
     small = machine.rehearsal
     dtype = torch.float32 if small else torch.bfloat16
     each = dtype.itemsize
@@ -117,7 +117,7 @@ def kernels(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
 
 
 def _draws(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
-    """The sampler: its floor is one reading of the logits; the host's part is timed with it."""
+    """Measure the sampler; its floor is one read of the logits; the host's part is included."""
     count, vocab_size = (2, 60) if machine.rehearsal else (64, 151_936)
     logits = torch.randn(count, vocab_size, device=machine.place) * 4
     rows = list(range(count))
@@ -136,7 +136,7 @@ def _draws(machine: Machine, rates: Rates) -> list[dict[str, Any]]:
 
 
 def _operations(machine: Machine, heads: Heads, rows: list[tuple[int, int, int]], dtype: torch.dtype) -> TritonOps:
-    """Operations over a cache of random numbers, every row with blocks of its own."""
+    """Make operations over a cache of random numbers, with separate blocks for every row."""
     longest = max(position + length for _, position, length in rows)
     per_row = -(-longest // 16)
     batch = same_blocks(rows, [0] * per_row)
@@ -149,7 +149,7 @@ def _operations(machine: Machine, heads: Heads, rows: list[tuple[int, int, int]]
 
 
 def _rope(machine: Machine, head_dim: int, num_positions: int) -> Any:
-    """Cosines and sines as a model's table has them."""
+    """Make a rotary table of cosines and sines, as models have it."""
 
     class Table:
         angle_PR = torch.outer(torch.arange(num_positions).float(), torch.arange(head_dim // 2).float())
@@ -160,7 +160,7 @@ def _rope(machine: Machine, head_dim: int, num_positions: int) -> Any:
 
 @torch.inference_mode()
 def steps(machine: Machine, rates: Rates, determinism: str) -> list[dict[str, Any]]:
-    """Whole steps of Qwen3-0.6B, host included, as `Backend.step` takes them."""
+    """Measure whole steps of Qwen3-0.6B through `Backend.step`, host time included."""
     backend = make_backend(machine, num_layers=28, determinism=determinism)
     shape = shape_of(machine, num_hidden_layers=28)
     longest = backend.memory_plan.max_model_len

@@ -1,4 +1,4 @@
-"""The GPU that `make gpu` runs on and how it is timed; or, for a rehearsal without one, the interpreter's stand-in."""
+"""The GPU that `make gpu` runs on and how it is timed, or Triton's interpreter for a rehearsal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quipu.kernels.triton.configs import SMALL, Tiles, tiles_for
 from quipu.kernels.triton.device import CpuDevice, CudaDevice, Device
 
 _FLUSHED_BYTES = 256 << 20
-"""More than any cache: written between two timings, so that none finds its data there."""
+"""More than any cache: written between two timings, so that each starts with cold caches."""
 
 
 @attrs.frozen
 class Machine:
-    """Where things run."""
+    """The device to measure."""
 
     device: Device
     tiles: Tiles
@@ -43,7 +43,7 @@ class Machine:
         }
 
     def time_s(self, work: Callable[[], object], *, captured: bool = True, repeats: int = 20) -> float:
-        """Median seconds of one run, with cold caches; the launches of many small kernels go into a graph."""
+        """Return the median seconds of one run with cold caches; `captured` runs it as a CUDA graph."""
         if self.rehearsal:
             started = time.perf_counter()
             work()
@@ -67,7 +67,7 @@ class Machine:
         return float(statistics.median(times))
 
     def wall_s(self, work: Callable[[], object], repeats: int = 20) -> float:
-        """Median seconds of one run as the host sees it, until the device is done."""
+        """Return the median seconds of one run as the host sees it, until the device is done."""
         times = []
         for _ in range(1 if self.rehearsal else repeats + 3):
             self.synchronize()
@@ -88,7 +88,7 @@ def _run(work: Callable[[], object], place: torch.device) -> torch.Tensor:
 
 
 def this_machine(*, rehearsal: bool) -> Machine:
-    """Starts CUDA, with what strict needs in the environment."""
+    """Start CUDA, with the environment variables that the strict mode needs."""
     if rehearsal:
         from tests.gpu import interpreted
 
@@ -97,6 +97,6 @@ def this_machine(*, rehearsal: bool) -> Machine:
     from quipu.kernels.triton.availability import check_capability, request_strict_cublas
 
     if not request_strict_cublas():
-        raise RuntimeError("CUDA was started before cuBLAS's settings were made")
+        raise RuntimeError("CUDA was started before cuBLAS was configured")
     check_capability()
     return Machine(CudaDevice(), tiles_for(torch.cuda.get_device_capability()), rehearsal=False)

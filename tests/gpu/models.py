@@ -1,4 +1,4 @@
-"""Backends with dummy weights in Qwen3-0.6B's shape (few layers where only bits count), and passes over them."""
+"""Backends with dummy weights in Qwen3-0.6B's shape (fewer layers where only bits matter), and passes over them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REHEARSED = {
 }  # fmt: skip
 BLOCK_SIZE = 16
 TABLES = 64
-"""Sequences that the cache has blocks for."""
+"""Number of sequences that the cache has blocks for."""
 
 
 def shape_of(machine: Machine, **changes: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def shape_of(machine: Machine, **changes: Any) -> dict[str, Any]:
 def make_backend(
     machine: Machine, *, num_layers: int = 4, determinism: str = "fast", longest: int = 2048
 ) -> TritonBackend:
-    """Blocks enough for `TABLES` sequences of the longest length."""
+    """Load a backend with enough blocks for `TABLES` sequences of the longest length."""
     shape = shape_of(machine, num_hidden_layers=num_layers)
     longest, num_seqs, num_tokens = (48, 4, 48) if machine.rehearsal else (2048, TABLES, 4096)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def make_backend(
 
 
 def blocks_of(slot: int, longest: int, seed: int = 0) -> list[int]:
-    """A slot's blocks, out of order."""
+    """Return a slot's blocks, in shuffled order."""
     count = longest // BLOCK_SIZE
     blocks = list(range(1 + slot * count, 1 + (slot + 1) * count))
     random.Random(slot + seed).shuffle(blocks)
@@ -60,7 +60,7 @@ def blocks_of(slot: int, longest: int, seed: int = 0) -> list[int]:
 
 
 def make_batch(rows: list[tuple[int, int, list[int], list[int]]]) -> StepBatch:
-    """Rows of (slot, first position, token ids, blocks); all draw greedily."""
+    """Make a batch from rows of (slot, first position, token ids, blocks); all sample greedily."""
     count, start = len(rows), [0]
     for _, _, token_ids, _ in rows:
         start.append(start[-1] + len(token_ids))
@@ -79,14 +79,14 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def one_row(backend: TritonBackend, length: int, looked_at: int, chunks: list[int]) -> torch.Tensor:
-    """Logits of the last positions of one text, fed in chunks, alone; every unwritten slot is NaN."""
+    """Return logits of the last positions of one text, computed alone, in chunks; every unwritten slot is NaN."""
     return several_rows(backend, length, looked_at, 0, chunks)
 
 
 def several_rows(
     backend: TritonBackend, length: int, looked_at: int, others: int, chunks: list[int] | None = None
 ) -> torch.Tensor:
-    """The same beside other rows, which prefill; in other blocks each time that there are more of them."""
+    """Do the same together with other rows, which prefill; the blocks differ with the number of rows."""
     backend.cache.fill(float("nan"))
     longest = backend.memory_plan.max_model_len
     token_ids, mine = text(length, 1), blocks_of(0, longest, seed=others)

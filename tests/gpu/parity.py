@@ -1,4 +1,4 @@
-"""Logits of small random checkpoints of every family, beside the reference's: prompts, chunks, decode, graphs."""
+"""Compare logits of small random checkpoints of every family with the reference's: prompts, chunks, decode, graphs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.kernels.kernel_checkpoints import (
     scattered_blocks,
 )
 
-# In standard deviations of the logits. In bfloat16 the reference still computes in float32: what is compared is the
+# In standard deviations of the logits. In bfloat16 the reference still computes in float32, so the difference is the
 # rounding of every operation.
 ALLOWED = {"float32": (1e-4, 1e-3), "bfloat16": (0.05, 0.5)}
-"""Mean and largest difference."""
+"""Mean and maximum difference."""
 
 
 def families(machine: Machine) -> list[dict[str, Any]]:
-    """Each family in each dtype: a prompt in two chunks, then tokens one by one, teacher-forced."""
+    """Compare each family in each dtype: a prompt in two chunks, then single tokens, teacher-forced."""
     asked = [(name, dtype, "fast") for name in CONFIGS for dtype in ALLOWED]
     asked += [(name, "bfloat16", "strict") for name in CONFIGS]
     if machine.rehearsal:
@@ -61,7 +61,7 @@ def _family(machine: Machine, path: Path, name: str, dtype: str, determinism: st
 
 
 def _logits(backend: TritonBackend | ReferenceBackend, length: int, decoded: int) -> torch.Tensor:
-    """Of every position."""
+    """Return the logits of every position."""
     token_ids = prompt(length + decoded, seed=7)
     blocks = scattered_blocks(-(-len(token_ids) // 16), seed=1)
     results, position = [], 0
