@@ -1,4 +1,4 @@
-"""Rendering and encoding chats in tests, in the test's own process."""
+"""Render and encode chats in tests, in this process."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ async def scenario(client: Client, dials: Dials, told: dict[str, Any]) -> None:
     await stream("streamed", CHAT, chat)
     await whole("plain", COMPLETIONS, body(prompt, max_tokens=3))
     async with trio.open_nursery() as nursery:
-        # sequences of one request are planned together only if a step is running when they arrive
+        # the sequences of a request are planned together only if a step is running when they arrive
         nursery.start_soon(whole, "busy", COMPLETIONS, body(prompt_of(9, seed=3), max_tokens=16))
         await trio.sleep(0.0253)
         await whole("choices", COMPLETIONS, body(prompt, max_tokens=3, n=2))

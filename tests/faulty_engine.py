@@ -44,27 +44,27 @@ class EngineFaults:
     """The faults to inject, counted in blocks unless noted otherwise."""
 
     over_read: int = 0
-    """The executor confirms this many more blocks than its tags do."""
+    """The executor confirms this many more than its tags do."""
     under_read: int = 0
-    """The executor confirms this many fewer blocks."""
+    """The executor confirms this many fewer."""
     over_copied: int = 0
-    """The executor reports this many additional copied tokens, for which no block was offered."""
+    """The executor reports this many copied tokens, although there was no block to copy from."""
     over_grant: int = 0
-    """The manager grants this many blocks more than it found; they hold something else."""
+    """The manager grants this many more than it found, which have other contents."""
     under_report: int = 0
-    """The manager records this many fewer blocks than it granted."""
+    """The manager reports this many fewer than it granted."""
     overwritten: bool = False
-    """Another pass has overwritten the first granted block without the manager's knowledge."""
+    """Another pass writes to the first granted block without the manager's knowledge."""
     lose: Callable[[StepReport], bool] | None = None
-    """Matches reports to drop."""
+    """Which reports to lose."""
     repeat: bool = False
     """Every report arrives twice."""
     spans_after_terminal: bool = False
-    """Spans arrive after the sequence's Terminal."""
+    """Computed spans are reported after the sequence's Terminal."""
     no_admissions: bool = False
-    """All columns of admissions are empty."""
+    """The admission columns are empty."""
     ragged: bool = False
-    """One column of admissions is empty."""
+    """One of the admission columns is empty."""
     num_injected: int = 0
     """Faults injected so far."""
 

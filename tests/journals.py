@@ -15,7 +15,7 @@ class KeptJournal:
 
     has_room: Callable[[UsageRecord], bool] = lambda record: True
     open: dict[str, UsageRecord] = attrs.field(factory=dict)
-    """Records that were admitted and not closed, in their last version."""
+    """Admitted and not closed, with the latest values."""
     admitted: list[UsageRecord] = attrs.field(factory=list)
     """Every admission, in order."""
     closed: list[UsageRecord] = attrs.field(factory=list)

@@ -24,7 +24,7 @@ ABSOLUTE = {"actors/ledger/migrations/env.py": "Alembic runs this file by its pa
 """Files that may import their own folder absolutely, and why."""
 
 REPEATED = {
-    # what each room of its kind has
+    # each folder of its kind has one
     "__init__", "actor", "answer", "config", "fields", "models", "ops", "routes", "shapes", "supervisor", "usage",
     "usage_record",
     # the command and the decisions behind it
