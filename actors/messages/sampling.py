@@ -53,8 +53,8 @@ class LogitRules:
     """As token ids, filled in by the tokenizer; a request contains words."""
     min_tokens: int = sampling_field(
         0,
-        "number of tokens to generate before a token may end the choice (EOS, `stop_token_ids`) or a stop string may be "
-        "completed",
+        "number of tokens to generate before a token may end the choice (EOS, `stop_token_ids`) or complete a stop "
+        "string",
         minimum=0,
         values="integer, between 0 and `max_tokens`",
         at_most_max_tokens=True,
