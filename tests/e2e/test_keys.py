@@ -1,4 +1,4 @@
-"""Keys in a real server: the official client with and without, a file that changes under it, and what can be seen."""
+"""API keys in a real server: with the official client, with a key file that changes, and kept out of the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_keys(path: Path, *owners: str) -> None:
 
 
 def hang_up(server: Server, event: str) -> dict[str, Any]:
-    """Send SIGHUP, and wait for what the log says of it."""
+    """Send SIGHUP, wait for `event` in the log and return it."""
     num_before = len(server.events(event))
     server.process.send_signal(signal.SIGHUP)
     eventually(lambda: len(server.events(event)) > num_before, f"{event} is logged")
@@ -46,7 +46,7 @@ def status(server: Server, path: str, key: str | None) -> int:
 
 @contextmanager
 def streaming_with(server: Server, key: str, prompt: list[int], max_tokens: int) -> Iterator[Stream]:
-    """A stream that has begun."""
+    """Open a stream with an API key and read its first event."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.stream(
@@ -64,7 +64,7 @@ def assert_nothing_shown(server: Server) -> None:
 
 
 def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The official client works with a key and is refused without; no process that the server starts inherits one."""
+    """The official client works with a valid key and is rejected otherwise; no child process inherits a key."""
     monkeypatch.setenv("QUIPU_API_KEY", A)
     monkeypatch.setenv("QUIPU_ADMIN_KEY", ADMIN)
     with serving(tmp_path, *FAKE, "--api-key", B) as server:
@@ -91,8 +91,8 @@ def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         assert_nothing_shown(server)
 
 
-def test_hangup_reloads_the_file(tmp_path: Path) -> None:
-    """After SIGHUP the file's keys hold, what runs goes on; a bad file changes nothing, and the log says why."""
+def test_sighup_reloads_keys(tmp_path: Path) -> None:
+    """SIGHUP reloads the keys and running requests continue; a bad file changes nothing and is logged."""
     path = tmp_path.with_name("keys.json")
     write_keys(path, "a", "b", "ops")
     with serving(tmp_path, *FAKE, "--key-file", str(path)) as server:
@@ -103,7 +103,7 @@ def test_hangup_reloads_the_file(tmp_path: Path) -> None:
             assert (reloaded["num_keys"], reloaded["num_admin_keys"], reloaded["key_file"]) == (3, 1, str(path))
             assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]
             done = [line["endpoint"] for line in server.events("request.done")]
-            assert "/v1/completions" not in done, "the stream ended before there was anything to see"
+            assert "/v1/completions" not in done, "the stream ended too early for this test"
             stream.read_all()
             assert stream.finish_reason == "length" and stream.error is None
         path.write_text(json.dumps({"keys": [{"id": "x", "name": "x", "tenant": "x", "sha256": A}]}))

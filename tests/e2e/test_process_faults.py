@@ -1,4 +1,4 @@
-"""What dies, and what its clients see of it: a step, the engine process, the web process."""
+"""Failures of a step, of the engine process and of the web process, and what their clients see."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.runtimes import text_of
 
 POISON = 299
 LONG = 4000
-"""More tokens than a test waits for."""
+"""More output tokens than a test waits for."""
 
 
 def right_text(prompt: list[int], num_tokens: int) -> str:
@@ -30,7 +30,7 @@ def right_text(prompt: list[int], num_tokens: int) -> str:
 
 
 def assert_serves(server: Server, tag: str) -> None:
-    """A new request gets the right answer, and nothing is left of the others."""
+    """Assert that a new request gets the correct output and that nothing of other requests is left."""
     prompt = token_prompt(tag, 20)
     answer = server.complete(prompt)
     assert answer.status_code == 200, answer.text
@@ -41,10 +41,10 @@ def assert_serves(server: Server, tag: str) -> None:
 
 
 def test_step_that_raises(tmp_path: Path) -> None:
-    """A step that raises fails its own requests, with the reason; those that waited are served, and served right.
+    """A step that raises fails its own requests with the reason; waiting requests are served correctly.
 
-    Four sequences run at most. Three do, and a fourth, whose leaving lets the poisoned request in while the waiting
-    ones stay out; with steps sent ahead, the next one is on its way when the poisoned one raises.
+    At most four sequences run: three, and a fourth that disconnects and so admits the poisoned request while the others
+    still wait. Since steps are sent ahead, the next step is already sent when the poisoned one raises.
     """
     flags = ["--executor", "fake", "--fake-poison-token-id", str(POISON), "--max-num-seqs", "4"]
     waiting = [token_prompt(f"waiting {index}", 30 + 5 * index) for index in range(6)]
@@ -52,9 +52,9 @@ def test_step_that_raises(tmp_path: Path) -> None:
         three = [others.enter_context(streaming(server, token_prompt(f"one of {i}", 50), LONG)) for i in range(3)]
         with streaming(server, token_prompt("leaves", 20), LONG):
             poisoned = pool.submit(server.complete, [*token_prompt("poison", 20), POISON])
-            eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "the poisoned request waits")
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 1, "the poisoned request is waiting")
             served = [pool.submit(server.complete, prompt, max_tokens=20) for prompt in waiting]
-            eventually(lambda: server.metrics()["num_requests_waiting"] == 7, "six more wait behind it")
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 7, "six more are waiting")
         for stream in three:
             stream.read_all()
             assert stream.error is not None and "poisoned token" in stream.error["message"]
@@ -69,7 +69,7 @@ def test_step_that_raises(tmp_path: Path) -> None:
         assert metrics['requests_total{outcome="failed"}'] == 4
         assert metrics['requests_total{outcome="finished"}'] == 6
         assert metrics['requests_total{outcome="cancelled"}'] == 1
-        # the prompt of a stream that ran before the fault is still cached, and still right
+        # the prompt of a stream that ran before the fault is still cached, with correct contents
         again = server.complete(token_prompt("one of 0", 50)).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
         assert again["choices"][0]["text"] == right_text(token_prompt("one of 0", 50), 8)
@@ -78,13 +78,13 @@ def test_step_that_raises(tmp_path: Path) -> None:
 
 
 def failing_probes(server: Server) -> list[httpx.Response] | None:
-    """The answers of /health and /ready, if both say that something is wrong."""
+    """Return the responses of /health and /ready if both are 503."""
     probes = [server.get("/health"), server.get("/ready")]
     return probes if all(probe.status_code == 503 for probe in probes) else None
 
 
 def test_engine_killed(tmp_path: Path) -> None:
-    """Open requests fail and say why; probes turn 503 at once and 200 after the restart, which serves again."""
+    """Open requests fail with the reason; probes return 503 at once and 200 after the restart."""
     with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.01") as server:
         prompt = token_prompt("killed", 40)
         first_engine = server.engine_pid()
@@ -95,7 +95,7 @@ def test_engine_killed(tmp_path: Path) -> None:
             streaming(server, prompt, LONG) as second,
         ):
             whole = pool.submit(server.complete, token_prompt("whole", 30), max_tokens=LONG)
-            eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests run")
+            eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests are running")
             os.kill(first_engine, signal.SIGKILL)
             sick, unready = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=1.0)
             for stream in (first, second):
@@ -105,10 +105,10 @@ def test_engine_killed(tmp_path: Path) -> None:
             assert "The engine died" in whole.result().json()["error"]["message"]
         assert "Retry-After" in sick.headers and sick.json()["state"] == "restarting"
         assert "SIGKILL" in unready.json()["detail"]
-        metrics = server.wait_at_rest()  # also before the next request tells the gauges anything
+        metrics = server.wait_at_rest()  # must hold even before another request updates the gauges
         assert metrics['requests_total{outcome="failed"}'] == 3
         assert metrics['kv_blocks{state="free"}'] == num_blocks > 0
-        # a request that comes meanwhile waits for the next engine, whose cache is empty
+        # a request during the restart waits for the next engine, whose cache is empty
         meanwhile = server.complete(prompt).json()
         assert meanwhile["choices"][0]["text"] == right_text(prompt, 8)
         assert meanwhile["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -124,14 +124,14 @@ def test_engine_killed(tmp_path: Path) -> None:
     [([], "no message for 8 seconds"), (["--step-timeout", "1"], "step 1 took longer than 1 seconds")],
     ids=["stopped", "in a step"],
 )
-def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
-    """An engine that is stopped, or whose step does not end, is killed; its requests fail, and another one serves."""
+def test_engine_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
+    """An engine that is stopped, or whose step does not end, is killed; its requests fail, and a new engine serves."""
     step_seconds = "3600" if flags else "0.01"
     with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", step_seconds, *flags) as server:
         first_engine = server.engine_pid()
         with ThreadPoolExecutor(1) as pool:
             whole = pool.submit(server.complete, token_prompt("hung", 40), max_tokens=LONG)
-            eventually(lambda: server.metrics()["open_accounts"] == 1, "a request runs")
+            eventually(lambda: server.metrics()["open_accounts"] == 1, "a request is running")
             if not flags:
                 os.kill(first_engine, signal.SIGSTOP)
             sick, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
@@ -148,8 +148,8 @@ def test_engine_that_hangs(tmp_path: Path, flags: list[str], reason: str) -> Non
 
 
 @pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["continued", "killed"])
-def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
-    """64 streams of a stopped engine end with an error at their time; each has one record once the engine is back."""
+def test_deadlines_while_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
+    """64 streams of a stopped engine end with an error at their deadline; each then has exactly one record."""
     flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--request-timeout", "4"]
     (tmp_path / "server").mkdir()
     with serving(tmp_path / "server", *flags) as server, ThreadPoolExecutor(65) as pool:
@@ -165,7 +165,7 @@ def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -
             return time.monotonic()
 
         streams = [pool.submit(ask, index) for index in range(64)]
-        eventually(lambda: len(open_streams) == 64, "all of them have begun")
+        eventually(lambda: len(open_streams) == 64, "all streams have started")
         begun = time.monotonic()
         os.kill(engine, signal.SIGSTOP)
         late = pool.submit(server.complete, token_prompt("came later", 20))
@@ -184,8 +184,8 @@ def test_deadlines_while_the_engine_hangs(tmp_path: Path, end: signal.Signals) -
     assert all(record["outcome"] == "failed" and not record["disputed"] for record in records)
 
 
-def test_engine_that_keeps_dying(tmp_path: Path) -> None:
-    """After too many deaths within the window the server ends with an error; it does not restart for ever."""
+def test_engine_keeps_dying(tmp_path: Path) -> None:
+    """After too many engine deaths within the window the server exits with an error."""
     with serving(tmp_path, "--executor", "fake") as server:
         killed = 0
         while server.process.poll() is None:
@@ -199,7 +199,7 @@ def test_engine_that_keeps_dying(tmp_path: Path) -> None:
 
 
 def test_web_process_killed(tmp_path: Path) -> None:
-    """The engine sees its socket close, and ends by itself, in the middle of its work."""
+    """The engine notices that its socket is closed, and exits, even while it is working."""
     with serving(tmp_path, "--executor", "fake") as server:
         engine = server.engine_pid()
         with ExitStack() as clients:
@@ -209,14 +209,14 @@ def test_web_process_killed(tmp_path: Path) -> None:
             eventually(lambda: has_ended(engine), "the engine ends without its web process", within_s=1.5)
 
 
-def test_web_process_killed_while_its_engine_loads(tmp_path: Path) -> None:
-    """The engine ends within a second also where it has not come to look at its socket: it loads torch and weights."""
+def test_web_process_killed_during_load(tmp_path: Path) -> None:
+    """The engine also exits within a second while it loads torch and weights and does not read its socket yet."""
     process, log_path = start_quipu(tmp_path, "serve", "--port", "0")
     server = Server(process, log_path)
     try:
         engine = server.engine_pid()
         threads = Path(f"/proc/{engine}/task")
-        eventually(lambda: len(list(threads.iterdir())) > 1, "it watches its parent")
+        eventually(lambda: len(list(threads.iterdir())) > 1, "the engine watches its parent")
         assert not server.events("engine.ready")
     finally:
         process.kill()

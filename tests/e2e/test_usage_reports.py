@@ -1,7 +1,7 @@
-"""Reports of real servers: what the official client and plain HTTP are told equals what the clients were told.
+"""Usage reports of real servers, read with the official client and plain HTTP, match the usage in responses.
 
-Tenants with keys ask over every API, streamed and not; then the reports are asked, by the ones who may, while the
-server runs, after it was stopped, after it was killed, and from the command line with nobody there.
+Tenants with keys send requests over every API, streamed and not. Then an admin reads the reports while the server runs,
+after it was stopped, after it was killed, and from the command line without a server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MINUTE = 60
 
 @attrs.define
 class Told:
-    """What the clients of one tenant were told, added up."""
+    """Usage summed over the responses to one tenant."""
 
     requests: int = 0
     prompt: int = 0
@@ -61,7 +61,7 @@ def from_anthropic(usage: Any, written: int) -> Told:
 
 @attrs.define
 class Tenant:
-    """Asks a server over all APIs under its own key."""
+    """Sends requests over all APIs with its own key."""
 
     server: Server
     name: str
@@ -95,7 +95,7 @@ class Tenant:
             )
 
     def ask_anthropic(self, tag: str) -> None:
-        """A marked prefix, plain and streamed. What is written after the mark only the record says."""
+        """Send a marked prefix, plain and streamed. Only the record has the tokens written after the mark."""
         with anthropic.Anthropic(
             base_url=self.server.url, api_key=KEYS[self.name], max_retries=0, timeout=PATIENCE_S
         ) as client:
@@ -129,7 +129,7 @@ def write_keys(path: Path) -> None:
 
 
 def openai_report(server: Server, **parameters: Any) -> dict[str | None, Told]:
-    """By project, all pages, read by the official client."""
+    """Read all pages by project with the official client."""
     found: dict[str | None, Told] = {}
     parameters = {"start_time": int(time.time()) - 15 * MINUTE, "bucket_width": "1m", "limit": 7, **parameters}
     with openai.OpenAI(
@@ -156,7 +156,7 @@ def openai_report(server: Server, **parameters: Any) -> dict[str | None, Told]:
 
 
 def anthropic_report(server: Server) -> dict[str, Told]:
-    """By workspace, all pages, as plain HTTP. It counts no requests, and not what was written after a mark."""
+    """Read all pages by workspace over plain HTTP. The report lacks requests and tokens written after a mark."""
     found: dict[str, Told] = {}
     start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 15 * MINUTE))
     pairs = [("starting_at", start), ("bucket_width", "1m"), ("limit", "9"), ("group_by[]", "workspace_id")]
@@ -179,7 +179,7 @@ def anthropic_report(server: Server) -> dict[str, Told]:
 
 
 def command_report(folder: Path, *flags: str, **environment: str) -> dict[str, Told]:
-    """By tenant, from `quipu usage`."""
+    """Read the report by tenant with `quipu usage`."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -191,7 +191,7 @@ def command_report(folder: Path, *flags: str, **environment: str) -> dict[str, T
 
 
 def check(server: Server, folder: Path, told: dict[str, Told]) -> None:
-    """Every report says what the clients were told."""
+    """Assert that every report equals the sums of the responses."""
     assert openai_report(server) == {name: attrs.evolve(one, created_5m=0) for name, one in told.items()}
     assert anthropic_report(server) == {name: attrs.evolve(one, requests=0, written=0) for name, one in told.items()}
     assert command_report(folder) == told
@@ -199,7 +199,7 @@ def check(server: Server, folder: Path, told: dict[str, Told]) -> None:
 
 @pytest.fixture
 def ask_all(tmp_path: Path) -> Iterator[Callable[[Server, dict[str, Told]], list[Tenant]]]:
-    """Have two tenants send the same things over every API, streamed and not."""
+    """Make two tenants send the same requests over every API, streamed and not."""
     write_keys(tmp_path.with_name("keys.json"))
 
     def ask(server: Server, told: dict[str, Told]) -> list[Tenant]:
@@ -213,10 +213,8 @@ def ask_all(tmp_path: Path) -> Iterator[Callable[[Server, dict[str, Told]], list
     yield ask
 
 
-def test_reports_say_what_clients_were_told(
-    tmp_path: Path, ask_all: Callable[[Server, dict[str, Told]], list[Tenant]]
-) -> None:
-    """For each tenant, over every API, streamed and not; while it runs, stopped, killed, and started again."""
+def test_reports_match_responses(tmp_path: Path, ask_all: Callable[[Server, dict[str, Told]], list[Tenant]]) -> None:
+    """Reports match for each tenant while the server runs, is stopped, is killed, and is started again."""
     flags = (*FAKE, "--key-file", str(tmp_path.with_name("keys.json")))
     told: dict[str, Told] = {}
     with serving(tmp_path, *flags) as server:
@@ -230,7 +228,7 @@ def test_reports_say_what_clients_were_told(
         assert openai_report(server, models=["other"]) == {}
     assert command_report(tmp_path) == told, "the server is down"
     with serving(tmp_path, *flags) as server:
-        assert openai_report(server).keys() == told.keys(), "an earlier life's"
+        assert openai_report(server).keys() == told.keys(), "requests from before the restart"
         ask_all(server, told)
         check(server, tmp_path, told)
         server.process.kill()
@@ -241,7 +239,7 @@ def test_reports_say_what_clients_were_told(
 
 
 def assert_who_sees_what(acme: Tenant, bolt: Tenant) -> None:
-    """Its own records only; that somebody else had its prompt in the cache is for admins; reports are for admins."""
+    """A tenant sees only its own records, and not that another tenant had cached its prompt; reports are for admins."""
     (same, _), (other, _) = acme.request_ids, bolt.request_ids
     assert acme.record(same)["tenant"] == "acme" and acme.get(f"/v1/usage/{other}").status_code == 404
     ops = Tenant(bolt.server, "ops")
@@ -255,9 +253,9 @@ def assert_who_sees_what(acme: Tenant, bolt: Tenant) -> None:
         assert httpx.get(bolt.server.url + path, timeout=PATIENCE_S).status_code == 401
 
 
-def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
-    """Requests under the same idempotency key count each, or once if asked; one whose client left counts what was
-    done."""
+def test_retries_and_disconnects(tmp_path: Path) -> None:
+    """Requests with the same idempotency key count separately, or once if collapsed; an abandoned request counts the
+    work done."""
     with serving(tmp_path, *FAKE) as server:
         since = int(time.time()) - MINUTE
         body = {"model": "demo", "prompt": token_prompt("twice", 40), "max_tokens": 5, **extra()}
@@ -282,14 +280,14 @@ def test_retries_and_clients_that_leave(tmp_path: Path) -> None:
             request_id = response.headers["X-Quipu-Request-Id"]
         record: Any = eventually(
             lambda: answer.json() if (answer := server.get(f"/v1/usage/{request_id}")).status_code == 200 else None,
-            "the record of the request is there",
+            "the request has a record",
         )
         assert record["outcome"] == "cancelled" and 0 < record["completion_tokens"] < 4000
         assert total() == Told(4, 160, 64, 64, 0, 15 + record["completion_tokens"])
 
 
 def test_database_away(tmp_path: Path, postgres: Postgres) -> None:
-    """While PostgreSQL is down reports are 503 and requests are served; when it is back, everything is there."""
+    """While PostgreSQL is down reports are 503 and requests are served; when it is back, the report is complete."""
     url = postgres.new_database()
     with serving(tmp_path, *FAKE, "--ledger-url", url) as server:
         report = f"/v1/organization/usage/completions?start_time={int(time.time()) - MINUTE}"

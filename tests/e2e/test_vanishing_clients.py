@@ -1,7 +1,7 @@
-"""Two hundred clients that vanish at random moments: afterwards the server is as if they had never come.
+"""Two hundred clients that disconnect at random moments: afterwards nothing of them is left in the server.
 
-Time is counted in what a steady client reads (a token a step), so a moment is a point in the engine's work, whatever
-the machine is doing. Which client does what, and when, is drawn from one seed.
+Time is counted in events that a steady client reads (a token per step), so a moment is a point in the engine's work,
+independent of the machine's load. The clients' behaviour is generated from one seed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.runtimes import text_of
 
 NUM_CLIENTS = 200
 NUM_SEATS = 16
-"""Sequences in a step: most clients have to queue."""
+"""Maximum sequences in a step: most clients have to queue."""
 EVENTS_A_SEED = 400
-"""How long the clients' arrivals are spread, in events of the steady client."""
+"""Period over which the clients' arrivals are spread, in events of the steady client."""
 TRAILERS = (
     b"\r\n",
     b"\r\n\r\n",
@@ -37,14 +37,14 @@ TRAILERS = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Few seats, and prompts that take several steps."""
+    """Few concurrent sequences, and prompts that take several steps."""
     flags = ["--executor", "fake", "--max-num-seqs", str(NUM_SEATS), "--max-num-batched-tokens", "128"]
     with serving(tmp_path_factory.mktemp("vanishing"), *flags, "--num-blocks", "400", "--max-model-len", "6000") as s:
         yield s
 
 
 class EventClock:
-    """Counts what the steady client reads, and lets others wait for a count."""
+    """Counts the events that the steady client reads, and lets others wait for a count."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -70,15 +70,15 @@ class Manner:
     """Events to wait before it connects."""
     stream: bool
     sends: float
-    """Share of the request that it sends."""
+    """Fraction of the request that it sends."""
     trailer: bytes
-    """Sent after the request: a server that waits for its answer to end must still see the client leave."""
+    """Bytes sent after the request: even then the server must notice that the client disconnects."""
     reads: int
-    """Bytes that it reads before it leaves, of a stream; never so many that it sees the end."""
+    """Bytes of a stream that it reads before it leaves; always fewer than the whole stream."""
     lingers: int
-    """Events that it then waits, reading nothing more."""
+    """Events to wait afterwards without reading."""
     leaves: str
-    """`close`, `reset`, or `half`: it says that it will send no more, and waits for the server to close."""
+    """`close`, `reset`, or `half`: it shuts down its sending side and waits for the server to close."""
 
 
 def draw_manners(seed: int) -> list[Manner]:
@@ -104,7 +104,7 @@ def request_bytes(prompt: list[int], *, stream: bool, max_tokens: int) -> bytes:
 
 
 async def be_steady(server: Server, clock: EventClock) -> None:
-    """A client that reads as fast as it can for as long as it is let."""
+    """Act as a client that reads as fast as it can until cancelled."""
     async with await trio.open_tcp_stream(*server.address) as stream:
         await stream.send_all(request_bytes(token_prompt("steady", 20), stream=True, max_tokens=5000))
         while data := await stream.receive_some(65536):
@@ -114,7 +114,7 @@ async def be_steady(server: Server, clock: EventClock) -> None:
 
 async def vanish(server: Server, clock: EventClock, index: int, manner: Manner) -> None:
     await clock.wait(manner.arrives)
-    # some begin alike, so that blocks of those who left are hit by others
+    # some share prefixes, so that blocks of clients that left are hit by others
     prompt = token_prompt(f"vanishing {index % 20}", 20 + 37 * (index % 11))
     request = request_bytes(prompt, stream=manner.stream, max_tokens=60 + index % 200)
     async with await trio.open_tcp_stream(*server.address) as stream:
@@ -131,7 +131,7 @@ async def vanish(server: Server, clock: EventClock, index: int, manner: Manner) 
                 while await stream.receive_some(65536):
                     pass
         except trio.BrokenResourceError:
-            pass  # garbage behind a request may have its connection closed
+            pass  # the server may close the connection because of garbage after a request
         if manner.leaves == "reset":
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -144,8 +144,8 @@ def assert_serves(server: Server, tag: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1])
-async def test_clients_that_vanish(server: Server, seed: int) -> None:
-    """No account stays open, no block held, no socket or file open in either process; and the server serves."""
+async def test_vanishing_clients(server: Server, seed: int) -> None:
+    """Afterwards no account is open, no block held, no descriptor leaked in either process, and requests are served."""
     assert_serves(server, "before")
     before = server.wait_at_rest()
     pids = (server.pid, server.engine_pid())
@@ -160,13 +160,13 @@ async def test_clients_that_vanish(server: Server, seed: int) -> None:
             steady.cancel_scope.cancel()
     after = server.wait_at_rest()
     cancelled = after['requests_total{outcome="cancelled"}'] - before['requests_total{outcome="cancelled"}']
-    assert cancelled > NUM_CLIENTS / 3, "most of them should have left in the middle"
+    assert cancelled > NUM_CLIENTS / 3, "many should have left midway"
     assert after['requests_total{outcome="failed"}'] == 0
     assert after["usage_disputed_total"] == 0
     assert after["num_requests_running"] == after["num_requests_waiting"] == 0
     assert after['kv_blocks{state="free"}'] + after['kv_blocks{state="cached"}'] == 399
-    eventually(lambda: [num_files(pid) for pid in pids] == baseline, "both processes hold as many files as before")
-    assert (server.pid, server.engine_pid()) == pids, "nobody died"
+    eventually(lambda: [num_files(pid) for pid in pids] == baseline, "both processes have as many open files as before")
+    assert (server.pid, server.engine_pid()) == pids, "a process was restarted"
     assert "crashed" not in server.log_text and "Traceback" not in server.log_text
-    for index in range(5):  # what the vanished left in the cache is right
+    for index in range(5):  # blocks cached by vanished clients have correct contents
         assert_serves(server, f"vanishing {index}")

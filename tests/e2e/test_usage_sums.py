@@ -1,6 +1,6 @@
-"""Two real processes and a real ledger: after a random run counters, records and what clients were told add up alike.
+"""A real server and a real ledger: after a random load, counters, records and responses have the same sums.
 
-The long run is `tests/web/api/test_sums.py`, in one loop.
+`tests/web/api/test_sums.py` does the same at length, in one event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEM = "A quipu is a ledger of cords, and each of its knots is a number that som
 class Seen:
     surface: Surface
     request_id: str | None
-    """None: its client left before it was answered."""
+    """None: the client disconnected before the response started."""
     data: bytes
 
 
@@ -58,7 +58,7 @@ def ask(server: Server, seed: int) -> Seen:
 
 
 def test_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With no account open; and `quipu ledger reconcile` says so of the stopped server."""
+    """The sums agree once no account is open, and `quipu ledger reconcile` agrees after the stop."""
     folder = tmp_path_factory.mktemp("sums")
     flags = ("--executor", "fake", "--fake-poison-token-id", str(POISON), "--num-blocks", "40", "--max-num-seqs", "16")
     with serving(folder, *flags, "--fake-step-seconds", "0.003") as server:
