@@ -1,4 +1,4 @@
-"""Fields that are not read: each is named in a header of the response, whole or streamed; fields that are read are not."""
+"""Fields that are not read are named in a header of the response, whole or streamed; no other field is."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Clock:
 
 
 async def test_slices_of_responses_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ten large responses at once, each makes one slice per round of the loop, so no task waits for more than one."""
+    """With ten large responses at once, one slice is made per round of the loop, so no task waits for more than one."""
     clock = Clock()
     monkeypatch.setattr("quipu.web.http.turns.time.perf_counter", clock.perf_counter)
     latest = [0.0]

@@ -240,7 +240,7 @@ async def test_estimates_are_not_billed() -> None:
 
 
 async def test_retries_and_faults() -> None:
-    """Every request counts, or each once with its retries; requests that the server failed count no tokens either way."""
+    """Every request counts, or each once with its retries; requests that the server failed never count tokens."""
     source = BookSource(
         [
             at(1, "r1", outcome=Outcome.FAILED, fault=Fault.STEP_FAILED),

@@ -16,7 +16,7 @@ WIDTH_NAMES = st.sampled_from(sorted(WIDTHS))
 
 @given(WIDTH_NAMES, st.integers(0, 10_000_000), st.integers(0, 400), st.integers(0, 86_399), st.integers(1, 31))
 def test_pages_tile_the_range(name: str, since: int, num_widths: int, rest: int, limit: int) -> None:
-    """Each moment is in exactly one bucket; all inner boundaries are UTC boundaries; only the last page may be short."""
+    """Each moment is in exactly one bucket; inner boundaries are UTC boundaries; only the last page may be short."""
     width = WIDTHS[name]
     until = since + num_widths * width.width_s + rest % width.width_s
     pages = [lay_out(width, since, until, limit)]

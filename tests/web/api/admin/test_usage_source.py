@@ -151,7 +151,7 @@ async def test_records_not_yet_loaded(tmp_path: Path) -> None:
 
 
 async def test_no_ledger(tmp_path: Path) -> None:
-    """A 503; its reason is in the log, and the response contains no paths of the server. Afterwards reports work again."""
+    """A 503; its reason is in the log, and the response shows no server paths. Afterwards reports work again."""
     client = client_of(LedgerUsage(tmp_path / "gone"))
     with capture_logs() as lines:
         exchange, answer = await client.get(f"{OPENAI}?start_time=0")
