@@ -96,7 +96,7 @@ class CpuBackend:
                     self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
             self._bounds = Bounds(
                 num_tokens=config.max_num_batched_tokens,
-                num_looked_at=max(config.max_num_seqs, _SCORED_AT_ONCE),
+                num_logits=max(config.max_num_seqs, _SCORED_AT_ONCE),
                 num_blocks=num_blocks,
                 num_positions=config.max_model_len,
                 vocab_size=model_config.vocab_size,
@@ -161,10 +161,8 @@ class CpuBackend:
         """Run the pass without drawing; return float32 logits `[len(tokens), V]` of these flat token indexes."""
         one_pass = self._pass(batch)
         nothing_MV = self._run(one_pass, [])
-        starts = range(0, len(tokens), self._bounds.num_looked_at)
-        parts = [
-            self._run_head(one_pass, tokens[start : start + self._bounds.num_looked_at]).clone() for start in starts
-        ]
+        starts = range(0, len(tokens), self._bounds.num_logits)
+        parts = [self._run_head(one_pass, tokens[start : start + self._bounds.num_logits]).clone() for start in starts]
         return torch.cat([nothing_MV, *parts])
 
     def close(self) -> None:
@@ -182,22 +180,22 @@ class CpuBackend:
             num_threads=self.num_threads,
         )
 
-    def _run(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
+    def _run(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
         """Run the whole pass. The next call overwrites the logits."""
-        one_pass.run(self._library, self._program.whole if looked_at else self._program.trunk, looked_at)
-        return self._program.logits_MV[: len(looked_at)]
+        one_pass.run(self._library, self._program.whole if logits_indices else self._program.trunk, logits_indices)
+        return self._program.logits_MV[: len(logits_indices)]
 
-    def _run_head(self, one_pass: Pass, looked_at: list[int]) -> torch.Tensor:
+    def _run_head(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
         """Run the head again, for other tokens of a pass that has run."""
-        one_pass.run(self._library, self._program.head, looked_at)
-        return self._program.logits_MV[: len(looked_at)]
+        one_pass.run(self._library, self._program.head, logits_indices)
+        return self._program.logits_MV[: len(logits_indices)]
 
     def _score(self, one_pass: Pass, scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor) -> Drawn:
         """Add the requested scores to what was drawn; `logits_MV` are those of the rows that drew."""
         at = {row: index for index, row in enumerate(drawn.rows)}
-        looked_at = [at[row] for row in scoring.drawn_rows]
-        token_ids = [drawn.token_ids[index] for index in looked_at]
-        scores = self._score_rows(logits_MV, looked_at, token_ids, scoring.drawn_num_top)
+        scored_rows = [at[row] for row in scoring.drawn_rows]
+        token_ids = [drawn.token_ids[index] for index in scored_rows]
+        scores = self._score_rows(logits_MV, scored_rows, token_ids, scoring.drawn_num_top)
         prompt_scores = Scores.empty()
         for start in range(0, len(scoring.prompt_tokens), _SCORED_AT_ONCE):
             some = slice(start, start + _SCORED_AT_ONCE)

@@ -44,16 +44,16 @@ def _two_in_one(first: RecordedOp, second: RecordedOp, readers: Counter[int]) ->
         if first.fields["num_heads"] != 1:
             return None
         fields = {**second.fields, "norm": first.fields["weight"], "eps": first.fields["eps"]}
-        return RecordedOp(fields, first.x, second.z, second.y, room=whole)
+        return RecordedOp(fields, first.x, second.z, second.y, scratch=whole)
     if first.kind != program.LINEAR or first.z is not None or first.fields.get("activation"):
         return None
     if second.kind in (program.SILU_MUL, program.GELU_MUL) and second.x == whole:
         return RecordedOp(
-            {**first.fields, "activation": second.kind}, first.x, None, second.y, room=first.room, raw=whole
+            {**first.fields, "activation": second.kind}, first.x, None, second.y, scratch=first.scratch, raw=whole
         )
     if second.kind == program.ADD and whole in (second.x, second.z):
         added = second.z if second.x == whole else second.x
-        return RecordedOp(first.fields, first.x, added, second.y, room=first.room)
+        return RecordedOp(first.fields, first.x, added, second.y, scratch=first.scratch)
     return None
 
 
@@ -96,13 +96,13 @@ def _attention(
         return None
     fields = {
         **attend.fields,
-        "turned": True,
+        "fused_rope": True,
         **{name: q_rope.fields[name] for name in ("cos", "sin", "out_width")},
         "norm": q[0].fields["weight"] if len(q) == 2 else None,
         "key_norm": k[0].fields["weight"] if len(k) == 2 else None,
         "eps": norms[0].fields["eps"] if norms else 0.0,
     }
-    return RecordedOp(fields, q_from, k_from, attend.y, v=write.z, room=attend.x), 1 + len(inside)
+    return RecordedOp(fields, q_from, k_from, attend.y, v=write.z, scratch=attend.x), 1 + len(inside)
 
 
 def _rotated(place: Place, readers: Counter[int], makers: dict[int, RecordedOp]) -> list[RecordedOp] | None:

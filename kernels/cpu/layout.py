@@ -18,7 +18,7 @@ def join(calls: list[RecordedOp]) -> None:
     """Remove the barrier between operations in which each thread works on the same rows."""
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
-        same_rows = call.fields["looked_at"] == following.fields["looked_at"]
+        same_rows = call.fields["on_logits_rows"] == following.fields["on_logits_rows"]
         call.fields["joined"] = kinds <= program.ROW_WISE and same_rows
 
 
@@ -35,19 +35,19 @@ def lay_out(calls: list[RecordedOp], widths: list[int], rows: list[int]) -> dict
     last_read[calls[-1].y.value] = len(calls)
     sizes: list[int] = []
     held_by: list[int | None] = []
-    room: dict[int, int] = {}
+    slot_of: dict[int, int] = {}
     for index, call in enumerate(calls):
         for value in call.written:
             slot = _take(widths[value] * rows[value], sizes, held_by)
             held_by[slot] = value
-            room[value] = slot
+            slot_of[value] = slot
         if call.fields["joined"]:
             continue
         for slot, holder in enumerate(held_by):
             if holder is not None and last_read.get(holder, index) <= index:
                 held_by[slot] = None
     memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
-    return {value: memory[slot] for value, slot in room.items()}
+    return {value: memory[slot] for value, slot in slot_of.items()}
 
 
 def _take(size: int, sizes: list[int], held_by: list[int | None]) -> int:
@@ -64,7 +64,7 @@ def _take(size: int, sizes: list[int], held_by: list[int | None]) -> int:
 
 def compile_op(call: RecordedOp, widths: list[int], memory: dict[int, torch.Tensor]) -> Op:
     op = Op(**call.fields)
-    for name in ("x", "z", "y", "v", "room", "raw"):
+    for name in ("x", "z", "y", "v", "scratch", "raw"):
         place = getattr(call, name)
         if place is not None:
             setattr(op, name, memory[place.value].data_ptr() + 4 * place.offset)

@@ -51,7 +51,7 @@ def one_linear(
         weight=matrix.data.data_ptr(),
     )
     ops = (Op * 1)(op)
-    bounds = Bounds(num_tokens=rows, num_looked_at=1, num_blocks=2, num_positions=rows, vocab_size=1)
+    bounds = Bounds(num_tokens=rows, num_logits=1, num_blocks=2, num_positions=rows, vocab_size=1)
     one_pass = Pass(_tokens(rows), [], bounds=bounds, block_size=rows, num_threads=num_threads)
     kept = (x_NI, matrix, y_NO, bias_O, z_NO)
 

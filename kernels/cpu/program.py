@@ -23,8 +23,8 @@ STORED = {torch.float32: 0, torch.bfloat16: 1}
 """Supported dtypes of weights and caches."""
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
-GELU_MUL, SOFT_CAP, ROUTE, DEAL, EXPERT_LINEAR, EXPERT_SILU_MUL, MIX = range(9, 16)
-ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, MIX})
+GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
+ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE})
 """Kinds in which each thread reads and writes only its own rows, which are always the same."""
 
 Int64s = npt.NDArray[np.int64]
@@ -34,14 +34,14 @@ class Op(ctypes.Structure):
     """One operation; csrc/program.h documents the fields."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("kind", "looked_at", "stored", "joined")),
+        *((name, ctypes.c_int32) for name in ("kind", "on_logits_rows", "stored", "joined")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
         *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
-        *((name, ctypes.c_int32) for name in ("normalise", "activation", "turned")),
+        *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope")),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
-        *((name, ctypes.c_void_p) for name in ("matrices", "deal", "norm", "key_norm", "v", "room", "raw")),
+        *((name, ctypes.c_void_p) for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw")),
     )
 
 
@@ -49,12 +49,12 @@ class _Pass(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_int64)
-            for name in ("num_tokens", "num_looked_at", "num_sequences", "block_size", "num_threads")
+            for name in ("num_tokens", "num_logits", "num_sequences", "block_size", "num_threads")
         ),
         *(
             (name, ctypes.c_void_p)
             for name in (
-                "token_ids", "positions", "blocks", "looked_at", "query_start", "tables", "table_start",
+                "token_ids", "positions", "blocks", "logits_indices", "query_start", "tables", "table_start",
             )
         ),
     )  # fmt: skip
@@ -65,7 +65,7 @@ class Bounds:
     """The bounds for which the kernels' memory was allocated. Kernels do not check them; `Pass` does."""
 
     num_tokens: int
-    num_looked_at: int
+    num_logits: int
     num_blocks: int
     num_positions: int
     vocab_size: int
@@ -116,25 +116,25 @@ class Pass:
             **{name: column.ctypes.data for name, column in self._columns.items()},
         )
 
-    def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], looked_at: Sequence[int]) -> None:
-        """Run operations; those of the head for these tokens."""
-        column = _column(looked_at)
-        _check_within("token to look at", column, len(self._columns["token_ids"]))
-        if len(column) > self._bounds.num_looked_at:
+    def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], logits_indices: Sequence[int]) -> None:
+        """Run operations; those of the head for the tokens with these indexes."""
+        column = _column(logits_indices)
+        _check_within("logits index", column, len(self._columns["token_ids"]))
+        if len(column) > self._bounds.num_logits:
             raise ValueError(
-                f"{len(column)} tokens to look at, where at most {self._bounds.num_looked_at} are possible"
+                f"logits of {len(column)} tokens requested, at most {self._bounds.num_logits} are possible"
             )
-        self._struct.looked_at, self._struct.num_looked_at = column.ctypes.data, len(column)
+        self._struct.logits_indices, self._struct.num_logits = column.ctypes.data, len(column)
         library.quipu_run(ops, len(ops), ctypes.byref(self._struct))
 
-    def _check(self, token_ids: Int64s, positions: Int64s, tables: Int64s, room: Int64s) -> None:
+    def _check(self, token_ids: Int64s, positions: Int64s, tables: Int64s, num_free_slots: Int64s) -> None:
         if len(token_ids) > self._bounds.num_tokens:
             raise ValueError(f"{len(token_ids)} tokens in a pass, where at most {self._bounds.num_tokens} are possible")
         _check_within("token id", token_ids, self._bounds.vocab_size)
         _check_within("position", positions, self._bounds.num_positions)
         _check_within("block", tables, self._bounds.num_blocks)
-        if len(room) and room.min() < 0:
-            raise ValueError(f"the block table of row {room.argmin()} ends before its last token")
+        if len(num_free_slots) and num_free_slots.min() < 0:
+            raise ValueError(f"the block table of row {num_free_slots.argmin()} ends before its last token")
 
 
 class _Field(ctypes.Structure):

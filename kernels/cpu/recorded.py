@@ -29,7 +29,7 @@ class RecordedOp:
     y: Place
     v: Place | None = None
     """For attention that writes the cache itself: the values v, in the rows of x."""
-    room: Place | None = None
+    scratch: Place | None = None
     """Memory for the intermediate result of two operations fused into this one."""
     raw: Place | None = None
     """Memory for the result of the product before its activation."""
@@ -44,4 +44,4 @@ class RecordedOp:
 
     @property
     def written(self) -> list[int]:
-        return [place.value for place in (self.y, self.room, self.raw) if place is not None]
+        return [place.value for place in (self.y, self.scratch, self.raw) if place is not None]

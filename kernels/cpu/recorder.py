@@ -56,10 +56,10 @@ class Recorder:
         self._bounds = bounds
         self.recorded: list[RecordedOp] = []
         self.widths: list[int] = []
-        self.looked_at: list[bool] = []
+        self.on_logits_rows: list[bool] = []
         self.memory: list[torch.Tensor] = []
         self._values: dict[int, tuple[int, torch.Tensor]] = {}  # by address of the small tensor
-        self._deals: dict[int, torch.Tensor] = {}  # by size
+        self._dispatch_memories: dict[int, torch.Tensor] = {}  # by size
         self._head = False
 
     def start_head(self, x_ND: torch.Tensor) -> torch.Tensor:
@@ -151,13 +151,13 @@ class Recorder:
         shared: dict[str, Any] = {
             "num_experts": len(experts.down_DF),
             "num_chosen": chosen,
-            "deal": self._deal(len(experts.down_DF), chosen),
+            "dispatch": self._dispatch_memory(len(experts.down_DF), chosen),
         }
         routed = self._record(program.ROUTE, x=router_NX, shape=(2 * chosen,), normalise=experts.normalise, **shared)
-        dealt = self._record(program.DEAL, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
+        dispatched = self._record(program.DISPATCH, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
         gate_up = self._record(
             program.EXPERT_LINEAR,
-            x=dealt,
+            x=dispatched,
             shape=(chosen * 2 * hidden,),
             width=width,
             out_width=2 * hidden,
@@ -174,7 +174,7 @@ class Recorder:
             also=self._matrices(experts.down_DF),
             **shared,
         )
-        return self._record(program.MIX, x=routed, z=down, shape=(width,), width=width, **shared)
+        return self._record(program.COMBINE, x=routed, z=down, shape=(width,), width=width, **shared)
 
     def _record(
         self,
@@ -190,11 +190,11 @@ class Recorder:
         result = torch.empty(_ROWS, *shape)
         value = len(self.widths)
         self.widths.append(result[0].numel())
-        self.looked_at.append(self._head)
+        self.on_logits_rows.append(self._head)
         # an empty result (write_kv) has no address, and cannot be used
         if result.numel():
             self._values[result.untyped_storage().data_ptr()] = (value, result)
-        fields |= {"kind": kind, "looked_at": self._head, "joined": False, **(also or {})}
+        fields |= {"kind": kind, "on_logits_rows": self._head, "joined": False, **(also or {})}
         self.recorded.append(RecordedOp(fields, self._place(x), self._place(z), Place(value, 0)))
         return result
 
@@ -224,13 +224,13 @@ class Recorder:
         self.memory.append(addresses)
         return {"matrices": addresses.data_ptr(), "stored": matrices[0]["stored"]}
 
-    def _deal(self, num_experts: int, num_chosen: int) -> int:
-        """Return the address of memory for a layer's plan (csrc/experts.cpp), shared by all layers."""
+    def _dispatch_memory(self, num_experts: int, num_chosen: int) -> int:
+        """Return the address of memory for assigning rows to experts (csrc/experts.cpp), shared by all layers."""
         size = 8 * num_experts + num_experts + 1 + self._bounds.num_tokens * num_chosen
-        if size not in self._deals:
-            self._deals[size] = torch.zeros(size, dtype=torch.int64)
-            self.memory.append(self._deals[size])
-        return self._deals[size].data_ptr()
+        if size not in self._dispatch_memories:
+            self._dispatch_memories[size] = torch.zeros(size, dtype=torch.int64)
+            self.memory.append(self._dispatch_memories[size])
+        return self._dispatch_memories[size].data_ptr()
 
     def _layer(self, layer: int) -> dict[str, int]:
         k_BKSE, v_BKSE = self._cache[layer]
@@ -246,7 +246,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     trunk, head = fuse(recorder.recorded[:num_trunk]), fuse(recorder.recorded[num_trunk:])
     calls = [*trunk, *head]
     join(calls)
-    rows = [bounds.num_looked_at if looked_at else bounds.num_tokens for looked_at in recorder.looked_at]
+    rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in recorder.on_logits_rows]
     memory = lay_out(calls, recorder.widths, rows)
     ops = [compile_op(call, recorder.widths, memory) for call in calls]
 
@@ -258,7 +258,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
         trunk=array(ops[: len(trunk)]),
         head=array(ops[len(trunk) :]),
         whole=array(ops),
-        logits_MV=memory[last][: bounds.num_looked_at * recorder.widths[last]].view(bounds.num_looked_at, -1),
+        logits_MV=memory[last][: bounds.num_logits * recorder.widths[last]].view(bounds.num_logits, -1),
         memory=[*memory.values(), *recorder.memory],
         workspace=list(memory.values()),
     )

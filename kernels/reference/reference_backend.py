@@ -168,8 +168,10 @@ class _Head:
 def _score(scoring: Scoring, drawn: Drawn, logits_MV: torch.Tensor, head: _Head) -> Drawn:
     """Add the requested scores to what was drawn; `logits_MV` are those of the rows that drew."""
     at = {row: index for index, row in enumerate(drawn.rows)}
-    looked_at = [at[row] for row in scoring.drawn_rows]
-    drawn_scores = score(logits_MV[looked_at], [drawn.token_ids[index] for index in looked_at], scoring.drawn_num_top)
+    scored_rows = [at[row] for row in scoring.drawn_rows]
+    drawn_scores = score(
+        logits_MV[scored_rows], [drawn.token_ids[index] for index in scored_rows], scoring.drawn_num_top
+    )
     prompt_scores = Scores.empty()
     # tile by tile: the logits of a whole prompt may be larger than the model
     for start in range(0, len(scoring.prompt_tokens), ROWS):

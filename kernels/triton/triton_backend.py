@@ -175,8 +175,8 @@ class TritonBackend:
         at = {row: index for index, row in enumerate(rows)}
         chosen = [at[row] for row in batch.scoring.drawn_rows]
         if chosen:
-            looked_at_MV = logits_MV[[places[index] for index in chosen]]
-            scores = score(looked_at_MV, [token_ids[index] for index in chosen], batch.scoring.drawn_num_top)
+            scored_MV = logits_MV[[places[index] for index in chosen]]
+            scores = score(scored_MV, [token_ids[index] for index in chosen], batch.scoring.drawn_num_top)
         return attrs.evolve(drawn, scores=scores, prompt_scores=_score_prompts(batch.scoring, finished))
 
     @torch.inference_mode()

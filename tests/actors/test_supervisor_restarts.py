@@ -14,7 +14,7 @@ import pytest
 import structlog.testing
 import trio
 
-from quipu.actors import engine
+from quipu.actors import engine_server
 from quipu.actors.engine import LoopHost
 from quipu.actors.processes.log_writer import LogWriter
 from quipu.actors.processes.process_host import ProcessHost
@@ -116,11 +116,11 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     def load(config: object) -> None:
         raise error
 
-    monkeypatch.setattr(engine, "load_executor", load)
-    monkeypatch.setattr(engine, "_configure_log", lambda level: LogWriter(-1))
+    monkeypatch.setattr(engine_server, "load_executor", load)
+    monkeypatch.setattr(engine_server, "_configure_log", lambda level: LogWriter(-1))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     ours, theirs = socket.socketpair()
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
-        assert engine.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
+        assert engine_server.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
         assert ours.recv(1) == b"", "it has refused nothing"

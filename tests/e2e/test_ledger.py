@@ -139,7 +139,7 @@ def test_second_server_in_same_folder(tmp_path: Path) -> None:
         (tmp_path / "second").mkdir()
         process, log = start_quipu(tmp_path / "second", "serve", "--port", "0", *FAKE, "--data-dir", "../data")
         assert process.wait(20) == 1
-        assert "another server keeps its ledger in ../data: give each its own --data-dir" in log.read_text()
+        assert "another server keeps its ledger in ../data: each needs its own --data-dir" in log.read_text()
 
 
 def test_retry_after_kill(tmp_path: Path) -> None:

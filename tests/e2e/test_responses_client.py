@@ -160,11 +160,12 @@ def test_client_disconnects(fake: Server) -> None:
     before = fake.wait_at_rest().get('requests_total{outcome="cancelled"}', 0)
     body = {"model": "demo", "input": "hi", "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{fake.url}/v1/responses", json=body, timeout=PATIENCE_S) as response:
+        request_id = response.headers["X-Quipu-Request-Id"]
         assert any(line.startswith("event: response.output_text.delta") for line in response.iter_lines())
     metrics = fake.wait_at_rest()
     assert metrics['requests_total{outcome="cancelled"}'] == before + 1
     (line,) = eventually(
-        lambda: [line for line in fake.events("request.done") if line["endpoint"] == "/v1/responses"], "its log line"
+        lambda: [line for line in fake.events("request.done") if line["request_id"] == request_id], "its log line"
     )
     assert line["outcome"] == "cancelled" and line["cached_tokens"] == 0 and line["completion_tokens"] > 0
 

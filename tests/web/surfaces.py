@@ -1,6 +1,6 @@
-"""Every surface on which a client is told numbers, for tests that compare them: what to send, and how to read it.
+"""Every endpoint that reports usage to clients, for tests that compare them: what to send, and how to read it.
 
-The same words make the same prompt on each of them. `Numbers` are in the books' terms, whatever the API calls them.
+The same words give the same prompt on each of them. `Numbers` use the record's terms, whatever the API calls them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 @attrs.frozen
 class Numbers:
-    """What one usage object says. None: it has no word for that."""
+    """The numbers of one usage object; None if the API has no field for one."""
 
     prompt: int
     cached: int
@@ -32,7 +32,7 @@ class Numbers:
 
 @attrs.frozen
 class Told:
-    """All that one answer says of its usage."""
+    """All usage in one response."""
 
     finals: list[Numbers]
     """Where the request is over."""
@@ -57,7 +57,7 @@ class Surface:
         return self.api + ("-continuous" if self.continuous else "-streamed" if self.streamed else "")
 
     def body(self, words: str, *, max_tokens: int = 8, stop: str | None = None, **fields: Any) -> dict[str, Any]:
-        """A greedy request; `fields` as they are."""
+        """Return a greedy request; `fields` are passed unchanged."""
         asked: dict[str, Any] = {"model": "demo", "temperature": 0, **fields}
         limit = "max_output_tokens" if self.api == "responses" else "max_tokens"
         asked[limit] = max_tokens
@@ -79,7 +79,7 @@ class Surface:
         return asked
 
     def read(self, data: bytes) -> Told:
-        """An answer, as far as it came."""
+        """Read a response as far as it came."""
         if not self.streamed or data.startswith(b"{"):
             answer = json.loads(data) if data else {}
             usage = answer.get("usage")
@@ -139,12 +139,12 @@ SURFACES = (
 
 
 def prompt_ids(words: str) -> list[int]:
-    """The prompt that every surface makes of the same words."""
+    """Return the prompt that every surface makes of the same words."""
     return encode_chat(VOCABULARY, ChatPrompt(({"role": "user", "content": words},))).token_ids
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:
-    """The JSON of a stream's whole events."""
+    """Return the JSON of a stream's complete events."""
     whole = data.decode("utf-8", "replace").rpartition("\n\n")[0]
     lines = [line for block in whole.split("\n\n") for line in block.split("\n") if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]

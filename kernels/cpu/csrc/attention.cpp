@@ -26,9 +26,9 @@ PackedBf16 packed_keys(const uint32_t* p, int64_t panel_words, const bf16*) {
     return {reinterpret_cast<const bf16*>(p), panel_words * 2};
 }
 
-// Transposed keys as blocks keep them: two panels at independent addresses.
+// Keys that blocks store transposed: two panels at independent addresses.
 template <class T>
-struct TurnedKeys {
+struct TransposedKeys {
     const uint32_t* panels[kTogether / kSlots];
     int64_t first;  // Vec
     static constexpr bool kPaired = sizeof(T) == 2;
@@ -44,7 +44,7 @@ struct TurnedKeys {
         if constexpr (kPaired) return high_halves(reinterpret_cast<const bf16*>(words(k / 2, v)));
         else return even(k, v);
     }
-    TurnedKeys columns(int64_t v) const { return {{panels[0], panels[1]}, first + v}; }
+    TransposedKeys columns(int64_t v) const { return {{panels[0], panels[1]}, first + v}; }
 };
 
 // Buffers that a thread keeps between passes.
@@ -72,9 +72,9 @@ void add_values(int64_t rows, const float* weights, const bf16* const* values, i
     if (width % (2 * kLanes)) multiply<6>(rows, PlainRows{weights, kChunk}, Rows<bf16>{values, 0}, count, width / kLanes, t, next);
     else multiply<6>(rows, PlainRows{weights, kChunk}, RowHalves{values, 0}, count, width / kLanes, t, next);
 }
-// The index of element i of a head in such results.
-int64_t place(int64_t, const float*, int64_t i) { return i; }
-int64_t place(int64_t width, const bf16*, int64_t i) {
+// Returns the index of element i of a head in these results.
+int64_t result_index(int64_t, const float*, int64_t i) { return i; }
+int64_t result_index(int64_t width, const bf16*, int64_t i) {
     if (width % (2 * kLanes)) return i;
     return i / (2 * kLanes) * (2 * kLanes) + i % 2 * kLanes + i % (2 * kLanes) / 2;
 }
@@ -102,7 +102,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     int64_t window = op.window ? op.window : piece.end;
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
-        bool turned = keeps_turned(pass.block_size);
+        bool transposed = keys_are_transposed(pass.block_size);
         const T* values[kChunk];
         const uint32_t* keys[kChunk];
         for (int64_t i = 0, block = chunk / pass.block_size, slot = chunk % pass.block_size; i < count; block++, slot = 0) {
@@ -116,38 +116,38 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         }
         for (int64_t i = count; i < padded; i++) keys[i] = scratch.zeros.data();
         // Values are prefetched while keys are multiplied, and the next keys while values are.
-        int64_t turns = turned ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride)
-                               : padded / kTurned * (words / kTurned);
-        Coming values_come(value_slots, chunk, chunk + count, turns);
+        int64_t key_calls = transposed ? (padded + kTogether - 1) / kTogether * ((width + kStride - 1) / kStride)
+                                       : padded / kTranspose * (words / kTranspose);
+        SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, key_calls);
         for (int64_t group = 0; group < padded; group += kTogether) {
             int64_t end = std::min(group + kTogether, padded);
-            for (int64_t i = group; i < end && !turned; i += kTurned)
-                for (int64_t word = 0; word < words; word += kTurned) {
-                    values_come.ask();
+            for (int64_t i = group; i < end && !transposed; i += kTranspose)
+                for (int64_t word = 0; word < words; word += kTranspose) {
+                    value_prefetch.advance();
                     transpose(keys + i, word, scratch.keys.data() + ((i - group) / kPanel * words + word) * kPanel + i % kPanel);
                 }
             for (int64_t part = 0; part < num_parts(rows); part++) {
                 int64_t r = split(rows, part), together = split(rows, part + 1) - r;
                 Target s{scratch.scores.data() + r * kChunk + group, kChunk, true, nullptr, nullptr, 0, end - group};
                 PlainRows queries{scratch.queries.data() + r * width, width};
-                Nothing nothing;
-                if (turned) {
+                NoPrefetch none;
+                if (transposed) {
                     int64_t at = chunk + group;
-                    TurnedKeys<T> two{{key_slots.panel(at), key_slots.panel(group + kSlots < count ? at + kSlots : at)}, 0};
-                    if (part == 0) multiply<4>(together, queries, two, width, (end - group) / kLanes, s, values_come);
-                    else multiply<4>(together, queries, two, width, (end - group) / kLanes, s, nothing);
+                    TransposedKeys<T> two{{key_slots.panel(at), key_slots.panel(group + kSlots < count ? at + kSlots : at)}, 0};
+                    if (part == 0) multiply<4>(together, queries, two, width, (end - group) / kLanes, s, value_prefetch);
+                    else multiply<4>(together, queries, two, width, (end - group) / kLanes, s, none);
                 } else {
                     multiply<4>(together, queries, packed_keys(scratch.keys.data(), words * kPanel, (T*)nullptr), width,
-                                (end - group) / kLanes, s, nothing);
+                                (end - group) / kLanes, s, none);
                 }
             }
         }
         bool few = num_parts(rows) == 1;
-        int64_t asks = few ? (width / kLanes + 5) / 6 * ((count + kStride - 1) / kStride) : num_parts(rows);
+        int64_t value_calls = few ? (width / kLanes + 5) / 6 * ((count + kStride - 1) / kStride) : num_parts(rows);
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), asks);
+        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), value_calls);
         for (int64_t part = 0; part < num_parts(rows); part++) {
             int64_t r = split(rows, part), together = split(rows, part + 1) - r;
             float* scores = scratch.scores.data() + r * kChunk;
@@ -160,11 +160,11 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             }
             Target o{results, width, false, nullptr, nullptr, 0, width};
             if (few) {
-                add_values(together, scores, values, count, width, o, keys_come);
+                add_values(together, scores, values, count, width, o, key_prefetch);
             } else {
-                Nothing nothing;
-                keys_come.ask();
-                add_values(together, scores, values, count, width, o, nothing);
+                NoPrefetch none;
+                key_prefetch.advance();
+                add_values(together, scores, values, count, width, o, none);
             }
         }
     }
@@ -172,7 +172,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
         float *results = scratch.results.data() + r * width, *y = op.y + token * op.y_stride + head * width;
         for (int64_t i = 0; i < width; i++) results[i] /= scratch.sums[r];
-        for (int64_t i = 0; i < width; i++) y[i] = results[place(width, (T*)nullptr, i)];
+        for (int64_t i = 0; i < width; i++) y[i] = results[result_index(width, (T*)nullptr, i)];
     }
 }
 
@@ -187,13 +187,13 @@ void attend(const Op& asked, const Pass& pass, const Worker& worker) {
     bool halves = attend_bf16 && op.stored == kBfloat16;
     Pieces pieces(op, pass, kRowsOfWork);
     // A step that only decodes needs no barrier between writing the cache and reading it.
-    bool own = op.turned && !halves && pieces.one_each();
-    if (op.turned) {
-        op.x = op.room;
+    bool written_by_reader = op.fused_rope && !halves && pieces.one_each();
+    if (op.fused_rope) {
+        op.x = op.scratch;
         op.x_stride = op.num_heads * op.width;
-        if (!own) {
+        if (!written_by_reader) {
             for (Share s(pass.num_tokens * op.num_kv_heads, worker); s.begin < s.end; s.begin++)
-                turn(asked, pass, s.begin / op.num_kv_heads, s.begin % op.num_kv_heads);
+                rotate_and_write(asked, pass, s.begin / op.num_kv_heads, s.begin % op.num_kv_heads);
             worker.wait();
         }
     }
@@ -202,8 +202,9 @@ void attend(const Op& asked, const Pass& pass, const Worker& worker) {
     bool more = pieces.find(worker.thread, &piece);
     while (more) {
         more = pieces.find(worker.num_threads + worker.next(), &next);
-        if (own)
-            for (int64_t i = piece.first; i < piece.last; i++) turn(asked, pass, pass.query_start[piece.sequence] + i, piece.head);
+        if (written_by_reader)
+            for (int64_t i = piece.first; i < piece.last; i++)
+                rotate_and_write(asked, pass, pass.query_start[piece.sequence] + i, piece.head);
         if (op.stored == kBfloat16) attend_piece<bf16>(op, pass, piece, more ? &next : nullptr);
         else attend_piece<float>(op, pass, piece, more ? &next : nullptr);
         piece = next;

@@ -26,7 +26,7 @@ struct Slots {
     const char* at(int64_t block, int64_t slot) const {
         return cache + ((table[block] * num_heads + head) * block_size + slot) * slot_bytes;
     }
-    // If blocks keep keys transposed: the panel that begins at a position.
+    // The panel that begins at a position, if keys are stored transposed.
     const uint32_t* panel(int64_t position) const {
         return reinterpret_cast<const uint32_t*>(at(position / block_size, position % block_size));
     }
@@ -37,17 +37,17 @@ Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& p
 }
 
 // Prefetches the slots that will be read next. Blocks are scattered, so the hardware prefetcher cannot follow them.
-struct Coming {
+struct SlotPrefetch {
     Slots slots;
     int64_t block, slot, left;  // in slots
     const char *p, *end;        // of the current block
     int64_t lines;
-    Coming(const Slots& s, int64_t from, int64_t to, int64_t asks)
+    SlotPrefetch(const Slots& s, int64_t from, int64_t to, int64_t num_calls)
         : slots(s), block(from / s.block_size), slot(from % s.block_size), left(std::max<int64_t>(0, to - from)), p(nullptr), end(nullptr) {
         int64_t total = (left * s.slot_bytes + 63) / 64;
-        lines = (total + asks - 1) / std::max<int64_t>(1, asks);
+        lines = (total + num_calls - 1) / std::max<int64_t>(1, num_calls);
     }
-    void ask() {
+    void advance() {
         for (int64_t wanted = lines; wanted > 0;) {
             if (p >= end) {
                 if (left == 0) return;
@@ -67,15 +67,15 @@ struct Coming {
 // The end of the slots to prefetch. All slots of the last panel are read, written or not; results of unwritten ones are
 // ignored.
 int64_t whole_panels(int64_t end, const Pass& pass) {
-    return keeps_turned(pass.block_size) ? (end + kSlots - 1) / kSlots * kSlots : end;
+    return keys_are_transposed(pass.block_size) ? (end + kSlots - 1) / kSlots * kSlots : end;
 }
 
-constexpr int64_t kTurned = 8;
+constexpr int64_t kTranspose = 8;  // keys, and words of each, that are transposed at a time
 
 // Transposes 8 keys x 8 words into 8 words x 8 keys of a panel.
 void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
     auto half = [&](int i, int64_t at) { return _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + word + at)); };
-    for (int64_t at = 0; at < kTurned; at += 4) {
+    for (int64_t at = 0; at < kTranspose; at += 4) {
         __m256 r[4];
         for (int i = 0; i < 4; i++) r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(half(i, at)), half(i + 4, at), 1);
         __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
@@ -88,7 +88,7 @@ void transpose(const uint32_t* const* rows, int64_t word, uint32_t* to) {
     }
 }
 
-// Turns a row of scores into weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.
+// Converts a row of scores to weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.
 // Returns the factor by which the results of earlier chunks must be multiplied.
 float weigh(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
     if (first >= count) {

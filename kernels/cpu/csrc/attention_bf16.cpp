@@ -69,7 +69,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     int64_t begin = pass.query_start[piece.sequence];
     const int64_t* position = pass.positions + begin;
     Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(bf16)), value_slots = slots_of(op.values, op, pass, piece, sizeof(bf16));
-    const bf16* nothing = reinterpret_cast<const bf16*>(scratch.zeros.data());
+    const bf16* zeros = reinterpret_cast<const bf16*>(scratch.zeros.data());
 
     for (int64_t r = 0; r < rows; r++) {
         int64_t token = begin + piece.first + r / sharing, head = piece.head * sharing + r % sharing;
@@ -94,20 +94,20 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         }
         for (int64_t i = count; i < padded; i++) {
             keys[i] = scratch.zeros.data();
-            values[i] = nothing;
+            values[i] = zeros;
         }
         // Values are prefetched while keys are transposed, and the next keys while values are interleaved.
-        bool turned = keeps_turned(pass.block_size);
-        int64_t step = turned ? kSlots : kTurned;
-        Coming values_come(value_slots, chunk, chunk + count, padded / step * (words / kTurned));
+        bool transposed = keys_are_transposed(pass.block_size);
+        int64_t step = transposed ? kSlots : kTranspose;
+        SlotPrefetch value_prefetch(value_slots, chunk, chunk + count, padded / step * (words / kTranspose));
         for (int64_t i = 0; i < padded; i += step) {
-            const uint32_t* panel = turned ? key_slots.panel(i < count ? chunk + i : chunk) : nullptr;
-            for (int64_t word = 0; word < words; word += kTurned) {
-                values_come.ask();
+            const uint32_t* panel = transposed ? key_slots.panel(i < count ? chunk + i : chunk) : nullptr;
+            for (int64_t word = 0; word < words; word += kTranspose) {
+                value_prefetch.advance();
                 uint32_t* to = scratch.keys.data() + (i / kPanel * words + word) * kPanel + i % kPanel;
-                if (!turned) transpose(keys + i, word, to);
+                if (!transposed) transpose(keys + i, word, to);
                 else
-                    for (int64_t w = 0; w < kTurned; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots, kSlots * sizeof(uint32_t));
+                    for (int64_t w = 0; w < kTranspose; w++) memcpy(to + w * kPanel, panel + (word + w) * kSlots, kSlots * sizeof(uint32_t));
             }
         }
         for (int64_t i = 0; i < padded; i += kPanel)
@@ -125,10 +125,10 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        Coming keys_come(slots_of(op.keys, op, pass, after, sizeof(bf16)), from, whole_panels(to, pass), padded / 2);
+        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(bf16)), from, whole_panels(to, pass), padded / 2);
         int64_t panel_stride = padded * kPanel;
         for (int64_t i = 0; i < padded; i += 2) {
-            keys_come.ask();
+            key_prefetch.advance();
             interleave(values[i], values[i + 1], width, i, panel_stride, scratch.values.data());
         }
         for (int64_t column = 0; column < width; column += kPanel)

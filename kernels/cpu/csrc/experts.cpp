@@ -1,13 +1,13 @@
 // A mixture of experts: rows are assigned to experts, copied so that those of each expert are adjacent, multiplied by the
 // same kernel as all products, and summed.
 //
-//     route    each token's experts and their weights, from the router's scores
-//     deal     the rows in order of their experts
+//     route       each token's experts and their weights, from the router's scores
+//     dispatch    the rows, sorted by expert
 //     expert_linear, expert_silu_mul, expert_linear
-//     mix      each token's weighted sum
+//     combine     each token's weighted sum
 //
 // What must always hold: a token's result does not depend on the other tokens of its experts. A row of linear does not
-// depend on the number of rows, and mix sums a token's parts by descending weight.
+// depend on the number of rows, and combine sums a token's parts by descending weight.
 #include <algorithm>
 #include <vector>
 
@@ -16,13 +16,14 @@
 
 namespace {
 
-// The memory of op.deal. A seat is a row in the order of experts; choice t of token n is n * T + t.
-struct Deal {
-    int64_t* counters;  // one per expert, each on its own cache line
-    int64_t* starts;    // first seat of each expert, and the end of the last
-    int64_t* seats;     // the seat of each choice
-    explicit Deal(const Op& op)
-        : counters(static_cast<int64_t*>(op.deal)), starts(counters + op.num_experts * 8), seats(starts + op.num_experts + 1) {}
+// The memory of op.dispatch. A sorted row is one in the order of experts; choice t of token n is n * T + t.
+struct Dispatch {
+    int64_t* counters;     // one per expert, each on its own cache line
+    int64_t* starts;       // first sorted row of each expert, and the end of the last
+    int64_t* sorted_rows;  // the sorted row of each choice
+    explicit Dispatch(const Op& op)
+        : counters(static_cast<int64_t*>(op.dispatch)), starts(counters + op.num_experts * 8),
+          sorted_rows(starts + op.num_experts + 1) {}
     void reset_counters(const Op& op) const { std::fill_n(counters, op.num_experts * 8, 0); }
 };
 
@@ -59,37 +60,37 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// x: rows; z: the result of route; y: the rows in order of their seats.
-void deal(const Op& op, const Pass& pass, const Worker& worker) {
+// x: rows; z: the result of route; y: the sorted rows.
+void dispatch(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t n = num_rows(op, pass), chosen = op.num_chosen;
-    Deal shared(op);
+    Dispatch shared(op);
     auto expert = [&](int64_t choice) {
         return static_cast<int64_t>(op.z[choice / chosen * op.z_stride + chosen + choice % chosen]);
     };
     // each thread counts by itself: that is cheaper than a barrier
-    static thread_local std::vector<int64_t> next, seats;
+    static thread_local std::vector<int64_t> next, sorted_rows;
     next.assign(op.num_experts + 1, 0);
-    seats.resize(std::max<size_t>(seats.size(), n * chosen));
+    sorted_rows.resize(std::max<size_t>(sorted_rows.size(), n * chosen));
     for (int64_t choice = 0; choice < n * chosen; choice++) next[expert(choice) + 1]++;
     for (int64_t e = 0; e < op.num_experts; e++) next[e + 1] += next[e];
     if (worker.thread == 0) {
         shared.reset_counters(op);
         std::copy(next.begin(), next.end(), shared.starts);
     }
-    for (int64_t choice = 0; choice < n * chosen; choice++) seats[choice] = next[expert(choice)]++;
+    for (int64_t choice = 0; choice < n * chosen; choice++) sorted_rows[choice] = next[expert(choice)]++;
     for (Share s(n * chosen, worker); s.begin < s.end; s.begin++) {
-        shared.seats[s.begin] = seats[s.begin];
-        memcpy(op.y + seats[s.begin] * op.width, op.x + s.begin / chosen * op.x_stride, op.width * sizeof(float));
+        shared.sorted_rows[s.begin] = sorted_rows[s.begin];
+        memcpy(op.y + sorted_rows[s.begin] * op.width, op.x + s.begin / chosen * op.x_stride, op.width * sizeof(float));
     }
 }
 
-// Multiplies rows of x, by seat, with the matrices of their experts.
+// Multiplies the sorted rows of x with the matrices of their experts.
 void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
-    Deal shared(op);
+    Dispatch shared(op);
     Op one = op;
     Pass its = pass;
     Worker own = worker;
-    one.looked_at = 0;
+    one.on_logits_rows = 0;
     one.x_stride = op.width;
     one.y_stride = op.out_width;
     for (int64_t e = 0; e < op.num_experts; e++) {
@@ -107,24 +108,24 @@ void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
 
 // Also resets the counters for the second product; no thread is in a product at this time.
 void expert_silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
-    if (worker.thread == 0) Deal(op).reset_counters(op);
+    if (worker.thread == 0) Dispatch(op).reset_counters(op);
     Op one = op;
     Pass all = pass;
     all.num_tokens = num_rows(op, pass) * op.num_chosen;
-    one.looked_at = 0;
+    one.on_logits_rows = 0;
     one.x_stride = 2 * op.width;
     one.y_stride = op.width;
     silu_mul(one, all, worker);
 }
 
-// x: the result of route; z: the experts' rows by seat.
-void mix(const Op& op, const Pass& pass, const Worker& worker) {
-    Deal shared(op);
+// x: the result of route; z: the experts' sorted rows.
+void combine(const Op& op, const Pass& pass, const Worker& worker) {
+    Dispatch shared(op);
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
         const float* weights = op.x + s.begin * op.x_stride;
         float* y = op.y + s.begin * op.y_stride;
         for (int64_t t = 0; t < op.num_chosen; t++) {
-            const float* z = op.z + shared.seats[s.begin * op.num_chosen + t] * op.width;
+            const float* z = op.z + shared.sorted_rows[s.begin * op.num_chosen + t] * op.width;
             if (t == 0)
                 for (int64_t i = 0; i < op.width; i++) y[i] = weights[t] * z[i];
             else

@@ -18,16 +18,16 @@ struct Field {
 #define PASS(name) FIELD(Pass, name)
 
 static const Field kOp[] = {
-    OP(kind), OP(looked_at), OP(stored), OP(joined), OP(width), OP(out_width), OP(num_heads), OP(num_kv_heads),
+    OP(kind), OP(on_logits_rows), OP(stored), OP(joined), OP(width), OP(out_width), OP(num_heads), OP(num_kv_heads),
     OP(x_stride), OP(y_stride), OP(z_stride), OP(window), OP(num_experts), OP(num_chosen), OP(eps), OP(scale),
-    OP(soft_cap), OP(normalise), OP(activation), OP(turned), OP(x), OP(z), OP(weight), OP(bias), OP(cos), OP(sin),
-    OP(y), OP(keys), OP(values), OP(matrices), OP(deal), OP(norm), OP(key_norm), OP(v), OP(room), OP(raw),
+    OP(soft_cap), OP(normalise), OP(activation), OP(fused_rope), OP(x), OP(z), OP(weight), OP(bias), OP(cos), OP(sin),
+    OP(y), OP(keys), OP(values), OP(matrices), OP(dispatch), OP(norm), OP(key_norm), OP(v), OP(scratch), OP(raw),
     {nullptr, sizeof(Op), 0},
 };
 
 static const Field kPass[] = {
-    PASS(num_tokens), PASS(num_looked_at), PASS(num_sequences), PASS(block_size), PASS(num_threads), PASS(token_ids),
-    PASS(positions), PASS(blocks), PASS(looked_at), PASS(query_start), PASS(tables), PASS(table_start),
+    PASS(num_tokens), PASS(num_logits), PASS(num_sequences), PASS(block_size), PASS(num_threads), PASS(token_ids),
+    PASS(positions), PASS(blocks), PASS(logits_indices), PASS(query_start), PASS(tables), PASS(table_start),
     {nullptr, sizeof(Pass), 0},
 };
 

@@ -57,7 +57,7 @@ constexpr int kWide = MR <= 2 ? 6 : MR <= 4 ? 3 : 2;
 
 // MR rows by a group of panels or by a single panel.
 template <int MR, class B>
-void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target& t, Ahead& ahead) {
+void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target& t, LinePrefetch& ahead) {
     constexpr int wide = kWide<MR>;
     if (panels < kGroup) {
         if (t.num_columns >= kPanel) multiply_in_registers<MR, 2, true>(a, b, num_k, t, ahead);
@@ -76,7 +76,7 @@ void multiply_part(PlainRows a, B b, int64_t num_k, int64_t panels, const Target
 int64_t num_calls(int64_t rows, int64_t panels) { return panels < kGroup ? 1 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3; }
 
 template <class T>
-void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, const Target& target, Ahead ahead) {
+void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, const Target& target, LinePrefetch ahead) {
     auto right = right_hand(op, panel, (T*)nullptr);
     int64_t calls = 0;
     for (int64_t part = 0; part < num_parts(rows); part++) calls += num_calls(split(rows, part + 1) - split(rows, part), panels);
@@ -91,7 +91,7 @@ void multiply_piece(const Op& op, int64_t row, int64_t rows, int64_t panel, int6
 }
 
 template <class T>
-Ahead panels_ahead(const Op& op, int64_t first, int64_t panels) {
+LinePrefetch panels_ahead(const Op& op, int64_t first, int64_t panels) {
     return {reinterpret_cast<const char*>(right_hand(op, first, (T*)nullptr).p),
             reinterpret_cast<const char*>(right_hand(op, first + panels, (T*)nullptr).p), 0};
 }
@@ -111,7 +111,7 @@ void linear_of(const Op& op, int64_t num_rows, const Worker& worker) {
         int64_t chunk = pieces.chunk(piece), panel = pieces.panel(piece), panels = pieces.panels(piece);
         int64_t row = num_rows * chunk / pieces.chunks, rows = num_rows * (chunk + 1) / pieces.chunks - row;
         bool other = next < pieces.count() && pieces.panel(next) != panel;
-        Ahead ahead = other ? panels_ahead<T>(op, pieces.panel(next), pieces.panels(next)) : Ahead{};
+        LinePrefetch ahead = other ? panels_ahead<T>(op, pieces.panel(next), pieces.panels(next)) : LinePrefetch{};
         if (!op.activation) {
             multiply_piece<T>(op, row, rows, panel, panels, target(op, row, panel), ahead);
             continue;
@@ -135,7 +135,7 @@ void norm_rows(Op& op, int64_t num_rows, const Worker& worker) {
     static thread_local std::vector<float> kept;
     bool few = num_rows <= kFewRows;
     if (few) kept.resize(std::max<size_t>(kept.size(), num_rows * op.width));
-    float* to = few ? kept.data() : op.room;
+    float* to = few ? kept.data() : op.scratch;
     Share s(num_rows, worker);
     if (few) s.begin = 0, s.end = num_rows;
     for (; s.begin < s.end; s.begin++) norm(op.x + s.begin * op.x_stride, op.norm, to + s.begin * op.width, op.width, op.eps);

@@ -101,18 +101,18 @@ struct Target {
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// Prefetches the memory that will be read next during a product: `ask` is called every kStride values of k, for a little at
-// a time, so that memory is always busy but never overloaded.
+// Prefetchers of the memory that will be read next: a product calls `advance` every kStride values of k, and each call
+// prefetches a few lines, so that memory is always busy but never overloaded.
 constexpr int64_t kStride = 16;
-struct Nothing {
-    void ask() {}
+struct NoPrefetch {
+    void advance() {}
 };
-// `lines` cache lines at a time, up to `end`
-struct Ahead {
+// Prefetches `lines` cache lines per call, up to `end`.
+struct LinePrefetch {
     const char* p;
     const char* end;
     int64_t lines;
-    void ask() {
+    void advance() {
         const char* until = std::min(end, p + lines * 64);
         for (; p < until; p += 64) prefetch(p);
     }
@@ -156,12 +156,12 @@ __attribute__((noinline)) static void multiply_in_registers(A a, B b, int64_t nu
             }
         for (; k < end; k++) step(k, false);
     };
-    if constexpr (std::is_same_v<N, Nothing>) {
+    if constexpr (std::is_same_v<N, NoPrefetch>) {
         steps(0, num_k);
     } else {
         N here = next;
         for (int64_t k = 0; k < num_k; k += kStride) {
-            here.ask();
+            here.advance();
             steps(k, std::min(k + kStride, num_k));
         }
         next = here;

@@ -19,10 +19,10 @@ enum Kind : int32_t {
     kGeluMul = 9,
     kSoftCap = 10,
     kRoute = 11,
-    kDeal = 12,
+    kDispatch = 12,
     kExpertLinear = 13,
     kExpertSiluMul = 14,
-    kMix = 15,
+    kCombine = 15,
 };
 
 // The dtype of a weight or a cache.
@@ -31,9 +31,9 @@ enum Stored : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 // Activations are float32, row-major; pointers are to row 0. An operation uses the fields that its kernel reads.
 struct Op {
     int32_t kind;
-    int32_t looked_at;  // 1: runs on the rows of the head (Pass::num_looked_at), 0: on all tokens
-    int32_t stored;     // dtype of `weight`, or of the cache
-    int32_t joined;     // 1: no barrier before the next operation
+    int32_t on_logits_rows;  // 1: runs on the rows whose logits are needed (Pass::num_logits), 0: on all tokens
+    int32_t stored;  // dtype of `weight`, or of the cache
+    int32_t joined;  // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
     int64_t out_width;  // linear: columns of y; rope: how many elements of a head are rotated, from the first on
     int64_t num_heads;
@@ -47,7 +47,7 @@ struct Op {
     float soft_cap;     // c: x becomes c * tanh(x / c); 0: off
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither
-    int32_t turned;     // attend: x and z are queries and keys before norm, rotation and write_kv, which it does first
+    int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
     const float* x;
     const float* z;  // second argument: the summand of linear, the values of write_kv
     const void* weight;
@@ -58,25 +58,25 @@ struct Op {
     void* keys;    // one layer's cache, [block, kv head, slot, head_dim]
     void* values;
     const void* const* matrices;  // one per expert
-    void* deal;                   // the assignment of rows to experts; see experts.cpp
-    const float* norm;      // linear: norm x first, with this weight; attend if turned: weight of the queries' norm
-    const float* key_norm;  // attend if turned: weight of the keys' norm
-    const float* v;         // attend if turned: values, in x's rows
-    float* room;            // memory for as many rows: linear's x after the norm; attend's queries
+    void* dispatch;               // the assignment of rows to experts; see experts.cpp
+    const float* norm;      // linear: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
+    const float* key_norm;  // attend with fused_rope: weight of the keys' norm
+    const float* v;         // attend with fused_rope: values, in x's rows
+    float* scratch;         // memory for as many rows: linear's x after the norm; attend's queries
     float* raw;             // memory for as many rows: linear's y before the activation
 };
 
 // The columns of one pass; see StepBatch in ../../batch.py.
 struct Pass {
     int64_t num_tokens;
-    int64_t num_looked_at;
+    int64_t num_logits;
     int64_t num_sequences;
     int64_t block_size;
     int64_t num_threads;
     const int64_t* token_ids;
     const int64_t* positions;
     const int64_t* blocks;       // physical block to which each token's KV is written
-    const int64_t* looked_at;    // flat indexes of the tokens whose logits are needed
+    const int64_t* logits_indices;  // flat indexes of the tokens whose logits are needed
     const int64_t* query_start;  // first token of each sequence, and the end of the last
     const int64_t* tables;       // block tables, concatenated
     const int64_t* table_start;  // start of each table
@@ -99,14 +99,14 @@ struct Share {
     Share(int64_t n, const Worker& w) : begin(n * w.thread / w.num_threads), end(n * (w.thread + 1) / w.num_threads) {}
 };
 
-// The offset of element `i` of a key within its block and head. Blocks of whole panels keep keys transposed, as the product
-// needs them: [panel][word][slot], where a word is one float32 or two bfloat16. Other blocks keep rows.
+// The offset of element `i` of a key within its block and head. Blocks of whole panels store keys transposed, as the product
+// needs them: [panel][word][slot], where a word is one float32 or two bfloat16. Other blocks store rows.
 constexpr int64_t kSlots = 16;
-inline bool keeps_turned(int64_t block_size) { return block_size % kSlots == 0; }
+inline bool keys_are_transposed(int64_t block_size) { return block_size % kSlots == 0; }
 template <class T>
-int64_t place_of_key(int64_t block_size, int64_t width, int64_t slot, int64_t i) {
+int64_t key_offset(int64_t block_size, int64_t width, int64_t slot, int64_t i) {
     constexpr int64_t in_word = 4 / sizeof(T);
-    if (!keeps_turned(block_size)) return slot * width + i;
+    if (!keys_are_transposed(block_size)) return slot * width + i;
     return slot / kSlots * kSlots * width + (i / in_word * kSlots + slot % kSlots) * in_word + i % in_word;
 }
 
@@ -114,7 +114,7 @@ int64_t place_of_key(int64_t block_size, int64_t width, int64_t slot, int64_t i)
 // next barrier.
 constexpr int64_t kOwnRows = 16;
 
-inline int64_t num_rows(const Op& op, const Pass& pass) { return op.looked_at ? pass.num_looked_at : pass.num_tokens; }
+inline int64_t num_rows(const Op& op, const Pass& pass) { return op.on_logits_rows ? pass.num_logits : pass.num_tokens; }
 
 void embed(const Op&, const Pass&, const Worker&);
 void gather(const Op&, const Pass&, const Worker&);
@@ -125,11 +125,11 @@ void write_kv(const Op&, const Pass&, const Worker&);
 void attend(const Op&, const Pass&, const Worker&);
 void silu_mul(const Op&, const Pass&, const Worker&);
 void add(const Op&, const Pass&, const Worker&);
-void turn(const Op&, const Pass&, int64_t token, int64_t kv_head);  // a part of attend
+void rotate_and_write(const Op&, const Pass&, int64_t token, int64_t kv_head);  // a part of attend
 void gelu_mul(const Op&, const Pass&, const Worker&);
 void soft_cap(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);
-void deal(const Op&, const Pass&, const Worker&);
+void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);
 void expert_silu_mul(const Op&, const Pass&, const Worker&);
-void mix(const Op&, const Pass&, const Worker&);
+void combine(const Op&, const Pass&, const Worker&);

@@ -16,7 +16,7 @@ void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float*
     int64_t slot = pass.positions[n] % pass.block_size;
     int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * pass.block_size * op.width;
     T *keys = static_cast<T*>(op.keys) + first, *values = static_cast<T*>(op.values) + first + slot * op.width;
-    for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + place_of_key<T>(pass.block_size, op.width, slot, i));
+    for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + key_offset<T>(pass.block_size, op.width, slot, i));
     for (int64_t i = 0; i < op.width; i++) narrow(v[i], values + i);
 }
 void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
@@ -25,7 +25,7 @@ void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float*
 }
 
 // Rotates one head by its position; y may be x.
-void turn_head(const Op& op, int64_t position, const float* x, float* y) {
+void rotate_head(const Op& op, int64_t position, const float* x, float* y) {
     int64_t half = op.out_width / 2;
     const float *cos = op.cos + position * half, *sin = op.sin + position * half;
     for (int64_t i = 0; i < half; i++) {
@@ -40,7 +40,7 @@ void turn_head(const Op& op, int64_t position, const float* x, float* y) {
 
 void gather(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
-        memcpy(op.y + s.begin * op.y_stride, op.x + pass.looked_at[s.begin] * op.x_stride, op.width * sizeof(float));
+        memcpy(op.y + s.begin * op.y_stride, op.x + pass.logits_indices[s.begin] * op.x_stride, op.width * sizeof(float));
 }
 
 // Norms each of the num_heads parts of a row.
@@ -54,7 +54,7 @@ void rms_norm(const Op& op, const Pass& pass, const Worker& worker) {
 void rope(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
         for (int64_t h = 0; h < op.num_heads; h++)
-            turn_head(op, pass.positions[s.begin], op.x + s.begin * op.x_stride + h * op.width,
+            rotate_head(op, pass.positions[s.begin], op.x + s.begin * op.x_stride + h * op.width,
                       op.y + s.begin * op.y_stride + h * op.width);
 }
 
@@ -64,17 +64,18 @@ void write_kv(const Op& op, const Pass& pass, const Worker& worker) {
             write(op, pass, s.begin, h, op.x + s.begin * op.x_stride + h * op.width, op.z + s.begin * op.z_stride + h * op.width);
 }
 
-// Norms and rotates the query heads of a key/value head into op.room, and its key into the cache, along with its value.
-void turn(const Op& op, const Pass& pass, int64_t n, int64_t head) {
+// Norms and rotates the query heads of a key/value head into op.scratch; norms and rotates its key, and writes it to the
+// cache with its value.
+void rotate_and_write(const Op& op, const Pass& pass, int64_t n, int64_t head) {
     int64_t sharing = op.num_heads / op.num_kv_heads, position = pass.positions[n];
     static thread_local std::vector<float> row;
     row.resize(op.width);
     auto one = [&](const float* x, const float* weight, float* y) {
         if (weight) norm(x, weight, row.data(), op.width, op.eps);
-        turn_head(op, position, weight ? row.data() : x, y);
+        rotate_head(op, position, weight ? row.data() : x, y);
     };
     for (int64_t h = head * sharing; h < (head + 1) * sharing; h++)
-        one(op.x + n * op.x_stride + h * op.width, op.norm, op.room + (n * op.num_heads + h) * op.width);
+        one(op.x + n * op.x_stride + h * op.width, op.norm, op.scratch + (n * op.num_heads + h) * op.width);
     static thread_local std::vector<float> key;
     key.resize(op.width);
     one(op.z + n * op.z_stride + head * op.width, op.key_norm, key.data());

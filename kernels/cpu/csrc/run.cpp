@@ -20,7 +20,7 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
     using Kernel = void (*)(const Op&, const Pass&, const Worker&);
     static const Kernel kernels[] = {
         embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add,
-        gelu_mul, soft_cap, route, deal, expert_linear, expert_silu_mul, mix,
+        gelu_mul, soft_cap, route, dispatch, expert_linear, expert_silu_mul, combine,
     };
     std::vector<int64_t> counters(num_ops * 8);  // each on its own cache line
     Team team;

@@ -40,7 +40,7 @@ def test_two_fields_in_each_other_s_place(at: int) -> None:
         check_layout(load_kernels().library, (struct_of(fields),))
 
 
-@pytest.mark.parametrize("name", ["kind", "eps", "turned", "raw"])
+@pytest.mark.parametrize("name", ["kind", "eps", "fused_rope", "raw"])
 def test_a_field_that_one_side_lacks(name: str) -> None:
     """Removed, added behind the last, or of another size where padding hides it."""
     library = load_kernels().library

@@ -26,7 +26,7 @@ from tests.kernels.reference.test_step import generate, row
 
 pytestmark = needs_kernels
 
-BOUNDS = Bounds(num_tokens=4, num_looked_at=4, num_blocks=160, num_positions=1024, vocab_size=32)
+BOUNDS = Bounds(num_tokens=4, num_logits=4, num_blocks=160, num_positions=1024, vocab_size=32)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_out_of_bounds_batch_is_refused(checkpoints: dict[str, Path], changes: d
     good = {"token_ids": [1], "position": 0, "blocks": [1]}
     with pytest.raises(ValueError, match=named):
         backend.step(make_batch({**good, **changes}))
-    with pytest.raises(ValueError, match="to look at"):
+    with pytest.raises(ValueError, match="logits index"):
         backend.logits(make_batch(good), [1])
     backend.step(make_batch(good))
 
@@ -157,12 +157,12 @@ def test_model_that_bypasses_ops_is_refused(checkpoints: dict[str, Path], stray:
 def test_joined_operations_do_not_interfere(checkpoints: dict[str, Path]) -> None:
     """Between two waits no operation writes where one before it reads: another thread may still be there."""
     ops = list(make_cpu_backend(checkpoints["gemma2"])._program.whole)
-    written = sorted({place for op in ops for place in (op.y, op.room, op.raw) if place})
+    written = sorted({place for op in ops for place in (op.y, op.scratch, op.raw) if place})
     group: set[int] = set()
     num_joined = 0
     for op in ops:
-        assert not {op.y, op.room, op.raw} - {None} & group
+        assert not {op.y, op.scratch, op.raw} - {None} & group
         places = [written[bisect.bisect(written, place) - 1] for place in (op.x, op.z) if place]
-        group = group | {*places, op.y, op.room, op.raw} - {None} if op.joined else set()
+        group = group | {*places, op.y, op.scratch, op.raw} - {None} if op.joined else set()
         num_joined += op.joined
     assert num_joined >= 4

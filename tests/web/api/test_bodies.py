@@ -1,4 +1,4 @@
-"""The memory that request bodies share: who is refused, and that it all comes back."""
+"""The memory budget that request bodies share: which bodies are refused, and that all memory is released."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def app_with(desk: FakeDesk, *entries: KeyEntry) -> QuipuApp:
 
 
 async def eventually(look: Callable[[], bool]) -> None:
-    """Wait for what a worker thread has a part in."""
+    """Wait for something in which a worker thread takes part."""
     with trio.fail_after(PATIENCE_S):
         while not look():
             await trio.sleep(0.001)
 
 
 async def test_over_budget_is_503_until_memory_is_released() -> None:
-    """Beyond the budget a body is answered with 503 and Retry-After, until other bodies are encoded."""
+    """A body beyond the budget gets a 503 with Retry-After, until other bodies have been encoded."""
     desk = FakeDesk(script=says(), gate=trio.Event())
     app = app_with(desk)
     large = body_of(400 * KIBIBYTE)
@@ -72,11 +72,11 @@ async def test_small_bodies_are_never_refused_for_memory() -> None:
     app.bodies.num_bytes = app.bodies.max_bytes
     desk.script = says(failure(ErrorKind.INVALID))
     exchange, _ = await Client(app).post("/v1/completions", body_of(FREE_BYTES - 200))
-    assert exchange.status == 400  # served: what the script says
+    assert exchange.status == 400  # served: the script's text
 
 
 async def test_objects_count_their_memory() -> None:
-    """A short body with many objects counts the memory of the objects, before they are made."""
+    """The objects of a body count with their memory before they are created, even if the body is short."""
     app = app_with(FakeDesk())
     many = b'{"model": "org/tiny", "prompt": "Hi.", "x": [' + b"{}," * 40_000 + b"{}]}"
     exchange, _ = await Client(app).post("/v1/completions", many)
@@ -152,7 +152,7 @@ def test_budget_is_sum_of_shares(steps: list[tuple[str, int, int, str]]) -> None
                 held.share.release()
         except APIError as error:
             assert error.status == 503
-            held.share.release()  # as the end of its request would
+            held.share.release()  # as at the end of its request
         assert 0 <= budget.num_bytes <= budget.max_bytes
         assert all(0 < num <= budget.max_tenant_bytes for num in budget.by_tenant.values())
     for held in shares:

@@ -1,4 +1,4 @@
-"""How much one body may hold: what agents send is taken, and what is refused is named."""
+"""How much one body may contain: what agents really send is accepted, and errors name what exceeds a limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tools(count: int, num_properties: int = 1) -> list[dict[str, Any]]:
 
 
 async def ask(path: str, sent: dict[str, Any]) -> tuple[int, str, FakeDesk]:
-    """Status, the error's message, and who was asked."""
+    """Return the status, the error's message, and the requests that reached the desk."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, sent)
     return exchange.status, answer.get("error", {}).get("message", "") if exchange.status != 200 else "", desk
@@ -61,7 +61,7 @@ async def test_long_conversations_are_accepted(path: str) -> None:
 
 
 async def test_many_tools_are_accepted() -> None:
-    """1,024 tools with some properties each are accepted."""
+    """1,024 tools with a few properties each are accepted."""
     status, _, desk = await ask(MESSAGES, body(MESSAGES, turns(MESSAGES, 1), tools=tools(1024, 20)))
     assert status == 200
     (prompt,) = desk.ticket.encode.prompts
@@ -82,7 +82,7 @@ async def test_many_tools_are_accepted() -> None:
     ],
 )
 async def test_too_many_are_refused_by_name(path: str, sent: list[Any], param: str) -> None:
-    """One more than the limit is an error that names its field, and no request is opened."""
+    """One more than the limit is an error that names its field; no request is opened."""
     status, message, desk = await ask(path, body(path, sent))
     assert status == 400
     assert f"`{param}`" in message and "at most 20000" in message

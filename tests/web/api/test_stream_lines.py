@@ -1,4 +1,4 @@
-"""A streamed event is one line, also for clients that split lines as Unicode has them."""
+"""A streamed event is one line, even for clients that split at Unicode line separators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SURFACES = {
 
 @pytest.mark.parametrize("path", SURFACES)
 async def test_text_with_line_separators(path: str) -> None:
-    """Every line that begins with `data:` is whole JSON, and the text comes through as it was."""
+    """Every line that begins with `data:` is complete JSON, and the text is unchanged."""
     events = [
         Started(40, 16, 24),
         Delta(0, TEXT, 1, None),
@@ -41,7 +41,7 @@ async def test_text_with_line_separators(path: str) -> None:
 
 
 def _texts(line: str) -> str:
-    """All strings of a JSON value, one after the other."""
+    """Yield all strings of a JSON value in order."""
 
     def walk(value: object) -> str:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The flags of `quipu serve` about its ledger: what they mean, and what is refused."""
+"""The ledger flags of `quipu serve`: their meaning, and invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quipu usage` as it is typed: a table for people, JSON for programs, and clear words where it cannot answer."""
+"""The command `quipu usage`: a table for people, JSON for programs, and clear error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.web.api.admin.usage_books import DAY, MIDNIGHT, at, copy_database, lo
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """The default one, with an empty database."""
+    """Return the default data directory, with an empty database."""
     made = tmp_path / "empty"
     make_database(made)
     return made
@@ -36,7 +36,7 @@ def usage(*arguments: str) -> int:
 
 
 def refused(*arguments: str) -> int:
-    """The exit code of a command line that argparse does not take."""
+    """Return the exit code of a command line that argparse refuses."""
     with pytest.raises(SystemExit) as ended:
         usage(*arguments)
     assert isinstance(ended.value.code, int)
@@ -87,7 +87,7 @@ def test_buckets_and_tenants(data_dir: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_json(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every sum that the ledger has, under its own names."""
+    """The JSON has every sum of the ledger, under its own names."""
     kept = keep(data_dir, RECORDS)
     assert usage(*SINCE, "--by", "outcome", "--json", "--data-dir", kept) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -104,7 +104,7 @@ def test_json(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_retries_collapsed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each request counts; with `--retries collapse` each with its retries once."""
+    """By default every request counts; with `--retries collapse`, each once with its retries."""
     kept = keep(data_dir, RECORDS)
     for flags, expected in (((), (6, 500)), (("--retries", "count"), (6, 500)), (("--retries", "collapse"), (5, 400))):
         assert usage(*SINCE, "--json", "--data-dir", kept, *flags) == 0

@@ -1,4 +1,4 @@
-"""A server that is full: who makes way, who is turned away, and that probes are always answered."""
+"""A full server: which connections are evicted, which are refused, and that probes always get a response."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SLOW_POST = post("/v1/completions", b'{"model": "demo"}')[:-3]
 
 
 async def fill(server: Running, data: bytes, count: int = 3) -> list[Client]:
-    """Connections that have all been accepted, and have sent this."""
+    """Open connections that are all accepted and have sent `data`."""
     clients = [await server.connect() for _ in range(count)]
     for client in clients:
-        with suppress(trio.BrokenResourceError):  # it had to make way already
+        with suppress(trio.BrokenResourceError):  # a connection has already been evicted
             await client.send(data)
     await trio.testing.wait_all_tasks_blocked(0.05)
     return clients
@@ -68,7 +68,7 @@ async def test_slow_request_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
         slow = await fill(server, SLOW_POST)
         client = await server.connect()
         await client.send(post("/v1/completions", b"{}"))
-        assert (await client.answer()).status == 400  # served, and found wanting
+        assert (await client.answer()).status == 400  # served, and evicted because it is slow
         assert await is_closed(slow[0])
 
 

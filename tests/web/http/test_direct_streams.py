@@ -1,4 +1,4 @@
-"""Chunks that go to the socket past the response body: the same bytes, and the same ends, as those that do not."""
+"""Chunks written to the socket past the response body: the same bytes and the same ends as through the body."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CASES = [
 
 
 async def exchange(way: Way, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
-    """All bytes of a response whose events came one by one, but for what the time of day makes of them."""
+    """Return all bytes of a response whose events came one by one, without those that depend on the time of day."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
@@ -125,7 +125,7 @@ async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
 
 @pytest.mark.parametrize("when", ["first", "later"])
 async def test_failing_send(writers: DirectWriters, when: str) -> None:
-    """The request is left once and its connection reset; the token's producer is not affected."""
+    """The ticket is left once and its connection reset; the producer of the tokens is not affected."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, Way.DIRECT.options()) as served:
         peer = await served.connect()
@@ -138,7 +138,7 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
         assert desk.ticket.num_leaves == 1
         desk.ticket.mailbox.put(Delta(0, "y", 1, None))
         assert not (await peer.read_until(b"never")).endswith(b"0\r\n\r\n")
-        other = await served.connect()  # and nobody else has lost anything
+        other = await served.connect()  # the other streams are complete
         writers.kernel = takes(None)
         await other.ask("/v1/completions")
         await trio.testing.wait_all_tasks_blocked()
@@ -152,7 +152,7 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("num_read", [0, 2])
 async def test_client_disconnects(writers: DirectWriters, way: Way, how: str, num_read: int) -> None:
-    """The ticket is left once, at once, even without tokens; later tokens do no harm."""
+    """The ticket is left once and at once, even without tokens; later tokens are ignored."""
     desk = FakeDesk(says(STARTED))
     async with serving(desk, way.options()) as served:
         num_tasks = trio.lowlevel.current_statistics().tasks_living
@@ -211,7 +211,7 @@ async def test_slow_reader_delays_nobody(writers: DirectWriters, way: Way) -> No
         num_steps = 0
         while desk.tickets[0].num_leaves == 0:
             num_steps += 1
-            for ticket in desk.tickets:  # the slow one is the first of each step
+            for ticket in desk.tickets:  # the slow reader is the first in each step
                 ticket.mailbox.put(Delta(0, f"<{num_steps}>" + "x" * 20_000, 1, None))
             for peer in peers[1:]:
                 assert (await peer.read_until(b"x" * 20_000)).count(b"<") == 1
@@ -224,7 +224,7 @@ async def test_slow_reader_delays_nobody(writers: DirectWriters, way: Way) -> No
 
 @both_ways
 async def test_connection_is_reused(writers: DirectWriters, way: Way) -> None:
-    """The next response on a connection begins where the stream ended, even if it was requested early."""
+    """The next response on a connection begins where the stream ended, even if its request arrived earlier."""
     desk = FakeDesk()
     async with serving(desk, way.options()) as served:
         peer = await served.connect()

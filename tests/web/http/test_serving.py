@@ -1,4 +1,4 @@
-"""The app on the server that it runs on, over a real socket: what the in-memory client cannot show."""
+"""The app on its real server, over a real socket: what the in-memory client cannot show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 5.0
 
 @asynccontextmanager
 async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncIterator[trio.SocketStream]:
-    """A connection on which a streamed completion has been asked for."""
+    """Return a connection on which a streamed completion has been requested."""
     body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
     with trio.fail_after(PATIENCE_S):
@@ -39,7 +39,7 @@ async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncI
 
 @both_ways
 async def test_stream_ends_properly(way: Way) -> None:
-    """A finished stream ends with [DONE] and the last chunk of the transfer coding."""
+    """A finished stream ends with [DONE] and the last chunk of the chunked coding."""
     received = b""
     async with stream_of(FakeDesk(says(*hello())), way.options()) as stream:
         while not received.endswith(b"0\r\n\r\n"):
@@ -68,7 +68,7 @@ async def test_client_that_does_not_read_is_cut_off(way: Way) -> None:
     assert desk.ticket.num_leaves == 1
 
 
-def test_torch_stays_out() -> None:
+def test_web_layer_does_not_import_torch() -> None:
     """The web layer imports nothing of the engine."""
     program = (
         "import sys, quipu.web.app, quipu.web.http.server, quipu.web.telemetry.logs;"

@@ -1,4 +1,4 @@
-"""Clients that do not read: what waits for all of them together is bounded, and given back however they end."""
+"""Clients that do not read: their common backlog is bounded, and is released however they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def app_of(desk: FakeDesk) -> QuipuApp:
 
 @asynccontextmanager
 async def readers(app: QuipuApp, num: int) -> AsyncIterator[list[Exchange]]:
-    """So many clients whose streams have begun and who read nothing."""
+    """Return `num` clients whose streams have begun and who do not read."""
     async with AsyncExitStack() as stack:
         exchanges = []
         for _ in range(num):

@@ -1,4 +1,4 @@
-"""Many clients of a whole runtime over real sockets, most of whom leave: nothing of them remains."""
+"""Many clients of a whole runtime over real sockets, most of which disconnect: nothing of them remains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG, SHORT = 300, 3
 
 
 async def visit(served: Served, rng: random.Random) -> bool:
-    """One client: whether it stayed to the end."""
+    """Run one client and return whether it stayed to the end."""
     stays = rng.random() < 0.3
     path = rng.choice(list(SURFACES))
     peer = await served.connect(receive_bytes=rng.choice([None, 4096]))
@@ -74,7 +74,7 @@ def num_open_files() -> int:
 
 @both_ways
 @pytest.mark.parametrize("seed", [1])
-async def test_nothing_remains(writers: DirectWriters, way: Way, seed: int) -> None:
+async def test_disconnected_clients_leave_nothing(writers: DirectWriters, way: Way, seed: int) -> None:
     """No task, account, sequence, block or descriptor remains; each request ended once, as finished or cancelled."""
     rng = random.Random(seed)
     stayed: list[bool] = []

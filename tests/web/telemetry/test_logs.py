@@ -1,4 +1,4 @@
-"""What is logged of a request, and what never is."""
+"""What is logged about a request, and what never is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {"model": "tiny", "prompt": MARK}
 
 @pytest.fixture
 def lines() -> Iterator[list[Any]]:
-    """Everything that is logged, at any level."""
+    """Return everything that is logged, at any level."""
     capture = LogCapture()
     structlog.configure(processors=[capture], cache_logger_on_first_use=False)
     yield capture.entries
@@ -126,7 +126,7 @@ async def test_probes_are_quiet(lines: list[Any]) -> None:
 
 
 def marked(value: Any) -> Any:
-    """The same JSON with the marker in every string."""
+    """Return the same JSON with the marker in every string."""
     match value:
         case str():
             return value if value in ("user", "assistant", "tiny", "text", "function") else value + MARK

@@ -1,4 +1,4 @@
-"""Spans: one a request, its parent the client's, its numbers the record's, without a word of what was said."""
+"""Spans: one per request, with the client's span as parent, the record's numbers, and no input or output."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def closed(**changes: Any) -> Closed:
 
 
 def only(tracer: KeepingTracer) -> dict[str, Any]:
-    """The attributes of the only span."""
+    """Return the attributes of the only span."""
     (span,) = tracer.all_spans()
     return dict(span.attributes or {})
 
 
 async def spans_of(surface: Surface, desk: FakeDesk, headers: dict[str, str] | None = None) -> list[ReadableSpan]:
-    """Those of one request that was read to its end."""
+    """Return the spans of one request that was read to its end."""
     tracer = KeepingTracer()
     body = {**surface.body(SECRET, max_tokens=5, stop=SECRET), "model": "tiny"}
     async with HttpClient(make_app(desk, tracer=tracer)).open("POST", surface.path, body, headers) as exchange:
@@ -50,7 +50,7 @@ async def spans_of(surface: Surface, desk: FakeDesk, headers: dict[str, str] | N
     return tracer.all_spans()
 
 
-# ---------------------------------------------------------------- what a span says
+# ---------------------------------------------------------------- contents of a span
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=[surface.name for surface in SURFACES])
@@ -141,7 +141,7 @@ async def test_refused_without_account() -> None:
     await client.post("/v1/completions", {"model": SECRET, "prompt": "x"})
     closed_desk = HttpClient(make_app(FakeDesk(closed="draining"), tracer=tracer))
     await closed_desk.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "x"}]})
-    await client.get("/v1/models")  # asks for no tokens
+    await client.get("/v1/models")  # requests no tokens
     spans = tracer.all_spans()
     seen = [((s.attributes or {})["http.response.status_code"], s.status.status_code) for s in spans]
     assert seen == [(400, StatusCode.UNSET), (404, StatusCode.UNSET), (503, StatusCode.ERROR)]
@@ -163,7 +163,7 @@ async def test_client_disconnects() -> None:
     assert attributes["quipu.outcome"] == "cancelled" and attributes["gen_ai.usage.output_tokens"] == 1
 
 
-# ---------------------------------------------------------------- whose child it is
+# ---------------------------------------------------------------- parents
 
 
 async def test_parent_is_honoured() -> None:
@@ -179,7 +179,7 @@ async def test_parent_is_honoured() -> None:
     assert orphan.parent is None
 
 
-# ---------------------------------------------------------------- a collector that is away
+# ---------------------------------------------------------------- an unavailable collector
 
 
 def test_dropped_spans_are_counted() -> None:
@@ -225,7 +225,7 @@ def test_failing_span_is_logged_only() -> None:
     tracer.close()
 
 
-# ---------------------------------------------------------------- where to
+# ---------------------------------------------------------------- the endpoint
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_failing_span_is_logged_only() -> None:
     ],
 )
 def test_endpoint(flag: str | None, environ: dict[str, str], expected: Any) -> None:
-    """The flag comes first, then OpenTelemetry's environment variables; without either there are no traces."""
+    """The flag takes precedence over OpenTelemetry's environment variables; without either there are no traces."""
     assert tracing_config(flag, environ) == (TracingConfig(expected) if isinstance(expected, str) else expected)
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's usage report over plain HTTP, in the documented shape: whole buckets of UTC, whatever the offset."""
+"""Anthropic's usage report over plain HTTP, in the documented shape: whole UTC buckets, whatever the offset."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def spans(buckets: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def outputs(buckets: list[dict[str, Any]]) -> list[int]:
-    """Output tokens of each bucket: ten a request."""
+    """Return the output tokens of each bucket; each request has ten."""
     return [sum(result["output_tokens"] for result in bucket["results"]) for bucket in buckets]
 
 
 async def test_one_bucket() -> None:
-    """The parts of what was sent are disjoint and add up; what was not grouped by is null."""
+    """The parts of the input are disjoint and add up; fields that were not grouped by are null."""
     source = BookSource([at(10, created_5m_tokens=16, created_1h_tokens=32), at(20, cached=Known(96))])
     answer = await ask(client_of(source), ANTHROPIC, {"starting_at": START, "limit": 1})
     assert answer == {
@@ -115,7 +115,7 @@ async def test_until_now_and_in_the_future() -> None:
 
 @pytest.mark.parametrize(("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)])
 async def test_limits(width: str, default: int, most: int) -> None:
-    """As documented; the ledger is asked for a page's range and no more."""
+    """Limits are as documented; the ledger is queried for one page's range only."""
     source = BookSource()
     client = client_of(source)
     for limit, expected in (({}, default), ({"limit": most}, most)):
@@ -128,7 +128,9 @@ async def test_limits(width: str, default: int, most: int) -> None:
 
 
 async def test_pages_with_groups() -> None:
-    """Pages follow each other without a gap or a repetition, in buckets, whatever the groups in them."""
+    """Pages follow each other without gaps or repetitions; a page is limited in buckets, however many groups they
+    contain.
+    """
     source = BookSource([at(hour * 3600 + 7, tenant=tenant) for hour in (0, 3, 4) for tenant in ("acme", "b")])
     client = client_of(source)
     parameters: dict[str, Any] = {"starting_at": "2025-06-01T00:30:00Z", "ending_at": "2025-06-01T05:00:00Z"}
@@ -150,7 +152,7 @@ async def test_pages_with_groups() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}[]", "{}[{i}]"])
 async def test_groups_and_filters(form: str) -> None:
-    """A tenant is a workspace; what all requests share here has one value; lists come in three forms."""
+    """A tenant is a workspace; what all requests share has one value; lists are accepted in three forms."""
     records = [at(1, tenant="acme", key_id="k1"), at(2, tenant="acme", key_id="k2", model="big"), at(3, tenant="b")]
     client = client_of(BookSource(records))
 
@@ -211,7 +213,7 @@ async def test_groups_and_filters(form: str) -> None:
     ],
 )
 async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> None:
-    """400 that names the parameter, in Anthropic's shape, whether the client says `anthropic-version` or not."""
+    """A bad parameter is a 400 that names it, in Anthropic's shape, with or without `anthropic-version`."""
     source = BookSource()
     error = await refused(client_of(source), ANTHROPIC, parameters)
     assert set(error) == {"type", "message"} and error["type"] == "invalid_request_error"
@@ -220,7 +222,7 @@ async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> 
 
 
 async def test_estimates_are_not_billed() -> None:
-    """What a router guessed to be cached counts as uncached; failed and cancelled ones count what was done."""
+    """Estimated cached tokens count as uncached; failed and cancelled requests count the work done."""
     source = BookSource(
         [
             at(1),
@@ -238,7 +240,7 @@ async def test_estimates_are_not_billed() -> None:
 
 
 async def test_retries_and_faults() -> None:
-    """Every request counts, or each with its retries once; what the server failed counts no tokens either way."""
+    """Every request counts, or each once with its retries; requests that the server failed never count tokens."""
     source = BookSource(
         [
             at(1, "r1", outcome=Outcome.FAILED, fault=Fault.STEP_FAILED),

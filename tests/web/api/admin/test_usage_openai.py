@@ -1,4 +1,4 @@
-"""OpenAI's usage report: its buckets, groups, filters and pages, and what it refuses by name."""
+"""OpenAI's usage report: its buckets, groups, filters and pages, and the parameters that it refuses by name."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def spans(buckets: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def requests_of(buckets: list[dict[str, Any]]) -> list[int]:
-    """In each bucket."""
+    """Return the number of requests in each bucket."""
     return [sum(result["num_model_requests"] for result in bucket["results"]) for bucket in buckets]
 
 
 async def test_one_bucket() -> None:
-    """Sums of everything that closed in it, under OpenAI's names; what was not grouped by is null."""
+    """The bucket has the sums of everything that closed in it, under OpenAI's names; fields not grouped by are null."""
     source = BookSource([at(10), at(20, cached=Known(0), cache_write=Known(96), completion_tokens=5)])
     answer = await ask(client_of(source), OPENAI, {"start_time": MIDNIGHT, "limit": 1})
     assert answer == {
@@ -84,7 +84,7 @@ async def test_one_bucket() -> None:
 
 
 async def test_boundaries() -> None:
-    """A bucket includes its first moment and excludes the first moment of the next; so does the range."""
+    """A bucket, like the range, includes its first moment and excludes its end."""
     last_moment = math.nextafter(MIDNIGHT + DAY, 0) - MIDNIGHT
     source = BookSource([at(-0.001), at(0), at(last_moment), at(DAY), at(2 * DAY - 0.001), at(2 * DAY)])
     client = client_of(source)
@@ -96,7 +96,7 @@ async def test_boundaries() -> None:
 
 
 async def test_alignment() -> None:
-    """Boundaries are those of UTC; the first bucket begins at start_time and the last one ends at end_time."""
+    """Boundaries are UTC boundaries; the first bucket begins at start_time and the last one ends at end_time."""
     source = BookSource([at(9 * 3600), at(11 * 3600), at(25 * 3600), at(36 * 3600)])
     buckets = await report(client_of(source), start_time=MIDNIGHT + 10 * 3600, end_time=MIDNIGHT + 36 * 3600)
     assert spans(buckets) == [(10 * 3600, DAY), (DAY, 36 * 3600)]
@@ -114,7 +114,7 @@ async def test_empty_buckets_are_listed() -> None:
 
 
 async def test_until_now() -> None:
-    """Without an end, and with one in the future, the last bucket is the one that has begun."""
+    """Without an end, or with one in the future, the last bucket is the current one."""
     client = client_of(BookSource([at(NOW - MIDNIGHT - 1)]))
     for end in ({}, {"end_time": NOW + 400 * DAY}):
         buckets = await report(client, limit=31, **end)
@@ -132,7 +132,7 @@ async def test_start_in_the_future() -> None:
 
 @pytest.mark.parametrize(("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)])
 async def test_limits(width: str, default: int, most: int) -> None:
-    """Buckets of a page, as many as OpenAI's API gives; a huge range is read a page at a time."""
+    """Page sizes are those of OpenAI's API; a huge range is read one page at a time."""
     source = BookSource()
     client = client_of(source)
     for limit, expected in (({}, default), ({"limit": 1}, 1), ({"limit": most}, most)):
@@ -148,7 +148,7 @@ async def test_limits(width: str, default: int, most: int) -> None:
 
 
 async def test_pages_with_groups() -> None:
-    """Pages follow each other without a gap or a repetition; a page is so many buckets, whatever is in them."""
+    """Pages follow each other without gaps or repetitions; a page is limited in buckets, whatever they contain."""
     models = ("a", "b", "c")
     source = BookSource([at(day * DAY + 5, model=model) for day in range(0, 9, 2) for model in models])
     client = client_of(source)
@@ -166,7 +166,7 @@ async def test_pages_with_groups() -> None:
 
 
 async def test_groups() -> None:
-    """A tenant is a project; what all requests share here has one value; nobody is known as a user."""
+    """A tenant is a project; what all requests share has one value; users are unknown."""
     source = BookSource(
         [
             at(1, tenant="acme", key_id="k1"),
@@ -188,7 +188,7 @@ async def test_groups() -> None:
 
 
 async def test_filters() -> None:
-    """Each narrows what is counted, and they narrow each other; nothing here is a batch job."""
+    """Each filter narrows the result, and filters combine; no request is a batch job."""
     source = BookSource(
         [
             at(1, tenant="acme", key_id="k1"),
@@ -213,7 +213,7 @@ async def test_filters() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}[]", "{}[{i}]"])
 async def test_forms_of_lists(form: str) -> None:
-    """All three ways in which clients write a list say the same; unknown parameters are left alone."""
+    """The three ways in which clients write a list are equivalent; unknown parameters are ignored."""
     client = client_of(BookSource([at(1, model="a"), at(2, model="b"), at(3, model="c")]))
     pairs = [("start_time", MIDNIGHT), ("limit", 1), ("colour", "blue"), ("colours[]", "red")]
     pairs += [(form.format("models", i=i), model) for i, model in enumerate("ab")]
@@ -251,7 +251,7 @@ async def test_forms_of_lists(form: str) -> None:
     ],
 )
 async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> None:
-    """400 that names the parameter, in OpenAI's shape, before the ledger is asked."""
+    """A bad parameter is a 400 that names it, in OpenAI's shape, before the ledger is queried."""
     source = BookSource()
     error = await refused(client_of(source), OPENAI, parameters)
     assert error["param"] == param and f"`{param}`" in error["message"]
@@ -260,8 +260,9 @@ async def test_bad_parameters(parameters: list[tuple[str, str]], param: str) -> 
 
 
 async def test_what_is_counted() -> None:
-    """Failed and cancelled requests count what was done, retries too; what the server failed counts no tokens, and
-    rejected ones count for nothing at all."""
+    """Failed and cancelled requests and retries count the work done. Requests that the server failed count no tokens,
+    and rejected ones do not count at all.
+    """
     source = BookSource(
         [
             at(1),
@@ -293,13 +294,13 @@ async def test_retries_collapsed() -> None:
 
 
 async def test_only_rejected() -> None:
-    """A bucket in which everything was refused is empty."""
+    """A bucket with only rejected requests is empty."""
     source = BookSource([at(1, **{**NEVER_ADMITTED, "outcome": Outcome.REJECTED})])
     assert [bucket["results"] for bucket in await report(client_of(source), limit=1)] == [[]]
 
 
 async def test_estimates_are_not_billed() -> None:
-    """What a router guessed to be cached counts as uncached; so does what nobody can say."""
+    """Estimated cached tokens count as uncached, and so do unknown ones."""
     source = BookSource(
         [
             at(1),

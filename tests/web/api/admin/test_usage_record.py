@@ -1,4 +1,4 @@
-"""One record: who is shown it, and what of it; and who may ask for any of the reports."""
+"""One usage record: who may read it and which fields they see; and who may read the reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def get(client: Client, path: str, tenant: str | None) -> tuple[int, Any]:
 
 
 async def test_tenant_sees_own_record() -> None:
-    """A tenant sees its numbers as in the ledger, misses as its client did, and nothing of the chain."""
+    """A tenant sees its numbers as in the ledger and its misses as its client did, but no hash of the chain."""
     record = at(5, "req-1", cache_misses=OTHERS_HAVE_IT, cached=Estimate(48), client_request_id="mine")
     record = attrs.evolve(record, fault=Fault.STEP_FAILED)
     status, shown = await get(keyed(BookSource([at(1, "req-0"), record])), "/v1/usage/req-1", "acme")

@@ -1,4 +1,4 @@
-"""The ledger as a source of reports: in threads, few at a time, with a deadline, and quick enough."""
+"""The ledger as the source of reports: read in threads, with bounded concurrency and a deadline, and fast enough."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
-    """Records over ten days, of every outcome and kind of count, some of them on a border."""
+    """Return records over ten days, with every outcome and kind of count, some of them on a boundary."""
     draw = random.Random(seed)
     for number in range(num):
         moment = draw.choice([draw.uniform(0, 10 * DAY), draw.randrange(10 * 24) * 3600, draw.randrange(10) * DAY])
@@ -73,7 +73,7 @@ def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """The reads of usage records that are sent to any database meanwhile."""
+    """Record the statements that read usage records, on any database, until the block ends."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -110,7 +110,7 @@ async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> No
 
 
 async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> None:
-    """A report over all of them is one statement that the database sums up; it takes a second or so."""
+    """A report over all records is one statement that the database aggregates; it takes about a second."""
     data_dir = copy_database(template, tmp_path / "data", drawn(5000, 3))
     multiply(data_dir, 20)
     client = client_of(LedgerUsage(data_dir))
@@ -151,7 +151,7 @@ async def test_records_not_yet_loaded(tmp_path: Path) -> None:
 
 
 async def test_no_ledger(tmp_path: Path) -> None:
-    """503 whose reason stands in the log, without the paths of the server in the answer; then all is well again."""
+    """A 503; its reason is in the log, and the response shows no server paths. Afterwards reports work again."""
     client = client_of(LedgerUsage(tmp_path / "gone"))
     with capture_logs() as lines:
         exchange, answer = await client.get(f"{OPENAI}?start_time=0")
@@ -176,7 +176,7 @@ async def test_broken_database(template: Path, tmp_path: Path) -> None:
 
 
 class Turnstile:
-    """Holds every read back, and counts how many are inside."""
+    """A source that blocks every read, and counts the reads in progress."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -203,7 +203,7 @@ async def wait_until(look: Any) -> None:
 
 
 async def test_reads_are_limited(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two reads run, four wait, the next is refused at once; the loop is never blocked."""
+    """Two reads run, four wait, and the next is refused at once; the loop is never blocked."""
     turnstile = Turnstile(monkeypatch)
     source = LedgerUsage(template, num_readers=2, max_waiting=4)
     num_answered = 0

@@ -1,4 +1,4 @@
-"""Anthropic's asynchronous client, talking to the app without a network."""
+"""Anthropic's asynchronous client against the app, without a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ASKED = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "conten
 
 
 async def test_whole_and_streamed() -> None:
-    """The same message, by either way, and the count."""
+    """The message is the same whole and streamed, and tokens can be counted."""
     async with client_of(FakeDesk()) as client:
         whole = await client.messages.create(**ASKED)
         async with client.messages.stream(**ASKED) as stream:
@@ -40,10 +40,10 @@ async def test_whole_and_streamed() -> None:
         assert [model.id async for model in client.models.list()] == ["org/tiny", "tiny"]
 
 
-# The client drops its generators where it raises; what trio says of that is said of the client.
+# The client drops its generators when it raises, and trio warns about them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 async def test_errors_have_their_classes() -> None:
-    """Before the first token by their status, after it by the event."""
+    """Errors raise the class of their status before the first token, and that of the event after it."""
     async with client_of(FakeDesk(says(failure(ErrorKind.OVERLOADED)))) as client:
         with pytest.raises(anthropic.InternalServerError) as overloaded:
             await client.messages.create(**ASKED)

@@ -1,4 +1,4 @@
-"""`/v1/messages`: what comes back, whole, streamed, failed, and only counted."""
+"""`/v1/messages`: whole and streamed responses, errors, and token counting."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_nothing_is_sent_before_the_first_token(autojump_clock: trio.abc.C
 
 
 async def test_error_in_mid_stream() -> None:
-    """An `error` event in the API's shape, and then the end."""
+    """An `error` event in the API's shape ends the stream."""
     failed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), failed))
     exchange, events = await stream(Client(make_app(desk)), body())
@@ -163,7 +163,7 @@ async def test_early_errors(streamed: bool, kind: ErrorKind, status: int, error_
 
 
 async def test_closed_desk() -> None:
-    """A closed desk is 529 with Retry-After."""
+    """A closed desk is a 529 with Retry-After."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, body())
     assert (exchange.status, exchange.headers["retry-after"]) == (529, "1")
     assert answer["error"] == {"type": "overloaded_error", "message": "draining"}
@@ -193,7 +193,7 @@ async def test_shape_of_other_errors(method: str, path: str, sent: object, statu
 
 
 async def test_client_disconnects() -> None:
-    """Its ticket is left, once."""
+    """If the client disconnects, its ticket is left once."""
     desk = FakeDesk(says(*script()[:2]))
     async with Client(make_app(desk)).open("POST", PATH, body(stream=True)) as exchange:
         await exchange.wait_started()
@@ -206,7 +206,7 @@ async def test_client_disconnects() -> None:
 
 
 async def test_count_tokens() -> None:
-    """The desk counts the very prompt that would be served; no request is opened."""
+    """The desk counts exactly the prompt that would be served; no request is opened."""
     prompts: list[Prompt] = []
 
     def count(prompt: Prompt, param: str) -> int:
@@ -224,7 +224,7 @@ async def test_count_tokens() -> None:
 
 
 async def test_count_of_unrenderable_prompt() -> None:
-    """The tokenizer's error, in this API's shape."""
+    """The tokenizer's error is returned in this API's shape."""
 
     def refuse(prompt: Prompt, param: str) -> int:
         raise PromptRefused(RequestError(ErrorKind.INVALID, "roles must alternate", param))
@@ -254,7 +254,7 @@ async def test_unknown_betas_and_fields_are_ignored() -> None:
     """Unknown betas and fields do not prevent a request from being served."""
     headers = {"anthropic-beta": "interleaved-2030-01-01,other", "anthropic-version": "2023-06-01"}
     fields: dict[str, Any] = {"context_management": {"edits": []}, "service_tier": "auto", "novelty": [1]}
-    # and fields of other APIs, with the values that ask for nothing
+    # and fields of other APIs, with neutral values
     fields |= {"n": 1, "stop": None, "presence_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}}
     exchange, _ = await Client(make_app(FakeDesk())).post(PATH, body(**fields), headers)
     assert exchange.status == 200

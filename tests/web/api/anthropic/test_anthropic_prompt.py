@@ -1,4 +1,4 @@
-"""What a body of the Messages API becomes: the chat that is rendered, its marks, and how it is sampled."""
+"""What a body of the Messages API becomes: the rendered chat, its cache breakpoints, and its sampling parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BILLING = text("x-anthropic-billing-header: cc_version=2.1; cch=0b1c2;")
 
 
 async def encode_of(options: AppOptions | None = None, **fields: Any) -> Encode:
-    """What the desk is asked for; the body has to be good."""
+    """Return the request that reaches the desk for a valid body."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk, options)).post(PATH, body(**fields))
     assert exchange.status == 200, answer
@@ -64,7 +64,7 @@ async def test_system_and_turns() -> None:
 
 
 async def test_prefill() -> None:
-    """A final assistant message is the beginning of the response, even an empty one."""
+    """A final assistant message is the beginning of the response, even if it is empty."""
     for content in ("It is", [text("It is")], ""):
         chat = await chat_of(messages=[said("user", "what?"), {"role": "assistant", "content": content}])
         assert chat.continue_final
@@ -175,7 +175,7 @@ async def test_marks_on_calls_and_results() -> None:
 
 
 async def test_mark_on_whole_request() -> None:
-    """It marks the last block that can be marked, unless that has the same mark already."""
+    """It marks the last block that can be marked, unless that block already has the same mark."""
     assert (await chat_of(**MARK)).marks == (ContentMark(SHORT, 0, 2),)
     blocks = [{"role": "user", "content": [text("a"), text("b")]}]
     assert (await chat_of(messages=blocks, **LONG_MARK)).marks == (ContentMark(LONG, 0, 2),)
@@ -217,7 +217,7 @@ async def test_mark_on_whole_request() -> None:
     ],
 )
 async def test_invalid_marks(fields: dict[str, Any], words: str) -> None:
-    """Each is refused by name, before a request is opened."""
+    """Invalid marks are refused by name, before a request is opened."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, body(**fields))
     assert exchange.status == 400 and words in answer["error"]["message"]
@@ -228,7 +228,7 @@ async def test_invalid_marks(fields: dict[str, Any], words: str) -> None:
 
 
 async def test_billing_header_is_not_rendered() -> None:
-    """Only the first block of the system prompt is dropped; other text beside it stays."""
+    """Only the first block of the system prompt is dropped; other text beside it is kept."""
     alone = await chat_of(system=[BILLING])
     assert alone.messages == (said("user", "hi"),)
     for system in ([BILLING, text("be brief")], BILLING["text"] + "\nbe brief"):

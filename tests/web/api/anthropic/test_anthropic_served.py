@@ -1,4 +1,4 @@
-"""The Messages API over a whole runtime: every way a request can end, what breakpoints cost, and counting."""
+"""The Messages API over a whole runtime: every way a request can end, what breakpoints create, and counting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(content: Any = "what?", **fields: Any) -> dict[str, Any]:
 
 
 async def both(client: Client, asked: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A whole answer and the events of a streamed one."""
+    """Return a whole response and the events of a streamed one."""
     http = over_http(client)
     exchange, answer = await http.post(PATH, asked)
     assert exchange.status == 200, answer
@@ -66,7 +66,7 @@ async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
-    """The model's own end is not a stop sequence; its token is counted and not shown."""
+    """The model's own end token is not a stop sequence; it is counted and not shown."""
     dials = Dials(step_seconds=0.01, eos_after=3, eos_token_id=0)
     async with small_runtime(dials, eos_token_ids=(0,)) as client:
         ended, _ = await both(client, request(stop_sequences=["never said"]))
@@ -76,7 +76,7 @@ async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_client_disconnects(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing remains, and the request counts as cancelled."""
+    """Nothing remains, and the request is recorded as cancelled."""
     async with small_runtime() as client:
         async with over_http(client).open("POST", PATH, request(max_tokens=500, stream=True)) as exchange:
             await exchange.wait_started()
@@ -110,7 +110,7 @@ async def test_failing_step(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_prefill_is_continued(autojump_clock: trio.abc.Clock) -> None:
-    """The response continues the last message and contains only what is new, as a completion of it would."""
+    """The response continues the last message and contains only the new text, as a completion of it would."""
     async with small_runtime() as client:
         http = over_http(client)
         turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "It is a"}]
@@ -144,7 +144,7 @@ async def test_sessions_of_claude_code(keep: bool, autojump_clock: trio.abc.Cloc
 
 
 async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
-    """A count opens no account, reaches no engine and writes nothing; it equals the usage of the same body."""
+    """A count opens no account, does not reach the engine and writes nothing; it equals the usage of the same body."""
     tool = {"name": "weather", "description": "Of a town.", "input_schema": {"type": "object"}, **LONG_MARK}
     bodies = [
         request(),
@@ -164,7 +164,7 @@ async def test_counting_is_not_serving(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_overlong_prompt_can_be_counted(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt beyond the context is counted, and refused with the same number when it is to be served."""
+    """A prompt beyond the context can be counted, and is refused with the same number when it is to be served."""
     async with small_runtime() as client:
         http = over_http(client)
         asked = request(LONG * 100)
@@ -178,8 +178,9 @@ async def test_overlong_prompt_can_be_counted(autojump_clock: trio.abc.Clock) ->
 
 
 async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
-    """Created is what was written up to the last of them, in whole blocks, by the ttl of the next one after each token;
-    nothing that was read is created, and without a breakpoint nothing is."""
+    """Created tokens are those written up to the last breakpoint, in whole blocks, each under the ttl of the next
+    breakpoint after it. Tokens that were read are never created; without a breakpoint none are.
+    """
     system = [text(LONG * 2, **LONG_MARK), text(LONG * 2)]
     asked = request([text(LONG, **MARK), text(LONG * 2)], system=system)
     async with small_runtime() as client:
@@ -206,7 +207,7 @@ async def test_what_breakpoints_cost(autojump_clock: trio.abc.Clock) -> None:
         warm = await usage_of(asked)
         assert warm["cache_creation_input_tokens"] == 0 and warm["cache_read_input_tokens"] > to_second
 
-        # the system prompt is read up to its last full block; what is marked after that is created
+        # the system prompt is read up to its last full block; marked tokens after that are created
         other = request([text("Another question. " + LONG, **MARK)], system=system)
         partly = await usage_of(other)
         read = partly["cache_read_input_tokens"]

@@ -1,4 +1,4 @@
-"""`/v1/completions`: what goes to the desk, what comes back, whole and streamed."""
+"""`/v1/completions`: what reaches the desk, and whole and streamed responses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_stream_without_usage() -> None:
 
 
 async def test_stream_with_usage() -> None:
-    """Every chunk has null, and a last one without choices the usage of a whole response."""
+    """Usage is null in every chunk but the last, which has no choices and the usage of a whole response."""
     _, chunks = await Client(make_app(FakeDesk())).stream(
         PATH, body(stream=True, stream_options={"include_usage": True})
     )
@@ -83,7 +83,7 @@ async def test_always_include_usage() -> None:
 
 
 async def test_continuous_usage() -> None:
-    """Every chunk has the sums so far, including tokens without text; the last one has the record's."""
+    """Every chunk has the sums so far, including tokens without text; the last one has those of the record."""
     events = [
         Started(16, 0, 16),
         Delta(0, "a", 1, None),
@@ -116,7 +116,7 @@ async def test_continuous_usage() -> None:
 
 
 async def test_tiers() -> None:
-    """On request cached tokens are split by tier; they add up, and unknown ones are unattributed."""
+    """On request cached tokens are split by tier; the parts add up, and unknown ones are unattributed."""
     closed = Closed(record(cached_by_tier={"device": 16, "host": 8}), None)
     script = says(*hello()[:-1], closed)
     _, answer = await Client(make_app(FakeDesk(script))).post(PATH, body(return_cached_tokens_details=True))
@@ -125,7 +125,7 @@ async def test_tiers() -> None:
 
 
 async def test_zero_is_zero_and_disputed_is_answered() -> None:
-    """No cached token is 0, not null; a disputed account's numbers are reported as they are."""
+    """A miss is 0, not null; a disputed account's numbers are reported as they are."""
     closed = Closed(record(cached_tokens=0, disputed=True), None)
     exchange, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(PATH, body())
     assert exchange.status == 200

@@ -1,4 +1,4 @@
-"""Requests that fail after they were accepted: early with a status, in mid-stream with an event, always released."""
+"""Requests that fail after they were accepted: with a status before the first token, with an event in mid-stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAM = {**BODY, "stream": True}
     ],
 )
 async def test_early_error_has_its_status(body: object, kind: ErrorKind, status: int, error_type: str) -> None:
-    """A request that could not start is never answered with 200, streamed or not."""
+    """A request that could not start is never answered with a 200, streamed or not."""
     desk = FakeDesk(says(failure(kind, "because", param="prompt", code="why")))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == status
@@ -62,7 +62,7 @@ async def test_error_in_mid_response() -> None:
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 async def test_error_in_mid_stream(path: str) -> None:
-    """One error event, then [DONE] and a proper end; earlier chunks stand, and no usage follows."""
+    """One error event, then [DONE] and a proper end. Earlier chunks remain valid, and no usage follows."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
     body = {**STREAM, "messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": True}}
@@ -77,7 +77,7 @@ async def test_error_in_mid_stream(path: str) -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
 async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
-    """A partial response is never taken for a complete one, even without a reason."""
+    """A partial response without a finish reason is never taken for a complete one."""
     desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
     client = Client(make_app(desk))
     exchange, _ = await client.post(PATH, BODY)
@@ -87,7 +87,7 @@ async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
 
 
 async def test_closed_desk() -> None:
-    """503 with Retry-After and the desk's message."""
+    """A 503 with Retry-After and the desk's message."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, BODY)
     assert exchange.status == 503 and exchange.headers["retry-after"] == "1"
     assert answer["error"]["message"] == "draining"
@@ -95,7 +95,7 @@ async def test_closed_desk() -> None:
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_unexpected_exception(body: object) -> None:
-    """A bug is 500 in the same shape without details, and the ticket is left."""
+    """A bug is a 500 in the same shape without details, and the ticket is left."""
     desk = FakeDesk(start_error=RuntimeError("a secret"))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == 500 and answer["error"]["type"] == "server_error"
