@@ -18,7 +18,6 @@ import json
 import os
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ import torch
 
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
+from bench.timing import best_s
 from quipu.kernels.backend import Backend, BackendConfig
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu.build import CannotBuild, choose_instruction_set, load, processor_flags
@@ -160,15 +160,6 @@ class Sample:
         least_s = max(work.bytes_read() / self.read, work.operations() / self.products)
         share = least_s / self.step_s
         return {"value": tokens / self.step_s, "unit": "tokens/s", "limit": tokens / least_s, "share_of_limit": share}
-
-
-def best_s(job: Callable[[], object], repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        job()
-        best = min(best, time.perf_counter() - started)
-    return best
 
 
 class Limits:

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 
 from bench.engine_jobs import quiet_collector
-from bench.simulated import Job, SimulatedEngine
+from bench.simulated import Job, PassCosts, SimulatedEngine
 from quipu.actors.block_manager.pending import STEP_OVERHEAD_TOKENS
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.scheduler.config import SchedulerConfig
@@ -76,14 +76,6 @@ WORKLOADS = [
     Workload(8, 0, num_own=512, num_bursts=100, every_s=0.1, num_outputs=64),
 ]
 QUICK = [Workload(4, 512), Workload(2, 32), Workload(2, 0, num_bursts=3, every_s=0.05)]
-
-
-@attrs.frozen
-class Costs:
-    """The virtual time of a pass."""
-
-    step_s: float
-    token_s: float
 
 
 @attrs.frozen
@@ -157,7 +149,7 @@ def make_engine(workload: Workload, mode: Mode) -> SimulatedEngine:
     return engine
 
 
-def serve(engine: SimulatedEngine, workload: Workload, costs: Costs) -> Results:
+def serve(engine: SimulatedEngine, workload: Workload, costs: PassCosts) -> Results:
     """Serve the workload, one pass after another."""
     arriving = make_jobs(workload, random.Random(1))
     results = Results({job.id: arrival for arrival, job in arriving})
@@ -166,7 +158,7 @@ def serve(engine: SimulatedEngine, workload: Workload, costs: Costs) -> Results:
     done_at: float | None = None  # end of the current pass
     while results.num_tokens < num_to_come:
         if done_at is None and engine.plans:
-            done_at = now + costs.step_s + costs.token_s * sum(engine.plans[0].row_counts)
+            done_at = now + costs.seconds(engine.plans[0])
         if done_at is not None and (not arriving or done_at <= arriving[0][0]):
             now, done_at = done_at, None
             results.note(engine.plans[0], now, workload.num_shared + workload.num_own)
@@ -179,7 +171,7 @@ def serve(engine: SimulatedEngine, workload: Workload, costs: Costs) -> Results:
     return results
 
 
-def measure(workload: Workload, mode: Mode, costs: Costs) -> dict[str, float]:
+def measure(workload: Workload, mode: Mode, costs: PassCosts) -> dict[str, float]:
     with quiet_collector():
         engine = make_engine(workload, mode)
         results = serve(engine, workload, costs)
@@ -200,7 +192,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smoke test: a few small workloads")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
-    costs = Costs(arguments.step_ms / 1000, arguments.token_us / 1e6)
+    costs = PassCosts(arguments.step_ms / 1000, arguments.token_us / 1e6)
     rows = [
         {"name": workload.name, **{mode.name: measure(workload, mode, costs) for mode in MODES}}
         for workload in (QUICK if arguments.quick else WORKLOADS)

@@ -47,6 +47,17 @@ class Job:
 
 
 @attrs.frozen
+class PassCosts:
+    """The virtual time of a pass."""
+
+    step_s: float = 0.010
+    token_s: float = 20e-6
+
+    def seconds(self, plan: StepPlan) -> float:
+        return self.step_s + self.token_s * sum(plan.row_counts)
+
+
+@attrs.frozen
 class StepTime:
     """Nanoseconds of one step, from receiving the previous result to having the plan."""
 
