@@ -108,8 +108,8 @@ def split(config: Any, info: Any, journal: Any = None) -> Any:
     environment = dict(os.environ)
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     host = ProcessHost(config.engine, environment)
-    hire: Callable[..., Any] = NullAccountant
-    return open_runtime(config, info, host, make_accountant=hire, encode_apart=True)
+    make_accountant: Callable[..., Any] = NullAccountant
+    return open_runtime(config, info, host, make_accountant=make_accountant, encode_apart=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import attrs
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("actors", "kernels", "web", "src", "tests", "pyproject.toml", "constraints.txt", "CHANGELOG.md")
-NUM_AT_ONCE = 2
+NUM_WORKERS = 2
 TEST_TIMEOUT_S = 20
 RUN_TIMEOUT_S = 120
 PASSED, FAILED = 0, 1
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
     for slug in incomplete:
         print(f"{slug}: no {'patch' if slug in traps else 'trap'} of this name")
     slugs = sorted(wanted & traps & patches)
-    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+    with ThreadPoolExecutor(NUM_WORKERS) as pool:
         unmutated = pool.submit(try_unmutated, slugs)
         verdicts = []
         for verdict in pool.map(try_mutant, slugs):

@@ -10,7 +10,7 @@ import pytest
 from quipu.kernels.cpu.build import CannotBuild, load_kernels
 
 
-def _why_not() -> str:
+def _missing_reason() -> str:
     try:
         load_kernels()
     except CannotBuild as error:
@@ -18,5 +18,5 @@ def _why_not() -> str:
     return ""
 
 
-_missing = _why_not()
+_missing = _missing_reason()
 needs_kernels = pytest.mark.skipif(bool(_missing), reason=_missing)

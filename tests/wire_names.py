@@ -82,10 +82,10 @@ def _main() -> Any:
 
 
 def _parser_of(main: Any, argv: list[str]) -> argparse.ArgumentParser:
-    def give_away(parser: argparse.ArgumentParser, *_: object) -> None:
+    def intercept(parser: argparse.ArgumentParser, *_: object) -> None:
         raise _Parser(parser)
 
-    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", give_away):
+    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", intercept):
         try:
             main(argv)
         except _Parser as given:

@@ -23,9 +23,9 @@ from tests.web.fakes import INFO, Client, Exchange, FakeDesk
 
 Body = dict[str, Any]
 HEADER = "x-quipu-ignored-fields"
-AT_ONCE = 16
+MAX_FIELDS = 16
 """As many as the header can list."""
-ODD = {"no_field": 1}
+INVALID_VALUE = {"no_field": 1}
 """Not a number, a string, a list or a meaningful object."""
 USER = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
@@ -95,29 +95,29 @@ def request_fields(words: Iterable[str]) -> dict[str, list[str]]:
 
 async def _known(client: Client, place: Place, words: list[str]) -> list[str]:
     known = []
-    waiting = [words[start : start + AT_ONCE] for start in range(0, len(words), AT_ONCE)]
-    while waiting:
-        batch = waiting.pop()
+    batches = [words[start : start + MAX_FIELDS] for start in range(0, len(words), MAX_FIELDS)]
+    while batches:
+        batch = batches.pop()
         exchange, answer = await _ask(client, place, batch)
         ignored = {unquote(path) for path in exchange.headers.get(HEADER, "").split(",")}
         if exchange.status == 200 and "…" not in ignored:
             rest = [word for word in batch if f"{place.path}{word}" not in ignored]
             known += [f"{word}: accepted" for word in rest]
             continue
-        culprit = _named(answer["error"], place.path, batch) if exchange.status == 400 else None
-        if culprit is None:
+        rejected = _named(answer["error"], place.path, batch) if exchange.status == 400 else None
+        if rejected is None:
             assert len(batch) > 1, answer
-            waiting += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+            batches += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
         else:
-            known.append(f"{culprit}: {answer['error'].get('code', answer['error']['type'])}")
-            waiting.append([word for word in batch if word != culprit])
+            known.append(f"{rejected}: {answer['error'].get('code', answer['error']['type'])}")
+            batches.append([word for word in batch if word != rejected])
     return sorted(known)
 
 
 async def _ask(client: Client, place: Place, batch: list[str]) -> tuple[Exchange, Any]:
     """Send a body with these fields; return the exchange and its JSON, or None for a stream."""
     limit = "max_output_tokens" if place.api == "responses" else "max_tokens"
-    body = {"model": "demo", limit: 1, **place.fill(dict.fromkeys(batch, ODD))}
+    body = {"model": "demo", limit: 1, **place.fill(dict.fromkeys(batch, INVALID_VALUE))}
     async with client.open("POST", f"/v1/{place.api}", body) as exchange:
         is_stream = await exchange.wait_started() == 200 and "event-stream" in exchange.headers["content-type"]
         data = await exchange.read()

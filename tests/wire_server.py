@@ -48,9 +48,9 @@ PATHS = (
     "/v1/organization/usage/completions?start_time=0&bucket_width=1d&limit=1",
     "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z&limit=1",
 )
-AT_TIMES = ("loop.", "tracing.")
+TIMING_DEPENDENT = ("loop.", "tracing.")
 """Events that depend on the speed of the machine."""
-OFTEN = frozenset({"date", "server", "content-length", "content-type", "transfer-encoding", "connection"})
+STANDARD_HEADERS = frozenset({"date", "server", "content-length", "content-type", "transfer-encoding", "connection"})
 """Standard headers that any server sends."""
 
 
@@ -70,7 +70,7 @@ def server_names(folder: Path, main: Main) -> Names:
             fields.setdefault(name, set()).update(_paths(answer))
         names["response fields"] = {name: sorted(paths) for name, paths in fields.items()}
         sent = {header.lower() for _, headers, _ in answers for header in headers}
-        names["response headers"] = sorted(sent - OFTEN)
+        names["response headers"] = sorted(sent - STANDARD_HEADERS)
         names["KV events"] = _kv_events(server, replay)
         server.wait_at_rest()
         names["metrics"] = metric_names(server.get("/metrics").text)
@@ -143,7 +143,7 @@ def _log_lines(text: str) -> Names:
     for line in text.splitlines():
         if line.startswith("{") and "logger" not in (record := json.loads(line)):
             lines.setdefault(record["event"], set()).update(_paths(record))
-    return {event: sorted(keys) for event, keys in sorted(lines.items()) if not event.startswith(AT_TIMES)}
+    return {event: sorted(keys) for event, keys in sorted(lines.items()) if not event.startswith(TIMING_DEPENDENT)}
 
 
 def _kv_events(server: Server, replay: str) -> Names:

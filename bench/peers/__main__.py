@@ -114,7 +114,7 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                     about[peer.name] = {"failed": str(error)}
                 finally:
                     server.pause()
-                _say(f"{peer.name}: {about[peer.name]}")
+                _log(f"{peer.name}: {about[peer.name]}")
             for number in range(num_rounds):
                 for peer in peers if number % 2 == 0 else reversed(peers):
                     if "failed" in about[peer.name]:
@@ -129,7 +129,7 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                     finally:
                         server.pause()
                     rounds[peer.name].append(numbers)
-                    _say(f"round {number + 1}, {peer.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in numbers.items()))
+                    _log(f"round {number + 1}, {peer.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in numbers.items()))
         finally:
             for server in servers.values():
                 server.stop()
@@ -154,7 +154,7 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -174,7 +174,7 @@ def main() -> None:
         if peer.is_installed():
             peers += [peer] if peer.name in arguments.peers else []
         else:
-            _say(f"{peer.name} is not installed: {peer.install}")
+            _log(f"{peer.name} is not installed: {peer.install}")
     if arguments.quick:
         with tempfile.TemporaryDirectory() as folder:
             model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)

@@ -80,7 +80,7 @@ class LlamaEngine:
 
     def step(self) -> list[tuple[int, int, bool]]:
         self._admit()
-        looked_at: list[tuple[Sequence, int]] = []
+        sampled: list[tuple[Sequence, int]] = []
         size = 0
         for sequence in self._sequences:
             if sequence.request is None or size == BATCH:
@@ -93,11 +93,11 @@ class LlamaEngine:
             del sequence.todo[: len(fed)]
             if not sequence.todo:
                 self._batch.logits[size - 1] = True
-                looked_at.append((sequence, size - 1))
+                sampled.append((sequence, size - 1))
         self._batch.n_tokens = size
         if llama_cpp.llama_decode(self._context, self._batch) != 0:
             raise RuntimeError("llama_decode failed")
-        return [self._draw(sequence, at) for sequence, at in looked_at]
+        return [self._draw(sequence, at) for sequence, at in sampled]
 
     def _admit(self) -> None:
         idle = [sequence for sequence in self._sequences if sequence.request is None]

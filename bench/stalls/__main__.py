@@ -76,9 +76,9 @@ def measure(rows: Sequence[Row], num_streams: int, rounds: int, *, verbose: bool
     kinds = dict.fromkeys(row.server for row in rows)
     with tempfile.TemporaryDirectory() as folder:
         for kind in kinds:
-            mine = [row for row in rows if row.server == kind]
-            while mine:
-                mine = _measure_kind(mine, kind, Path(folder), found, num_streams, rounds, verbose)
+            pending = [row for row in rows if row.server == kind]
+            while pending:
+                pending = _measure_kind(pending, kind, Path(folder), found, num_streams, rounds, verbose)
     order = {row.name: at for at, row in enumerate(rows)}
     return sorted(found, key=lambda seen: order[seen.name])
 

@@ -23,17 +23,17 @@ PATIENCE_S = 90.0
 
 
 @attrs.frozen
-class Raw:
+class RawRequest:
     """The bytes to send."""
 
     data: bytes
     is_complete: bool = True
     """False: do not wait for a response; keep the connection open until the row ends."""
-    leaves_after_s: float | None = None
+    disconnect_after_s: float | None = None
     """When the client disconnects, with or without a response."""
 
 
-def run_attack(port: int, requests: Sequence[Raw], concurrency: int) -> list[int]:
+def run_attack(port: int, requests: Sequence[RawRequest], concurrency: int) -> list[int]:
     """Send everything, at most `concurrency` at a time; return the statuses, 0 for requests without a response."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
@@ -52,14 +52,14 @@ def run_attack(port: int, requests: Sequence[Raw], concurrency: int) -> list[int
 class _Open:
     sock: socket.socket
     left: memoryview
-    raw: Raw
+    raw: RawRequest
     index: int
     began_s: float
     head: bytes = b""
     held: bool = False
 
 
-def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: Connection) -> None:
+def _attack(port: int, requests: Sequence[RawRequest], concurrency: int, writer: Connection) -> None:
     os.nice(NICENESS)
     statuses = [0] * len(requests)
     waiting = list(enumerate(requests))[::-1]
@@ -108,7 +108,7 @@ def _attack(port: int, requests: Sequence[Raw], concurrency: int, writer: Connec
                 end(descriptor, one)
         now_s = time.perf_counter()
         for descriptor, one in list(open_by_fd.items()):
-            if one.raw.leaves_after_s is not None and now_s - one.began_s > one.raw.leaves_after_s:
+            if one.raw.disconnect_after_s is not None and now_s - one.began_s > one.raw.disconnect_after_s:
                 end(descriptor, one)
     if held:
         time.sleep(2.0)  # held while the monitor measures

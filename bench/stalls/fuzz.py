@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from bench.bodies import ENDPOINTS, bodies
-from bench.stalls.attack import Raw
+from bench.stalls.attack import RawRequest
 from bench.stalls.rows import Row, posted
 
 CONCURRENCY = 16
-LEAVES_AFTER_S = 10.0
+DISCONNECT_AFTER_S = 10.0
 """A body that requests a whole context of tokens is not waited for."""
 ROWS_AN_ENDPOINT = 500
 """Number of bodies in one row."""
@@ -26,8 +26,10 @@ def fuzz_rows(count: int) -> list[Row]:
         for start in range(0, len(drawn), ROWS_AN_ENDPOINT):
             part = drawn[start : start + ROWS_AN_ENDPOINT]
 
-            def make(port: int, endpoint: str = endpoint, part: Sequence[bytes] = part) -> list[Raw]:
-                return [Raw(posted(port, endpoint, data), leaves_after_s=LEAVES_AFTER_S) for data in part]
+            def make(port: int, endpoint: str = endpoint, part: Sequence[bytes] = part) -> list[RawRequest]:
+                return [
+                    RawRequest(posted(port, endpoint, data), disconnect_after_s=DISCONNECT_AFTER_S) for data in part
+                ]
 
             rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
     return rows

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from bench.http_load import request_of
-from bench.stalls.attack import Raw
+from bench.stalls.attack import RawRequest
 
 MEBIBYTE = 1 << 20
 ALLOWED_MS = 50.0
@@ -26,7 +26,7 @@ WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
 @attrs.frozen
 class Row:
     name: str
-    make: Callable[[int], Sequence[Raw]]
+    make: Callable[[int], Sequence[RawRequest]]
     """Makes the requests for a server at the given port."""
     concurrency: int = 1
     server: str = "long"
@@ -63,17 +63,17 @@ def parts(num_parts: int, text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for _ in range(num_parts)]
 
 
-def _one(path: str, body: Callable[[], dict[str, Any]], times: int = 1) -> Callable[[int], Sequence[Raw]]:
-    return lambda port: [Raw(request_of(port, body(), path))] * times
+def _one(path: str, body: Callable[[], dict[str, Any]], times: int = 1) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: [RawRequest(request_of(port, body(), path))] * times
 
 
-def _json(path: str, member: bytes, num_bytes: int) -> Callable[[int], Sequence[Raw]]:
+def _json(path: str, member: bytes, num_bytes: int) -> Callable[[int], Sequence[RawRequest]]:
     """Send a body of this size whose field `x` is a list of `member` and nothing else."""
 
-    def make(port: int) -> Sequence[Raw]:
+    def make(port: int) -> Sequence[RawRequest]:
         head = b'{"model":"demo","prompt":"Hello.","max_tokens":1,"metadata":{},"x":['
         data = head + (member * ((num_bytes - len(head) - 2) // len(member)))[:-1] + b"]}"
-        return [Raw(posted(port, path, data))]
+        return [RawRequest(posted(port, path, data))]
 
     return make
 
@@ -84,48 +84,50 @@ def posted(port: int, path: str, data: bytes) -> bytes:
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
-def _nested(path: str, depth: int) -> Callable[[int], Sequence[Raw]]:
-    def make(port: int) -> Sequence[Raw]:
+def _nested(path: str, depth: int) -> Callable[[int], Sequence[RawRequest]]:
+    def make(port: int) -> Sequence[RawRequest]:
         data = b'{"model":"demo","prompt":"Hello.","max_tokens":1,"x":' + b"[" * depth + b"]" * depth + b"}"
-        return [Raw(posted(port, path, data))]
+        return [RawRequest(posted(port, path, data))]
 
     return make
 
 
-def _slow_posts(count: int) -> Callable[[int], Sequence[Raw]]:
-    def make(port: int) -> Sequence[Raw]:
+def _slow_posts(count: int) -> Callable[[int], Sequence[RawRequest]]:
+    def make(port: int) -> Sequence[RawRequest]:
         whole = posted(port, COMPLETIONS, b'{"model":"demo","prompt":"Hello."}')
-        return [Raw(whole[:-10], is_complete=False)] * count
+        return [RawRequest(whole[:-10], is_complete=False)] * count
 
     return make
 
 
-def _chunked(num_bytes: int) -> Callable[[int], Sequence[Raw]]:
-    def make(port: int) -> Sequence[Raw]:
+def _chunked(num_bytes: int) -> Callable[[int], Sequence[RawRequest]]:
+    def make(port: int) -> Sequence[RawRequest]:
         data = (b'{"model":"demo","max_tokens":1,"prompt":"' + b"x" * num_bytes)[: num_bytes - 2] + b'"}'
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
-        return [Raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")] * 4
+        return [RawRequest(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")] * 4
 
     return make
 
 
-def _headed(times: int) -> Callable[[int], Sequence[Raw]]:
-    def make(port: int) -> Sequence[Raw]:
+def _headed(times: int) -> Callable[[int], Sequence[RawRequest]]:
+    def make(port: int) -> Sequence[RawRequest]:
         head, _, body = posted(port, COMPLETIONS, b'{"model":"demo","prompt":"Hello.","max_tokens":1}').partition(
             b"\r\n\r\n"
         )
-        return [Raw(head + b"".join(b"\r\nx%d: y" % number for number in range(1500)) + b"\r\n\r\n" + body)] * times
+        return [
+            RawRequest(head + b"".join(b"\r\nx%d: y" % number for number in range(1500)) + b"\r\n\r\n" + body)
+        ] * times
 
     return make
 
 
-def _connecting(times: int) -> Callable[[int], Sequence[Raw]]:
-    return lambda port: [Raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
+def _connecting(times: int) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: [RawRequest(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")] * times
 
 
-def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[Raw]]:
-    return lambda port: [Raw(request_of(port, body(), path), leaves_after_s=0.3)] * times
+def _leaving(path: str, body: Callable[[], dict[str, Any]], times: int) -> Callable[[int], Sequence[RawRequest]]:
+    return lambda port: [RawRequest(request_of(port, body(), path), disconnect_after_s=0.3)] * times
 
 
 def _marked() -> dict[str, Any]:
@@ -246,7 +248,7 @@ def _marked_tools() -> list[dict[str, Any]]:
     return tools
 
 
-def size_of(raws: Sequence[Raw]) -> int:
+def size_of(raws: Sequence[RawRequest]) -> int:
     """Return the total size in bytes."""
     return sum(len(raw.data) for raw in raws)
 

@@ -39,8 +39,8 @@ def test_virtual_time() -> None:
 def test_arrival_times() -> None:
     """A burst that arrives at an idle engine starts on arrival."""
     workload = Workload(1, 0, num_own=10, num_bursts=2, every_s=1.0, num_outputs=1)
-    course = serve(make_engine(workload, OFF), workload, COSTS)
-    assert list(course.first_tokens.values()) == pytest.approx([0.0102, 1.0102])
+    results = serve(make_engine(workload, OFF), workload, COSTS)
+    assert list(results.first_tokens.values()) == pytest.approx([0.0102, 1.0102])
 
 
 @pytest.mark.parametrize("workload", WORKLOADS[:15], ids=lambda workload: workload.name)

@@ -33,8 +33,8 @@ def throughput(machine: Machine) -> list[dict[str, Any]]:
         model = _transformers(machine, path)  # loaded only now: before, quipu needs the GPU's memory
         theirs = [_generate(machine, model, count, output) for count in counts]
     return [
-        {"name": f"{count} sequences", "quipu": mine, "transformers": other, "ratio": mine / other}
-        for count, mine, other in zip(counts, ours, theirs, strict=True)
+        {"name": f"{count} sequences", "quipu": own, "transformers": other, "ratio": own / other}
+        for count, own, other in zip(counts, ours, theirs, strict=True)
     ]
 
 

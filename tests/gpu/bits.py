@@ -42,24 +42,24 @@ def products(machine: Machine) -> list[dict[str, Any]]:
             (LibraryLinear(), list(range(1, most + 1))),
             (OwnLinear(machine.tiles), token_ladder(most)),
         ):
-            strange = _strange_counts(linear, x, weight, counts)
+            differing = _differing_counts(linear, x, weight, counts)
             rows.append(
                 {
                     "question": "(i) rows of a product",
                     "what": f"{linear.name}, {num_in} to {num_out}",
                     "asked": len(counts),
-                    "unlike": len(strange),
-                    "first_unlike": strange[:8],
-                    "alike": not strange,
+                    "unlike": len(differing),
+                    "first_unlike": differing[:8],
+                    "alike": not differing,
                 }
             )
     return rows
 
 
-def _strange_counts(linear: Linear, x: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> list[int]:
+def _differing_counts(linear: Linear, x: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> list[int]:
     whole = linear(x, weight, None, x.dtype)
-    unlike = [(linear(x[:count], weight, None, x.dtype) != whole[:count]).any() for count in counts]
-    return [count for count, strange in zip(counts, torch.stack(unlike).tolist(), strict=True) if strange]
+    differs = [(linear(x[:count], weight, None, x.dtype) != whole[:count]).any() for count in counts]
+    return [count for count, differing in zip(counts, torch.stack(differs).tolist(), strict=True) if differing]
 
 
 def attention(machine: Machine) -> list[dict[str, Any]]:
@@ -77,16 +77,16 @@ def attention(machine: Machine) -> list[dict[str, Any]]:
 def passes(machine: Machine) -> list[dict[str, Any]]:
     """Compare the last positions' logits of a strict backend, computed in six ways."""
     backend = make_backend(machine, determinism="strict")
-    length, looked_at = (20, 2) if machine.rehearsal else (700, 8)
-    cold = one_row(backend, length, looked_at, [length])
+    length, num_logits = (20, 2) if machine.rehearsal else (700, 8)
+    cold = one_row(backend, length, num_logits, [length])
     rows = []
     ways = {
-        "again": one_row(backend, length, looked_at, [length]),
-        "chunks": one_row(backend, length, looked_at, [length // 3, length - length // 3]),
-        "token by token": one_row(backend, length, looked_at, [length - looked_at, *[1] * looked_at]),
+        "again": one_row(backend, length, num_logits, [length]),
+        "chunks": one_row(backend, length, num_logits, [length // 3, length - length // 3]),
+        "token by token": one_row(backend, length, num_logits, [length - num_logits, *[1] * num_logits]),
     }
     for others in (1,) if machine.rehearsal else (1, 7, 30):
-        ways[f"beside {others} others"] = several_rows(backend, length, looked_at, others)
+        ways[f"beside {others} others"] = several_rows(backend, length, num_logits, others)
     for name, logits in ways.items():
         rows.append(
             {

@@ -53,11 +53,11 @@ class Machine:
         run = work
         if captured:
             run = self.device.capture(lambda: _run(work, self.place))
-        spoiled = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=self.place)
+        flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=self.place)
         cuda: Any = torch.cuda
         times = []
         for _ in range(repeats):
-            spoiled.zero_()
+            flushed.zero_()
             begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             begin.record()
             run()
