@@ -53,32 +53,32 @@ class Tally:
     problems: list[str] = attrs.field(factory=list)
 
 
-def kill_again_and_again(folder: Path, *, num_kills: int, seed: int, flags: list[str]) -> Tally:
+def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, flags: list[str]) -> Tally:
     """Kill a server `num_kills` times at random moments, and check the ledger after each kill."""
-    chooser = random.Random(seed)
+    rng = random.Random(seed)
     tally = Tally()
     data_dir = folder / "data"
     for life in range(num_kills + 1):
-        was_admitted = _admitted(data_dir)
+        admitted_before = _admitted(data_dir)
         process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
         server = Server(process, log_path)
         is_last = life == num_kills
         try:
-            if not is_last and chooser.random() < 0.15:  # during start-up, possibly during recovery
-                time.sleep(chooser.uniform(0.3, 2.5))
+            if not is_last and rng.random() < 0.15:  # during start-up, possibly during recovery
+                time.sleep(rng.uniform(0.3, 2.5))
             else:
                 server.url = eventually(lambda server=server: _listening(server), "the server listens", START_S)[0][
                     "url"
                 ][0]
                 eventually(lambda server=server: server.get("/ready").status_code == 200, "it is ready", START_S)
-                _serve_until_killed(server, tally, chooser, f"{seed}-{life}", ends_well=is_last)
+                _serve_until_killed(server, tally, rng, f"{seed}-{life}", clean_exit=is_last)
         finally:
             engines = server.children()
             process.kill()
             process.wait()
         for pid in engines:
             eventually(lambda pid=pid: has_ended(pid), "the engine ends")
-        _check(data_dir, tally, was_admitted, f"life {life}", has_served=bool(server.url))
+        _check(data_dir, tally, admitted_before, f"life {life}", has_served=bool(server.url))
         if tally.problems:
             break
         if life % 10 == 9:
@@ -100,7 +100,7 @@ def _admitted(data_dir: Path) -> set[str]:
     return {entry.request_id for entry in entries if entry.kind is EntryKind.ADMITTED}
 
 
-def _check(data_dir: Path, tally: Tally, was_admitted: set[str], when: str, *, has_served: bool) -> None:
+def _check(data_dir: Path, tally: Tally, admitted_before: set[str], when: str, *, has_served: bool) -> None:
     """Check the ledger while the server is down: no response is missing or duplicated, and the chain is intact."""
     if not LedgerFolder(data_dir).path.is_dir():
         return  # killed before the ledger was created
@@ -120,20 +120,20 @@ def _check(data_dir: Path, tally: Tally, was_admitted: set[str], when: str, *, h
         elif (record.prompt_tokens, record.cached_tokens, record.completion_tokens) != usage:
             tally.problems.append(f"{when}: {request_id} was answered with {usage}, the ledger has {record}")
     if has_served:
-        lost = was_admitted - by_id.keys()
+        lost = admitted_before - by_id.keys()
         tally.problems += [f"{when}: {one} was admitted before an earlier kill and never closed" for one in lost]
 
 
-def _serve_until_killed(server: Server, tally: Tally, chooser: random.Random, tag: str, *, ends_well: bool) -> None:
+def _serve_until_killed(server: Server, tally: Tally, rng: random.Random, tag: str, *, clean_exit: bool) -> None:
     stopping = threading.Event()
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         clients = [pool.submit(_ask, server.url, tally, f"{tag}-{i}", stopping) for i in range(NUM_CLIENTS)]
-        wanted = len(tally.seen) + chooser.randrange(
+        wanted = len(tally.seen) + rng.randrange(
             MAX_ANSWERS
         )  # a count, because on a busy machine little is done in a given time
         eventually(lambda: len(tally.seen) >= wanted, "responses arrive")
-        time.sleep(chooser.uniform(0.0, 0.1))
-        if ends_well:
+        time.sleep(rng.uniform(0.0, 0.1))
+        if clean_exit:
             stopping.set()
             for client in clients:
                 client.result()
@@ -147,14 +147,14 @@ def _serve_until_killed(server: Server, tally: Tally, chooser: random.Random, ta
 
 def _ask(url: str, tally: Tally, tag: str, stopping: threading.Event) -> None:
     """Act as one client: sequential requests, streamed and not, short and long, some of them abandoned midway."""
-    chooser = random.Random(tag)
+    rng = random.Random(tag)
     with httpx.Client(base_url=url, timeout=20.0) as client:
         while not stopping.is_set():
-            streams = chooser.random() < 0.6
+            streams = rng.random() < 0.6
             body = {
                 "model": "demo",
-                "prompt": token_prompt(f"shared {chooser.randrange(4)}", chooser.randrange(5, 120)),
-                "max_tokens": chooser.choice([1, 2, 4, 30]),
+                "prompt": token_prompt(f"shared {rng.randrange(4)}", rng.randrange(5, 120)),
+                "max_tokens": rng.choice([1, 2, 4, 30]),
                 "temperature": 0,
                 "ignore_eos": True,
                 "stream": streams,
@@ -162,7 +162,7 @@ def _ask(url: str, tally: Tally, tag: str, stopping: threading.Event) -> None:
             if streams:
                 body["stream_options"] = {"include_usage": True}
             try:
-                _ask_once(client, body, tally, leaves=chooser.random() < 0.1)
+                _ask_once(client, body, tally, leaves=rng.random() < 0.1)
             except httpx.HTTPError:
                 tally.num_broken += 1
                 if stopping.wait(0.01):
@@ -190,7 +190,7 @@ def _ask_once(client: httpx.Client, body: dict[str, Any], tally: Tally, *, leave
         tally.seen[request_id] = (usage["prompt_tokens"], cached, usage["completion_tokens"])
 
 
-def kill_in_lanes(folder: Path, *, num_kills: int, num_lanes: int, seed: int, flags: list[str]) -> list[Tally]:
+def kill_concurrently(folder: Path, *, num_kills: int, num_lanes: int, seed: int, flags: list[str]) -> list[Tally]:
     """Run several ledgers concurrently, each with its share of the kills."""
     with ThreadPoolExecutor(num_lanes) as pool:
         lanes = []
@@ -198,9 +198,7 @@ def kill_in_lanes(folder: Path, *, num_kills: int, num_lanes: int, seed: int, fl
             share = num_kills // num_lanes + (lane < num_kills % num_lanes)
             (folder / f"lane-{lane}").mkdir()
             lanes.append(
-                pool.submit(
-                    kill_again_and_again, folder / f"lane-{lane}", num_kills=share, seed=seed + lane, flags=flags
-                )
+                pool.submit(kill_repeatedly, folder / f"lane-{lane}", num_kills=share, seed=seed + lane, flags=flags)
             )
         return [lane.result() for lane in lanes]
 
@@ -216,7 +214,7 @@ def main() -> int:
     flags = ["--executor", arguments.executor, "--ledger-segment-bytes", str(SMALL_SEGMENT)]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tallies = kill_in_lanes(
+        tallies = kill_concurrently(
             Path(folder), num_kills=arguments.kills, num_lanes=arguments.lanes, seed=seed, flags=flags
         )
     problems = [problem for tally in tallies for problem in tally.problems]

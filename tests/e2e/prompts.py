@@ -17,14 +17,14 @@ vocabulary = Vocabulary(Path(DEMO))
 
 def text_prompt(tag: str, num_words: int) -> str:
     """Return random words seeded by `tag`; a longer prompt starts with the shorter one."""
-    chooser = random.Random(tag)
-    return tag + "".join(f" {chooser.choice(_WORDS.split())}" for _ in range(num_words))
+    rng = random.Random(tag)
+    return tag + "".join(f" {rng.choice(_WORDS.split())}" for _ in range(num_words))
 
 
 def token_prompt(tag: str, num_tokens: int) -> list[int]:
     """Return random token ids seeded by `tag`, none special; a longer prompt starts with the shorter one."""
-    chooser = random.Random(tag)
-    return [chooser.randrange(300, 3900) for _ in range(num_tokens)]
+    rng = random.Random(tag)
+    return [rng.randrange(300, 3900) for _ in range(num_tokens)]
 
 
 def count(text: str) -> int:

@@ -52,10 +52,10 @@ def test_message(claude: anthropic.Anthropic) -> None:
 
 def test_streaming_helper(claude: anthropic.Anthropic) -> None:
     """The streamed text is the final message's, and the message equals that of a plain response, usage included."""
-    asked = ask(system=text_prompt("helper", 60))
-    claude.messages.create(**asked)
-    whole = claude.messages.create(**asked)
-    with claude.messages.stream(**asked) as stream:
+    arguments = ask(system=text_prompt("helper", 60))
+    claude.messages.create(**arguments)
+    whole = claude.messages.create(**arguments)
+    with claude.messages.stream(**arguments) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     assert len(pieces) > 1 and "".join(pieces) == text_of(whole) == text_of(final)
@@ -65,10 +65,12 @@ def test_streaming_helper(claude: anthropic.Anthropic) -> None:
 
 def test_events(claude: anthropic.Anthropic) -> None:
     """Events come in order; the first and the last usage each contain the whole prompt."""
-    asked = ask(system=[{"type": "text", "text": text_prompt("events", 60), "cache_control": {"type": "ephemeral"}}])
-    counted = claude.messages.count_tokens(model="demo", system=asked["system"], messages=[USER]).input_tokens
+    arguments = ask(
+        system=[{"type": "text", "text": text_prompt("events", 60), "cache_control": {"type": "ephemeral"}}]
+    )
+    counted = claude.messages.count_tokens(model="demo", system=arguments["system"], messages=[USER]).input_tokens
     for warm in (False, True):
-        events = list(claude.messages.create(**asked, stream=True))
+        events = list(claude.messages.create(**arguments, stream=True))
         kinds = [event.type for event in events if event.type != "content_block_delta"]
         assert kinds == [
             "message_start",
@@ -91,18 +93,18 @@ def test_breakpoints_with_both_ttls(claude: anthropic.Anthropic) -> None:
     """Created cache tokens are split by requested ttl, tools and system before the messages."""
     hour, short = {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}
     tool = {"name": "count", "description": text_prompt("tool", 30), "input_schema": {"type": "object"}}
-    asked = ask(
+    arguments = ask(
         tools=[{**tool, "cache_control": hour}],
         system=[{"type": "text", "text": text_prompt("both times", 40), "cache_control": hour}],
         messages=[{"role": "user", "content": [{"type": "text", "text": text_prompt("asked", 40)}]}],
         cache_control=short,
     )
-    cold = claude.messages.create(**asked).usage
+    cold = claude.messages.create(**arguments).usage
     assert cold.cache_creation is not None
     assert cold.cache_creation.ephemeral_1h_input_tokens > 0 < cold.cache_creation.ephemeral_5m_input_tokens
     parts = cold.cache_creation.ephemeral_1h_input_tokens + cold.cache_creation.ephemeral_5m_input_tokens
     assert parts == cold.cache_creation_input_tokens
-    warm = claude.messages.create(**asked).usage
+    warm = claude.messages.create(**arguments).usage
     assert warm.cache_creation_input_tokens == 0 and warm.cache_read_input_tokens == full_blocks(total(warm) - 1)
     assert total(cold) == total(warm)
 

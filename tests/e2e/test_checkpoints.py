@@ -31,21 +31,21 @@ def save_checkpoint(folder: Path, config: PreTrainedConfig) -> list[int]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data.normal_(0, 0.08)
-        told = model.generate(
+        generated = model.generate(
             torch.tensor([PROMPT]),
             max_new_tokens=20,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
         )
-        best = torch.stack(told.logits).topk(2).values
+        best = torch.stack(generated.logits).topk(2).values
         if float((best[..., 0] - best[..., 1]).min()) > CLEAR_MARGIN:
             break
     model.save_pretrained(folder, max_shard_size="500KB")
     assert (folder / "model.safetensors.index.json").exists()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
-    return [int(token_id) for token_id in told.sequences[0][len(PROMPT) :]]
+    return [int(token_id) for token_id in generated.sequences[0][len(PROMPT) :]]
 
 
 @pytest.fixture(scope="module")

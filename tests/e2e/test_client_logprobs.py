@@ -45,8 +45,8 @@ def test_chat_streamed_and_whole(client: openai.OpenAI) -> None:
     assert whole.choices[0].logprobs is not None
     content = whole.choices[0].logprobs.content
     chunks = list(client.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **fields))
-    told = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs is not None]
-    assert [token for logprobs in told for token in logprobs.content or ()] == content
+    streamed = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs is not None]
+    assert [token for logprobs in streamed for token in logprobs.content or ()] == content
     assert content is not None and len(content) == 12
     text = b"".join(bytes(token.bytes or ()) for token in content).decode("utf-8", "replace")
     assert text == whole.choices[0].message.content

@@ -54,9 +54,9 @@ def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
     prompt = text_prompt("stop", 25)
     pieces = [chunk.choices[0].text for chunk in complete(client, prompt, stream=True, extra_body=VARIED)]
     whole = "".join(pieces)
-    border = len("".join(pieces[:5]))
-    across = whole[border - 2 : border + 2]
-    for stop in (across, whole[border + 3 : border + 9]):
+    end = len("".join(pieces[:5]))
+    across = whole[end - 2 : end + 2]
+    for stop in (across, whole[end + 3 : end + 9]):
         fields = {"stop": [stop, "\u2603 never"], "stream": stream, "extra_body": VARIED}
         if stream:
             chunks = list(complete(client, prompt, stream_options={"include_usage": True}, **fields))
@@ -122,8 +122,8 @@ def test_preempted(demo: Server, tight: Server) -> None:
         usage = usage_of(answer)
         assert (usage["prompt_tokens"], usage["completion_tokens"], cached_of(answer)) == (len(prompt), 70, 0)
     assert after["usage_disputed_total"] == 0
-    told = sum(usage_of(answer)["prompt_tokens"] for answer in answers)
-    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == told
+    prompt_tokens = sum(usage_of(answer)["prompt_tokens"] for answer in answers)
+    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == prompt_tokens
 
 
 def test_full_context(tight: Server) -> None:

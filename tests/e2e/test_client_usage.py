@@ -35,7 +35,7 @@ def test_same_prompt_twice(client: openai.OpenAI) -> None:
 def test_block_boundaries(client: openai.OpenAI) -> None:
     """At least one prompt token is always computed: a prompt of whole blocks hits one block fewer."""
     for length, cached in ((1, 0), (BLOCK, 0), (BLOCK + 1, BLOCK), (3 * BLOCK, 2 * BLOCK), (3 * BLOCK + 1, 3 * BLOCK)):
-        prompt = token_prompt(f"border {length}", length)
+        prompt = token_prompt(f"boundary {length}", length)
         assert [cached_of(complete(client, prompt, max_tokens=1)) for _ in range(2)] == [0, cached]
 
 
@@ -48,7 +48,7 @@ def test_shared_prefix(client: openai.OpenAI) -> None:
     assert cached_of(complete(client, branched, max_tokens=1)) == full_blocks(100)
 
 
-def canonical_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tuple[str, int, dict[str, Any]]:
+def round_trip_turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tuple[str, int, dict[str, Any]]:
     """Send one chat turn; return an answer that encodes to exactly the generated tokens, its length, and the usage.
 
     A stream carries one token per chunk, so the tokens are visible. An untrained model often generates tokens that the
@@ -91,7 +91,7 @@ def test_growing_chat(client: openai.OpenAI) -> None:
     known = 0
     seen = []
     for turn in range(5):
-        answer, num_drawn, usage = canonical_turn(client, messages)
+        answer, num_drawn, usage = round_trip_turn(client, messages)
         seen.append(usage["prompt_tokens_details"]["cached_tokens"])
         assert seen[-1] == full_blocks(known), f"turn {turn}"
         known = usage["prompt_tokens"] + num_drawn - 1

@@ -48,10 +48,10 @@ def test_endless_templates(tmp_path: Path) -> None:
         answers: dict[str, httpx.Response] = {}
         bad = ("loop", "power", "long", "endless", "recursion", "zero")
 
-        def ask_badly(content: str) -> None:
+        def ask_hostile(content: str) -> None:
             answers[content] = ask(server, content)
 
-        threads = [threading.Thread(target=ask_badly, args=(content,)) for content in bad]
+        threads = [threading.Thread(target=ask_hostile, args=(content,)) for content in bad]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -73,8 +73,8 @@ def test_unprintable_values(fake: Server) -> None:
     """Lone surrogates in arguments, and inputs nested nearly to the limit for JSON, get a 400 that names the field."""
     output = {"type": "function_call_output", "call_id": "1", "output": "y"}
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a":"\\ud800"}'}
-    asked = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
-    answer = fake.post("/v1/responses", asked)
+    fields = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
+    answer = fake.post("/v1/responses", fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[1].arguments"
     deep = '{"a":' * 990 + "1" + "}" * 990
     turns = [
@@ -119,11 +119,11 @@ def test_killed_server_leaves_no_worker(tmp_path: Path) -> None:
     with serving(tmp_path / "server", model, "--executor", "fake", "--chat-template-timeout", "600") as server:
         idle = set(eventually(server.chat_workers, "a worker is idle"))
 
-        def ask_in_vain() -> None:
+        def ask_until_killed() -> None:
             with pytest.raises(httpx.HTTPError):
                 ask(server, "loop")
 
-        thread = threading.Thread(target=ask_in_vain)
+        thread = threading.Thread(target=ask_until_killed)
         thread.start()
         eventually(lambda: set(server.chat_workers()) - idle, "one is busy and another was started")
         workers = server.chat_workers()

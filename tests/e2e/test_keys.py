@@ -31,7 +31,7 @@ def write_keys(path: Path, *owners: str) -> None:
     path.write_text(json.dumps({"keys": entries}))
 
 
-def hang_up(server: Server, event: str) -> dict[str, Any]:
+def send_sighup(server: Server, event: str) -> dict[str, Any]:
     """Send SIGHUP, wait for `event` in the log and return it."""
     num_before = len(server.events(event))
     server.process.send_signal(signal.SIGHUP)
@@ -58,7 +58,7 @@ def streaming_with(server: Server, key: str, prompt: list[int], max_tokens: int)
         yield stream
 
 
-def assert_nothing_shown(server: Server) -> None:
+def assert_keys_not_logged(server: Server) -> None:
     for key in (A, B, C, ADMIN):
         assert key not in server.log_text and hash_key(key) not in server.log_text
 
@@ -88,7 +88,7 @@ def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         ]
         environment = Path(f"/proc/{server.engine_pid()}/environ").read_bytes()
         assert A.encode() not in environment and ADMIN.encode() not in environment
-        assert_nothing_shown(server)
+        assert_keys_not_logged(server)
 
 
 def test_sighup_reloads_keys(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_sighup_reloads_keys(tmp_path: Path) -> None:
         assert [status(server, "/v1/models", key) for key in (A, B, C)] == [200, 200, 401]
         with streaming_with(server, A, token_prompt("goes on", 40), 300) as stream:
             write_keys(path, "b", "c", "ops")
-            reloaded = hang_up(server, "keys.reloaded")
+            reloaded = send_sighup(server, "keys.reloaded")
             assert (reloaded["num_keys"], reloaded["num_admin_keys"], reloaded["key_file"]) == (3, 1, str(path))
             assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]
             done = [line["endpoint"] for line in server.events("request.done")]
@@ -107,15 +107,15 @@ def test_sighup_reloads_keys(tmp_path: Path) -> None:
             stream.read_all()
             assert stream.finish_reason == "length" and stream.error is None
         path.write_text(json.dumps({"keys": [{"id": "x", "name": "x", "tenant": "x", "sha256": A}]}))
-        complaint = hang_up(server, "keys.not_reloaded")
-        assert "keys[0] (x): `sha256`" in complaint["error"] and complaint["level"] == "error"
+        failure = send_sighup(server, "keys.not_reloaded")
+        assert "keys[0] (x): `sha256`" in failure["error"] and failure["level"] == "error"
         path.write_text('{"keys": ' + "[" * 200_000)
-        assert "nested too deeply" in hang_up(server, "keys.not_reloaded")["error"]
+        assert "nested too deeply" in send_sighup(server, "keys.not_reloaded")["error"]
         path.unlink()
-        assert "cannot be read" in hang_up(server, "keys.not_reloaded")["error"]
+        assert "cannot be read" in send_sighup(server, "keys.not_reloaded")["error"]
         assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]
         info = httpx.get(f"{server.url}/server_info", headers={"x-api-key": ADMIN}, timeout=PATIENCE_S)
         assert info.json()["keys"] == {"num_keys": 3, "num_admin_keys": 1, "key_file": str(path)}
         for key in (A, B, C, ADMIN):
             assert key not in info.text and hash_key(key) not in info.text
-        assert_nothing_shown(server)
+        assert_keys_not_logged(server)

@@ -29,7 +29,7 @@ FAKE = ["--executor", "fake"]
 
 
 @attrs.frozen
-class Ended:
+class CommandResult:
     """Exit code and output of a command."""
 
     returncode: int
@@ -37,7 +37,7 @@ class Ended:
     stderr: str
 
 
-def ledger(folder: Path, *arguments: str, **environment: str) -> Ended:
+def ledger(folder: Path, *arguments: str, **environment: str) -> CommandResult:
     """Run `quipu ledger ARGUMENTS` on a server's folder, in this process: starting a process takes a second."""
     where = ["--data-dir", str(folder / "data")]
     out, err = io.BytesIO(), io.StringIO()
@@ -53,7 +53,7 @@ def ledger(folder: Path, *arguments: str, **environment: str) -> Ended:
         except SystemExit as end:  # from argparse
             code = int(end.code or 0)
         stdout.detach()
-    return Ended(code, out.getvalue().decode(), err.getvalue())
+    return CommandResult(code, out.getvalue().decode(), err.getvalue())
 
 
 def ledger_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

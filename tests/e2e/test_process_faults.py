@@ -25,7 +25,7 @@ LONG = 4000
 """More output tokens than a test waits for."""
 
 
-def right_text(prompt: list[int], num_tokens: int) -> str:
+def expected_text(prompt: list[int], num_tokens: int) -> str:
     return text_of(continuation(prompt, num_tokens))
 
 
@@ -34,7 +34,7 @@ def assert_serves(server: Server, tag: str) -> None:
     prompt = token_prompt(tag, 20)
     answer = server.complete(prompt)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["text"] == right_text(prompt, 8)
+    assert answer.json()["choices"][0]["text"] == expected_text(prompt, 8)
     metrics = server.wait_at_rest()
     assert metrics["usage_disputed_total"] == 0
     assert metrics["num_requests_running"] == metrics["num_requests_waiting"] == 0
@@ -63,7 +63,7 @@ def test_step_that_raises(tmp_path: Path) -> None:
         assert refused.status_code == 500 and "poisoned token" in refused.json()["error"]["message"]
         for prompt, future in zip(waiting, served, strict=True):
             answer = future.result().json()
-            assert answer["choices"][0]["text"] == right_text(prompt, 20)
+            assert answer["choices"][0]["text"] == expected_text(prompt, 20)
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         metrics = server.wait_at_rest()
         assert metrics['requests_total{outcome="failed"}'] == 4
@@ -72,7 +72,7 @@ def test_step_that_raises(tmp_path: Path) -> None:
         # the prompt of a stream that ran before the fault is still cached, with correct contents
         again = server.complete(token_prompt("one of 0", 50)).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
-        assert again["choices"][0]["text"] == right_text(token_prompt("one of 0", 50), 8)
+        assert again["choices"][0]["text"] == expected_text(token_prompt("one of 0", 50), 8)
         assert server.get("/health").json()["incarnation"] == 1
         assert_serves(server, "after the fault")
 
@@ -97,20 +97,20 @@ def test_engine_killed(tmp_path: Path) -> None:
             whole = pool.submit(server.complete, token_prompt("whole", 30), max_tokens=LONG)
             eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests are running")
             os.kill(first_engine, signal.SIGKILL)
-            sick, unready = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=1.0)
+            health, ready = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=1.0)
             for stream in (first, second):
                 stream.read_all()
                 assert stream.error is not None and "SIGKILL" in stream.error["message"] and stream.done
             assert whole.result().status_code == 500
             assert "The engine died" in whole.result().json()["error"]["message"]
-        assert "Retry-After" in sick.headers and sick.json()["state"] == "restarting"
-        assert "SIGKILL" in unready.json()["detail"]
+        assert "Retry-After" in health.headers and health.json()["state"] == "restarting"
+        assert "SIGKILL" in ready.json()["detail"]
         metrics = server.wait_at_rest()  # must hold even before another request updates the gauges
         assert metrics['requests_total{outcome="failed"}'] == 3
         assert metrics['kv_blocks{state="free"}'] == num_blocks > 0
         # a request during the restart waits for the next engine, whose cache is empty
         meanwhile = server.complete(prompt).json()
-        assert meanwhile["choices"][0]["text"] == right_text(prompt, 8)
+        assert meanwhile["choices"][0]["text"] == expected_text(prompt, 8)
         assert meanwhile["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         server.wait_ready()
         healthy = server.get("/health")
@@ -134,10 +134,10 @@ def test_engine_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
             eventually(lambda: server.metrics()["open_accounts"] == 1, "a request is running")
             if not flags:
                 os.kill(first_engine, signal.SIGSTOP)
-            sick, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
+            health, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503", within_s=11.0)
             answer = whole.result()
         assert answer.status_code == 500 and reason in answer.json()["error"]["message"]
-        assert sick.json()["state"] == "restarting" and reason in sick.json()["detail"]
+        assert health.json()["state"] == "restarting" and reason in health.json()["detail"]
         assert has_ended(first_engine)
         server.wait_ready()
         assert server.get("/health").json()["incarnation"] == 2 and server.engine_pid() != first_engine
@@ -168,9 +168,9 @@ def test_deadlines_while_engine_hangs(tmp_path: Path, end: signal.Signals) -> No
         eventually(lambda: len(open_streams) == 64, "all streams have started")
         begun = time.monotonic()
         os.kill(engine, signal.SIGSTOP)
-        late = pool.submit(server.complete, token_prompt("came later", 20))
+        late_request = pool.submit(server.complete, token_prompt("came later", 20))
         assert all(began + 4 <= stream.result() < begun + 5 for stream in streams)
-        assert late.result().status_code == 504
+        assert late_request.result().status_code == 504
         assert server.metrics()["open_accounts"] == 65
         os.kill(engine, end)
         metrics = server.wait_at_rest()

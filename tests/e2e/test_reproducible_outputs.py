@@ -31,17 +31,17 @@ def ask(server: Server, prompt: list[int], **fields: Any) -> tuple[dict[str, Any
     return body["choices"][0], body["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def in_a_crowd(server: Server, prompt: list[int]) -> tuple[dict[str, Any], int]:
+def ask_with_others(server: Server, prompt: list[int]) -> tuple[dict[str, Any], int]:
     """Send a request while others are served, some of which share a prefix with it."""
     others = [
         prompt[: index % 4 * 16] + random.Random(index).choices(range(300, 4000), k=20) for index in range(NUM_OTHERS)
     ]
     with ThreadPoolExecutor(NUM_OTHERS + 1) as pool:
         answers = [pool.submit(server.complete, other, 40 + index) for index, other in enumerate(others[:15])]
-        asked = pool.submit(ask, server, prompt)
+        future = pool.submit(ask, server, prompt)
         answers += [pool.submit(server.complete, other, 40 + index) for index, other in enumerate(others[15:])]
         assert all(answer.result().status_code == 200 for answer in answers)
-        return asked.result()
+        return future.result()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
@@ -59,10 +59,10 @@ def test_same_text_and_logprobs(tmp_path: Path, dtype: str) -> None:
         assert [cached for _, cached in cold] == [0] * len(PROMPTS)
         assert [cached for _, cached in warm] == [(len(prompt) - 1) // 16 * 16 for prompt in PROMPTS]
         assert [choice for choice, _ in warm] == [choice for choice, _ in cold]
-        beside, cached = in_a_crowd(server, PROMPTS[0])
-        assert (beside, cached > 0) == (cold[0][0], True)
+        crowded, cached = ask_with_others(server, PROMPTS[0])
+        assert (crowded, cached > 0) == (cold[0][0], True)
         server.post("/reset_prefix_cache")
-        assert in_a_crowd(server, PROMPTS[5])[0] == cold[5][0]
+        assert ask_with_others(server, PROMPTS[5])[0] == cold[5][0]
         sampled = [ask(server, PROMPTS[1], temperature=1.0, seed=7)[0] for _ in range(2)]
         assert sampled[0] == sampled[1] != cold[1][0]
 

@@ -34,7 +34,7 @@ def chat(client: openai.OpenAI, text: str) -> Any:
     return client.chat.completions.create(messages=messages_of(text), max_tokens=8, extra_body=ENDLESS, **GREEDY)
 
 
-def in_words_of_chat(usage: Any) -> dict[str, Any]:
+def as_chat_usage(usage: Any) -> dict[str, Any]:
     """Return all usage fields of a response under the names that chat completions use."""
     return {
         "prompt_tokens": usage.input_tokens,
@@ -46,7 +46,7 @@ def in_words_of_chat(usage: Any) -> dict[str, Any]:
     }
 
 
-def flat(answer: Any) -> dict[str, Any]:
+def chat_usage(answer: Any) -> dict[str, Any]:
     """Return the usage fields of a chat completion."""
     usage = usage_of(answer)
     prompt, completion = usage.pop("prompt_tokens_details"), usage.pop("completion_tokens_details")
@@ -67,7 +67,7 @@ def test_same_prompt_as_chat(client: openai.OpenAI, first: str) -> None:
     cold, warm = asks[0](), asks[1]()
     again = [each() for each in asks]
     numbers = [
-        in_words_of_chat(answer.usage) if answer.object == "response" else flat(answer)
+        as_chat_usage(answer.usage) if answer.object == "response" else chat_usage(answer)
         for answer in (cold, warm, *again)
     ]
     num_prompt_tokens = numbers[0]["prompt_tokens"]
@@ -133,13 +133,18 @@ def test_tool_history_is_rendered(client: openai.OpenAI) -> None:
     question = {"role": "user", "content": "What is in the list?"}
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": "list.py"}'}
     output = {"type": "function_call_output", "call_id": "c1", "output": "returns a new object"}
-    thought = {"type": "reasoning", "id": "r1", "summary": [], "content": [{"type": "reasoning_text", "text": "sorts"}]}
+    reasoning = {
+        "type": "reasoning",
+        "id": "r1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "sorts"}],
+    }
     lengths = [
         ask(client, "tools", input=items, max_output_tokens=1).usage.input_tokens
-        for items in ([question], [question, call], [question, call, output], [question, thought, call, output])
+        for items in ([question], [question, call], [question, call, output], [question, reasoning, call, output])
     ]
-    said = [count(call["arguments"]), count("returns a new object"), count("sorts")]
-    assert all(after - before > least for (before, after), least in zip(pairwise(lengths), said, strict=True))
+    counts = [count(call["arguments"]), count("returns a new object"), count("sorts")]
+    assert all(after - before > least for (before, after), least in zip(pairwise(lengths), counts, strict=True))
 
 
 def test_context_limit(client: openai.OpenAI) -> None:

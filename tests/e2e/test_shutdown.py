@@ -53,8 +53,8 @@ def test_stream_exceeds_grace_period(tmp_path: Path) -> None:
 def test_second_signal(tmp_path: Path) -> None:
     """A second signal ends the server and all its processes at once, even hung ones, with the signal's exit code."""
     with serving(tmp_path, "--executor", "fake") as server:
-        children = eventually(lambda: everybody(server), "the engine and the workers are running")
-        with streaming(server, token_prompt("twice asked", 40), 4000):
+        children = eventually(lambda: all_children(server), "the engine and the workers are running")
+        with streaming(server, token_prompt("second signal", 40), 4000):
             os.kill(server.engine_pid(), signal.SIGSTOP)
             server.process.send_signal(signal.SIGINT)
             eventually(lambda: server.events("server.stopping"), "the first signal is handled")
@@ -63,7 +63,7 @@ def test_second_signal(tmp_path: Path) -> None:
             eventually(lambda: all(map(has_ended, children)), "every process ends", within_s=2.0)
 
 
-def everybody(server: Server) -> list[int] | None:
+def all_children(server: Server) -> list[int] | None:
     """Return all children of the web process once there is at least one of each kind."""
     kinds = (
         "quipu.actors.processes.engine_process",

@@ -47,15 +47,15 @@ def test_served(traced: Traced, surface: Surface) -> None:
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     headers = {"traceparent": f"00-{trace}-{parent}-01"}
     response = traced.server.post(surface.path, surface.body(WORDS, max_tokens=6), headers=headers)
-    (told,) = surface.read(response.content).finals
+    (usage,) = surface.read(response.content).finals
     span, attributes = traced.span_of(response)
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
     assert span.end_time_unix_nano > span.start_time_unix_nano > 1_600_000_000 * 10**9
-    assert attributes["gen_ai.usage.input_tokens"] == told.prompt == len(prompt_ids(WORDS))
-    assert attributes["gen_ai.usage.cache_read.input_tokens"] == told.cached
-    assert attributes["gen_ai.usage.output_tokens"] == told.completion == 6
-    if told.written is not None:
-        assert attributes["gen_ai.usage.cache_creation.input_tokens"] == told.written
+    assert attributes["gen_ai.usage.input_tokens"] == usage.prompt == len(prompt_ids(WORDS))
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == usage.cached
+    assert attributes["gen_ai.usage.output_tokens"] == usage.completion == 6
+    if usage.written is not None:
+        assert attributes["gen_ai.usage.cache_creation.input_tokens"] == usage.written
     assert attributes["quipu.outcome"] == "finished"
     assert attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert attributes["gen_ai.response.id"].encode() in response.content

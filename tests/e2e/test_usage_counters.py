@@ -15,12 +15,12 @@ from tests.e2e.streams import streaming
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total", "prefix_cache_queries_total")
 
 
-def rise(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+def increase(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     return {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
 
 
 def test_counters_match_responses(fake: Server) -> None:
-    """Once no account is open, the counters have risen by the sums of all usage that was sent."""
+    """Once no account is open, the counters have increased by the sums of all usage that was sent."""
     shared = token_prompt("books", 100)
     bodies: list[dict[str, Any]] = [
         *({"prompt": shared[: 20 + 7 * index], "max_tokens": 3 + index} for index in range(8)),
@@ -35,16 +35,16 @@ def test_counters_match_responses(fake: Server) -> None:
         with streaming(fake, shared, 30) as stream:
             stream.read_all()
     assert stream.usage is not None
-    told = [*answers, stream.usage]
+    usages = [*answers, stream.usage]
     after = fake.wait_at_rest()
-    risen = rise(before, after)
-    prompt_tokens = sum(usage["prompt_tokens"] for usage in told)
-    cached_tokens = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in told)
-    assert risen["prompt_tokens_total"] == risen["prefix_cache_queries_total"] == prompt_tokens
-    assert risen['cached_tokens_total{tier="device"}'] == risen["prefix_cache_hits_total"] == cached_tokens > 0
-    assert risen["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in told)
-    assert risen['requests_total{outcome="finished"}'] == len(told)
-    assert risen["request_cached_tokens_sum"] == cached_tokens
+    increased = increase(before, after)
+    prompt_tokens = sum(usage["prompt_tokens"] for usage in usages)
+    cached_tokens = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert increased["prompt_tokens_total"] == increased["prefix_cache_queries_total"] == prompt_tokens
+    assert increased['cached_tokens_total{tier="device"}'] == increased["prefix_cache_hits_total"] == cached_tokens > 0
+    assert increased["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
+    assert increased['requests_total{outcome="finished"}'] == len(usages)
+    assert increased["request_cached_tokens_sum"] == cached_tokens
     assert after["open_accounts"] == after['kv_blocks{state="used"}'] == after["kv_cache_usage_ratio"] == 0
     assert after["usage_disputed_total"] == 0
     stats = fake.events("prefix_cache.stats")[-1]
@@ -58,9 +58,9 @@ def test_disconnect_is_counted(fake: Server) -> None:
     before = fake.wait_at_rest()
     with streaming(fake, prompt, 4000):
         pass
-    risen = rise(before, fake.wait_at_rest())
-    assert risen['requests_total{outcome="cancelled"}'] == 1
-    assert risen["prompt_tokens_total"] == 60 and risen["generation_tokens_total"] >= 1
+    increased = increase(before, fake.wait_at_rest())
+    assert increased['requests_total{outcome="cancelled"}'] == 1
+    assert increased["prompt_tokens_total"] == 60 and increased["generation_tokens_total"] >= 1
 
 
 def request_lines(server: Server, request_id: str) -> list[dict[str, Any]]:
@@ -135,5 +135,5 @@ def test_bad_requests(fake: Server, stream: bool) -> None:
         assert error["code"] in (code, None), error
     answer = httpx.post(fake.url + "/v1/completions", content=b'{"model": "demo", "prompt": ')
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
-    risen = rise(before, fake.wait_at_rest())
-    assert not [name for name in COUNTERS if name in risen]
+    increased = increase(before, fake.wait_at_rest())
+    assert not [name for name in COUNTERS if name in increased]

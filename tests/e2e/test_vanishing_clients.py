@@ -22,9 +22,9 @@ from tests.e2e.servers import PATIENCE_S, Server, eventually, num_files, serving
 from tests.runtimes import text_of
 
 NUM_CLIENTS = 200
-NUM_SEATS = 16
+MAX_NUM_SEQS = 16
 """Maximum sequences in a step: most clients have to queue."""
-EVENTS_A_SEED = 400
+NUM_EVENTS = 400
 """Period over which the clients' arrivals are spread, in events of the steady client."""
 TRAILERS = (
     b"\r\n",
@@ -38,7 +38,7 @@ TRAILERS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Few concurrent sequences, and prompts that take several steps."""
-    flags = ["--executor", "fake", "--max-num-seqs", str(NUM_SEATS), "--max-num-batched-tokens", "128"]
+    flags = ["--executor", "fake", "--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-batched-tokens", "128"]
     with serving(tmp_path_factory.mktemp("vanishing"), *flags, "--num-blocks", "400", "--max-model-len", "6000") as s:
         yield s
 
@@ -63,7 +63,7 @@ class EventClock:
 
 
 @attrs.frozen
-class Manner:
+class Behaviour:
     """How one client behaves."""
 
     arrives: int
@@ -81,17 +81,17 @@ class Manner:
     """`close`, `reset`, or `half`: it shuts down its sending side and waits for the server to close."""
 
 
-def draw_manners(seed: int) -> list[Manner]:
-    chooser = random.Random(seed)
+def draw_behaviours(seed: int) -> list[Behaviour]:
+    rng = random.Random(seed)
     return [
-        Manner(
-            arrives=chooser.randrange(EVENTS_A_SEED),
-            stream=chooser.random() < 0.7,
-            sends=chooser.random() if chooser.random() < 0.2 else 1.0,
-            trailer=chooser.choice(TRAILERS) if chooser.random() < 0.3 else b"",
-            reads=chooser.choice((0, 0, 0, 1, 500, 3000, 8000)),
-            lingers=chooser.choice((0, 0, 1, 3, 10, 40)),
-            leaves=chooser.choice(("close", "close", "reset", "half")),
+        Behaviour(
+            arrives=rng.randrange(NUM_EVENTS),
+            stream=rng.random() < 0.7,
+            sends=rng.random() if rng.random() < 0.2 else 1.0,
+            trailer=rng.choice(TRAILERS) if rng.random() < 0.3 else b"",
+            reads=rng.choice((0, 0, 0, 1, 500, 3000, 8000)),
+            lingers=rng.choice((0, 0, 1, 3, 10, 40)),
+            leaves=rng.choice(("close", "close", "reset", "half")),
         )
         for _ in range(NUM_CLIENTS)
     ]
@@ -103,7 +103,7 @@ def request_bytes(prompt: list[int], *, stream: bool, max_tokens: int) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
 
 
-async def be_steady(server: Server, clock: EventClock) -> None:
+async def read_steadily(server: Server, clock: EventClock) -> None:
     """Act as a client that reads as fast as it can until cancelled."""
     async with await trio.open_tcp_stream(*server.address) as stream:
         await stream.send_all(request_bytes(token_prompt("steady", 20), stream=True, max_tokens=5000))
@@ -112,27 +112,27 @@ async def be_steady(server: Server, clock: EventClock) -> None:
     raise AssertionError("the steady client's stream ended")
 
 
-async def vanish(server: Server, clock: EventClock, index: int, manner: Manner) -> None:
-    await clock.wait(manner.arrives)
+async def vanish(server: Server, clock: EventClock, index: int, behaviour: Behaviour) -> None:
+    await clock.wait(behaviour.arrives)
     # some share prefixes, so that blocks of clients that left are hit by others
     prompt = token_prompt(f"vanishing {index % 20}", 20 + 37 * (index % 11))
-    request = request_bytes(prompt, stream=manner.stream, max_tokens=60 + index % 200)
+    request = request_bytes(prompt, stream=behaviour.stream, max_tokens=60 + index % 200)
     async with await trio.open_tcp_stream(*server.address) as stream:
         try:
-            await stream.send_all(request[: int(len(request) * manner.sends)])
-            if manner.sends == 1.0:
-                await stream.send_all(manner.trailer)
-                num_read, wanted = 0, manner.reads if manner.stream else min(manner.reads, 200)
+            await stream.send_all(request[: int(len(request) * behaviour.sends)])
+            if behaviour.sends == 1.0:
+                await stream.send_all(behaviour.trailer)
+                num_read, wanted = 0, behaviour.reads if behaviour.stream else min(behaviour.reads, 200)
                 while num_read < wanted and (data := await stream.receive_some(1000)):
                     num_read += len(data)
-            await clock.wait(manner.lingers)
-            if manner.leaves == "half":
+            await clock.wait(behaviour.lingers)
+            if behaviour.leaves == "half":
                 await stream.send_eof()
                 while await stream.receive_some(65536):
                     pass
         except trio.BrokenResourceError:
             pass  # the server may close the connection because of garbage after a request
-        if manner.leaves == "reset":
+        if behaviour.leaves == "reset":
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -153,10 +153,10 @@ async def test_vanishing_clients(server: Server, seed: int) -> None:
     clock = EventClock()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as steady:
-            steady.start_soon(be_steady, server, clock)
+            steady.start_soon(read_steadily, server, clock)
             async with trio.open_nursery() as clients:
-                for index, manner in enumerate(draw_manners(seed)):
-                    clients.start_soon(vanish, server, clock, index, manner)
+                for index, behaviour in enumerate(draw_behaviours(seed)):
+                    clients.start_soon(vanish, server, clock, index, behaviour)
             steady.cancel_scope.cancel()
     after = server.wait_at_rest()
     cancelled = after['requests_total{outcome="cancelled"}'] - before['requests_total{outcome="cancelled"}']

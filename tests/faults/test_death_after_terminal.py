@@ -14,13 +14,13 @@ from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
 from tests.journals import KeptJournal
 from tests.runtimes import Answer, read_answer
-from tests.scripted_engine import BLOCK, Admit, Compute, Said, ScriptedHost, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import BLOCK, Admit, Compute, Entry, ScriptedHost, scripted_runtime, settle_scripted, tokens
 
 PROMPT = list(range(300, 340))
 NUM_REQUESTS = 8
 
 
-def script(submit: Submit) -> Sequence[Sequence[Said]]:
+def script(submit: Submit) -> Sequence[Sequence[Entry]]:
     return [[Admit(0, {}), Compute(0, len(submit.prompt_token_ids))], *tokens(3)]
 
 
@@ -39,7 +39,7 @@ class DyingHost(ScriptedHost):
             submits += [message for message in await link.take() if isinstance(message, Submit)]
         reports = [(submit.sequence_id, said) for submit in submits for said in script(submit)]
         for sequence_id, said in reports[: len(reports) - self.num_unsaid]:
-            await self._tell(link, sequence_id, said)
+            await self._report(link, sequence_id, said)
         # no other task has run since the last report was delivered
         return Death("killed by SIGKILL")
 

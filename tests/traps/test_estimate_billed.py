@@ -12,13 +12,22 @@ import trio
 
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known, billable
 from tests.journals import KeptJournal
-from tests.scripted_engine import Admit, Compute, Guess, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import (
+    Admit,
+    Compute,
+    Entry,
+    RouterEstimate,
+    Token,
+    scripted_runtime,
+    settle_scripted,
+    tokens,
+)
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
-SILENT: list[list[Said]] = tokens(3)
-NOT_COUNTING: list[list[Said]] = [[Admit(read=0, tiers=None)], *tokens(3)]
-COUNTING: list[list[Said]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
+SILENT: list[list[Entry]] = tokens(3)
+NOT_COUNTING: list[list[Entry]] = [[Admit(read=0, tiers=None)], *tokens(3)]
+COUNTING: list[list[Entry]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
 
 
 @pytest.mark.parametrize(
@@ -33,10 +42,10 @@ COUNTING: list[list[Said]] = [[Admit(read=16, tiers={"device": 16})], [Compute(1
     ],
 )
 async def test_estimate_is_marked_and_never_billed(
-    autojump_clock: trio.abc.Clock, said: list[list[Said]], guess: int | None, count: Count, shown: int | None
+    autojump_clock: trio.abc.Clock, said: list[list[Entry]], guess: int | None, count: Count, shown: int | None
 ) -> None:
     """Shown if nothing better is known; an estimate in the ledger; not in any counter."""
-    whole_script: list[list[Said]] = [*([] if guess is None else [[Guess(guess)]]), *said]
+    whole_script: list[list[Entry]] = [*([] if guess is None else [[RouterEstimate(guess)]]), *said]
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: whole_script, journal=journal) as client:
         http = over_http(client)
@@ -62,7 +71,7 @@ async def test_estimate_is_marked_and_never_billed(
 
 async def test_sum_with_an_estimate_is_an_estimate(autojump_clock: trio.abc.Clock) -> None:
     """Two prompts in a call, one counted and one estimated: the sum is an estimate."""
-    scripts = iter([COUNTING, [[Guess(48)], *SILENT]])
+    scripts = iter([COUNTING, [[RouterEstimate(48)], *SILENT]])
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: next(scripts), journal=journal) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body([PROMPT, PROMPT]))

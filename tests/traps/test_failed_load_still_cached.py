@@ -12,7 +12,7 @@ import pytest
 import structlog.testing
 import trio
 
-from tests.scripted_engine import Admit, Compute, Revise, Said, Token, scripted_runtime, settle_scripted, tokens
+from tests.scripted_engine import Admit, Compute, Entry, Revise, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
@@ -20,11 +20,11 @@ TIERS = {"device": 16, "host": 32, "remote": 16}
 DETAILS = {"return_cached_tokens_details": True}
 
 
-def script(read: int, *before_the_first_token: list[Said]) -> list[list[Said]]:
+def script(read: int, *before_the_first_token: list[Entry]) -> list[list[Entry]]:
     return [[Admit(read=read, tiers=TIERS)], *before_the_first_token, [Compute(read, 70), Token()], *tokens(3)]
 
 
-async def usages(said: list[list[Said]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+async def usages(said: list[list[Entry]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Return what both kinds of client are told, and what /metrics says afterwards."""
     async with scripted_runtime(lambda submit: said) as client:
         http = over_http(client)
@@ -82,7 +82,7 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
     ids=["nobody says so", "with the first token", "after the first token", "of a tier that granted nothing"],
 )
 async def test_failed_loads_that_do_not_add_up(
-    autojump_clock: trio.abc.Clock, said: list[list[Said]], cached: int, problem: str
+    autojump_clock: trio.abc.Clock, said: list[list[Entry]], cached: int, problem: str
 ) -> None:
     """Disputed, logged, answered; reported numbers do not change, and no count becomes negative."""
     with structlog.testing.capture_logs() as lines:
