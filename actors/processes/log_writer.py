@@ -1,6 +1,6 @@
 """Writes log lines in a thread, so that code that logs never waits for the log's reader, nor fails with it.
 
-Set up by `web/telemetry/logs.py` and, in the engine process, by `engine.py`. Lines wait in a bounded queue; those that
+Set up by `web/telemetry/logs.py` and, in the engine process, by `engine_server.py`. Lines wait in a bounded queue; those that
 do not fit are dropped and counted. A line that cannot be written (its reader is gone, its partition is full) is dropped
 too: a log is no reason to stop serving.
 

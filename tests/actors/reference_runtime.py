@@ -23,12 +23,12 @@ from tests.web.fakes import Client as HttpClient
 class Server:
     http: HttpClient
     runtime: Runtime
-    asked: dict[str, Any]
+    defaults: dict[str, Any]
     """Fields of every request, where it does not say otherwise."""
 
     async def ask(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         """One completion, which is served."""
-        exchange, answer = await self.http.post(COMPLETIONS, body(prompt, **{**self.asked, **fields}))
+        exchange, answer = await self.http.post(COMPLETIONS, body(prompt, **{**self.defaults, **fields}))
         assert exchange.status == 200, answer
         return dict(answer)
 
@@ -53,7 +53,7 @@ class Server:
 
 
 @asynccontextmanager
-async def reference_runtime(asked: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
+async def reference_runtime(defaults: dict[str, Any], **changes: Any) -> AsyncIterator[Server]:
     config = runtime_config(**{"executor": "reference", "max_num_seqs": 32, "num_blocks": 256, **changes})
     async with open_runtime(
         config, serving_info(config), LoopHost(config.engine), make_renderer=InlineRenderer
@@ -61,7 +61,7 @@ async def reference_runtime(asked: dict[str, Any], **changes: Any) -> AsyncItera
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.01)
-            yield Server(HttpClient(make_app(runtime.desk, AppOptions(domain="tenant"))), runtime, asked)
+            yield Server(HttpClient(make_app(runtime.desk, AppOptions(domain="tenant"))), runtime, defaults)
 
 
 def cached(answer: dict[str, Any]) -> int:

@@ -25,7 +25,7 @@ def mark(ttl: str) -> dict[str, Any]:
     return {"cache_control": {"type": "ephemeral", "ttl": ttl}}
 
 
-def asked(*system: dict[str, Any]) -> dict[str, Any]:
+def request(*system: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": "demo",
         "max_tokens": 4,
@@ -45,7 +45,7 @@ class Chat:
         self._num_fillers = 0
 
     async def usage(self, *system: dict[str, Any]) -> dict[str, Any]:
-        exchange, answer = await self.http.post(PATH, asked(*system))
+        exchange, answer = await self.http.post(PATH, request(*system))
         assert exchange.status == 200, answer
         usage: dict[str, Any] = answer["usage"]
         return usage

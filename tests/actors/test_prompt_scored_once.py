@@ -73,11 +73,11 @@ def without_index(choice: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in choice.items() if name != "index"}
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
+@pytest.mark.parametrize("logprob_fields", ASKED, ids=["echo", "prompt"])
 @pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_choices_share_the_scores_of_a_prompt(
-    autojump_clock: trio.abc.Clock, asked: dict[str, Any], runtime: dict[str, Any], is_warm: bool
+    autojump_clock: trio.abc.Clock, logprob_fields: dict[str, Any], runtime: dict[str, Any], is_warm: bool
 ) -> None:
     """Four choices get the scores that a single one gets, and the prompt is scored once.
 
@@ -87,10 +87,10 @@ async def test_choices_share_the_scores_of_a_prompt(
     async with runtime_with_a_neighbour(**runtime) as client:
         if is_warm:
             await ask(client, max_tokens=1)
-        alone = await ask(client, **asked)
+        alone = await ask(client, **logprob_fields)
         scored = count_scored(client)
         before = samples(client)
-        answer = await ask(client, n=4, **asked)
+        answer = await ask(client, n=4, **logprob_fields)
         await settle_beside(client)
         after = samples(client)
     assert len(scored) == len(PROMPT) - 1
@@ -119,14 +119,14 @@ async def test_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, run
         assert own[0]["text"].startswith(text_of(PROMPT)[:1]) and own[-1]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=["echo", "prompt"])
-async def test_nothing_is_kept_after_leaving(autojump_clock: trio.abc.Clock, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("logprob_fields", ASKED, ids=["echo", "prompt"])
+async def test_nothing_is_kept_after_leaving(autojump_clock: trio.abc.Clock, logprob_fields: dict[str, Any]) -> None:
     """Scores, and choices that wait for them, are dropped with their request, whenever its client leaves."""
     for patience_s in (0.005, 0.015, 0.025, 0.045):
         async with runtime_with_a_neighbour(**AHEAD) as client:
             await ask(client, max_tokens=1)
             with trio.move_on_after(patience_s):
-                await ask(client, n=4, **asked)
+                await ask(client, n=4, **logprob_fields)
             await settle_beside(client)  # which checks for kept prompts, too
 
 

@@ -49,7 +49,7 @@ def encoded(word: str) -> tuple[int, ...]:
 
 
 async def refused(server: Server, **fields: Any) -> dict[str, Any]:
-    exchange, answer = await server.http.post(COMPLETIONS, body(PROMPT, **{**server.asked, **fields}))
+    exchange, answer = await server.http.post(COMPLETIONS, body(PROMPT, **{**server.defaults, **fields}))
     assert exchange.status == 400, answer
     return dict(answer["error"])
 
@@ -128,10 +128,10 @@ async def test_logprobs_are_raw() -> None:
         few = await server.ask(PROMPT, max_tokens=40)
     ranked = plain["choices"][0]["logprobs"]["top_logprobs"][0]
     for answer in (forced, allowed):
-        told = answer["choices"][0]["logprobs"]
-        assert told["tokens"] == [token_text(777)]
-        own = told["token_logprobs"][0]
-        assert own < min(ranked.values()) and told["top_logprobs"][0] == {**ranked, token_text(777): own}
+        logprobs = answer["choices"][0]["logprobs"]
+        assert logprobs["tokens"] == [token_text(777)]
+        own = logprobs["token_logprobs"][0]
+        assert own < min(ranked.values()) and logprobs["top_logprobs"][0] == {**ranked, token_text(777): own}
     assert tokens_of(unlike)[0] not in {token_text(token_id) for token_id in PROMPT}
     assert len(set(tokens_of(many))) > len(set(tokens_of(few)))
 

@@ -73,11 +73,11 @@ async def test_tasks_run_between_accounts(autojump_clock: trio.abc.Clock, monkey
 
 async def test_tasks_run_between_tokens(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of one step are passed on one by one, in order, if each takes its time."""
-    rounds, given, told = Rounds(), [], list[int]()
+    rounds, given, sent = Rounds(), [], list[int]()
     give, decode = detokenizer.Detokenizer._send_token, detokenizer.Detokenizer._decode
 
     async def listening(self: Any, tokens: Tokens) -> None:
-        told.extend(tokens.sequence_ids)
+        sent.extend(tokens.sequence_ids)
         await decode(self, tokens)
 
     def noting(self: Any, sequence: Any, *args: Any) -> None:
@@ -95,7 +95,7 @@ async def test_tasks_run_between_tokens(autojump_clock: trio.abc.Clock, monkeypa
             await rounds_until(lambda: len(given) >= 3 * NUM_REQUESTS)
             nursery.cancel_scope.cancel()
     assert are_spread([number for number, _ in given])
-    assert [sequence_id for _, sequence_id in given] == told[: len(given)]
+    assert [sequence_id for _, sequence_id in given] == sent[: len(given)]
 
 
 async def rounds_until(condition: Any) -> None:

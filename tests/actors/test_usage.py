@@ -150,8 +150,8 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
         client.assert_at_rest()
         preempted = value_of(client.runtime.metrics.num_preemptions)
         recomputed = value_of(client.runtime.metrics.recomputed_tokens)
-        told = sum(answer.record.cached_tokens or 0 for answer in answers)
-        assert value_of(client.runtime.metrics.cached_tokens) == told
+        num_cached = sum(answer.record.cached_tokens or 0 for answer in answers)
+        assert value_of(client.runtime.metrics.cached_tokens) == num_cached
     assert preempted > 0, "the pool was meant to be too small"
     assert recomputed > 0
     for answer, prompt in zip(answers, prompts, strict=True):
@@ -279,14 +279,14 @@ async def test_counters_equal_what_clients_were_told(autojump_clock: trio.abc.Cl
     records = []
     async with small_runtime() as client:
 
-        async def visit(delay: float, prompt: list[int], n: int) -> None:
+        async def run_client(delay: float, prompt: list[int], n: int) -> None:
             await trio.sleep(delay)
             records.append((await client.ask(prompt, n=n, max_tokens=6)).record)
 
         async with trio.open_nursery() as nursery:
             for index in range(60):
                 prompt = shared[: chance.randrange(1, 200)] + prompt_of(chance.randrange(40) + 1, index)
-                nursery.start_soon(visit, chance.random() * 2, prompt, chance.choice((1, 1, 2)))
+                nursery.start_soon(run_client, chance.random() * 2, prompt, chance.choice((1, 1, 2)))
         client.assert_at_rest()
         metrics = client.runtime.metrics
         assert value_of(metrics.prompt_tokens) == sum(r.prompt_tokens or 0 for r in records)

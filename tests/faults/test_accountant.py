@@ -171,7 +171,7 @@ async def test_request_that_crashes_the_accountant_twice(
 ) -> None:
     """It fails with a clear error and a disputed record; others are unaffected; counters are the records' sums."""
     journal, prompt = KeptJournal(), prompt_of(40)
-    told: list[bytes] = []
+    responses: list[bytes] = []
     make = partial(CrashingOnOneRequest, stage=stage)
     with structlog.testing.capture_logs() as lines:
         async with small_runtime(journal=journal, make_accountant=make) as client:
@@ -181,7 +181,7 @@ async def test_request_that_crashes_the_accountant_twice(
                 request = body(prompt, **(STREAMED if stream else {}))
                 async with http.open("POST", COMPLETIONS, request, {"X-Request-Id": name}) as exchange:
                     await exchange.wait_started()
-                    told.append(await exchange.read())
+                    responses.append(await exchange.read())
 
             await ask("before")
             async with trio.open_nursery() as nursery:
@@ -197,7 +197,7 @@ async def test_request_that_crashes_the_accountant_twice(
     poison = records["poison"]
     assert (poison.outcome, poison.disputed, poison.fault) == (Outcome.FAILED, True, None)
     assert [record.outcome for name, record in records.items() if name != "poison"] == [Outcome.FINISHED] * 4
-    assert sum(b"could not be accounted for" in answer for answer in told) == 1
+    assert sum(b"could not be accounted for" in answer for answer in responses) == 1
     assert after["usage_disputed_total"] == 1
     assert after["prompt_tokens_total"] == sum(record.prompt_tokens or 0 for record in journal.closed)
     assert after["prefix_cache_hits_total"] == sum(record.cached_tokens or 0 for record in journal.closed)

@@ -23,11 +23,11 @@ from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, 
 KNOWN = prompt_of(32, seed=1)
 PROMPT = KNOWN + prompt_of(70, seed=2)
 """Two blocks of it are cached, and the rest is computed in three chunks."""
-TELLING = "account.disputed", "report.lost", "report.repeated", "report.unreadable"
+PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.unreadable"
 
 
 @attrs.frozen
-class Told:
+class Outcomes:
     """What a client, an operator and the log were told about one request."""
 
     status: int
@@ -43,7 +43,7 @@ class Told:
         return "\n".join(line["problems"])
 
 
-async def ask(client: Client, *, stream: bool) -> Told:
+async def ask(client: Client, *, stream: bool) -> Outcomes:
     """Send one request for PROMPT over HTTP and read it to the end."""
     before = samples(client)["usage_disputed_total"]
     with structlog.testing.capture_logs() as lines:
@@ -56,10 +56,12 @@ async def ask(client: Client, *, stream: bool) -> Told:
             text, usage = answer["choices"][0]["text"], answer["usage"]
         await settle(client)
     num_disputed = samples(client)["usage_disputed_total"] - before
-    return Told(exchange.status, text, usage, int(num_disputed), [line for line in lines if line["event"] in TELLING])
+    return Outcomes(
+        exchange.status, text, usage, int(num_disputed), [line for line in lines if line["event"] in PROBLEM_EVENTS]
+    )
 
 
-async def with_dials(*, stream: bool, **dials: Any) -> Told:
+async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
     """Open a warm runtime without faults, then set the dials."""
     faults = EngineFaults()
     async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
@@ -69,9 +71,9 @@ async def with_dials(*, stream: bool, **dials: Any) -> Told:
         await settle(client)
         for name, value in dials.items():
             setattr(faults, name, value)
-        told = await ask(client, stream=stream)
+        result = await ask(client, stream=stream)
         assert faults.num_injected > 0 or not dials, "the dial was turned for nothing"
-        return told
+        return result
 
 
 def first_span(report: StepReport) -> bool:
@@ -79,7 +81,7 @@ def first_span(report: StepReport) -> bool:
     return bool(report.span_ids) and not report.admitted_ids and not report.token_ids
 
 
-def last_words(report: StepReport) -> bool:
+def has_terminal(report: StepReport) -> bool:
     return bool(report.terminal_ids)
 
 
@@ -104,14 +106,14 @@ async def test_fault_is_detected(
     autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
 ) -> None:
     """Disputed, counted, logged, answered."""
-    told = await with_dials(stream=stream, **dials)
-    assert told.num_disputed == 1
-    assert problem in told.problems()
-    assert told.status == 200
-    assert told.usage["prompt_tokens"] == len(PROMPT)
-    assert told.usage["prompt_tokens_details"]["cached_tokens"] == cached
-    assert told.usage["completion_tokens"] == 8
-    is_wrong = told.text != text_of(continuation(PROMPT, 8))
+    result = await with_dials(stream=stream, **dials)
+    assert result.num_disputed == 1
+    assert problem in result.problems()
+    assert result.status == 200
+    assert result.usage["prompt_tokens"] == len(PROMPT)
+    assert result.usage["prompt_tokens_details"]["cached_tokens"] == cached
+    assert result.usage["completion_tokens"] == 8
+    is_wrong = result.text != text_of(continuation(PROMPT, 8))
     assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), "contents that were really wrong show"
 
 
@@ -119,12 +121,12 @@ async def test_fault_is_detected(
 @pytest.mark.parametrize("dials", [{}, {"repeat": True}], ids=["every dial off", "reports come twice"])
 async def test_no_fault(autojump_clock: trio.abc.Clock, dials: dict[str, Any], stream: bool) -> None:
     """A correct runtime disputes nothing; a repeated report is booked and passed on once."""
-    told = await with_dials(stream=stream, **dials)
-    assert told.num_disputed == 0
-    assert told.text == text_of(continuation(PROMPT, 8))
-    assert told.usage["prompt_tokens_details"]["cached_tokens"] == 32
-    assert told.usage["completion_tokens"] == 8
-    assert {line["event"] for line in told.lines} == ({"report.repeated"} if dials else set())
+    result = await with_dials(stream=stream, **dials)
+    assert result.num_disputed == 0
+    assert result.text == text_of(continuation(PROMPT, 8))
+    assert result.usage["prompt_tokens_details"]["cached_tokens"] == 32
+    assert result.usage["completion_tokens"] == 8
+    assert {line["event"] for line in result.lines} == ({"report.repeated"} if dials else set())
 
 
 async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> None:
@@ -142,12 +144,12 @@ def nth(number: int) -> Callable[[StepReport], bool]:
     """Match the n-th report from now on."""
     count = 0
 
-    def is_it(report: StepReport) -> bool:
+    def is_nth(report: StepReport) -> bool:
         nonlocal count
         count += 1
         return count == number
 
-    return is_it
+    return is_nth
 
 
 NUM_REPORTS = 11

@@ -204,7 +204,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
         await trio.testing.wait_all_tasks_blocked()
         num_tasks = trio.lowlevel.current_statistics().tasks_living
 
-        async def visit(index: int) -> None:
+        async def run_client(index: int) -> None:
             nonlocal answered
             await trio.sleep(chance.random() * 3)
             prompt = [*PROMPT[: chance.randrange(1, 40)], 300 + index]
@@ -216,7 +216,7 @@ async def test_many_at_random_moments(autojump_clock: trio.abc.Clock) -> None:
 
         async with trio.open_nursery() as nursery:
             for index in range(200):
-                nursery.start_soon(visit, index)
+                nursery.start_soon(run_client, index)
         await settle(client)
         assert trio.lowlevel.current_statistics().tasks_living == num_tasks
         assert value_of(client.runtime.metrics.usage_disputed) == 0

@@ -70,8 +70,8 @@ def record(
 
 def columns(*tokens: ScoredToken) -> ScoredColumns:
     """Return scored tokens as the detokenizer sends them."""
-    told: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
-    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in told}.__getitem__)
+    all_tokens: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
+    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in all_tokens}.__getitem__)
     for token in tokens:
         scores.append(token)
     return scores

@@ -39,23 +39,23 @@ SURFACES: dict[str, dict[str, Any]] = {
 }
 
 
-class Way(Enum):
+class WritePath(Enum):
     """How chunks are written."""
 
     DIRECT = "direct"
     GENERIC = "generic"
 
     def options(self, **changes: Any) -> AppOptions:
-        return AppOptions(direct_streams=self is Way.DIRECT, **changes)
+        return AppOptions(direct_streams=self is WritePath.DIRECT, **changes)
 
 
-both_ways = pytest.mark.parametrize("way", list(Way), ids=lambda way: way.value)
+both_write_paths = pytest.mark.parametrize("way", list(WritePath), ids=lambda way: way.value)
 
 Kernel = Callable[[int, bytes], int]
 """As `os.write`."""
 
 
-def takes(*amounts: int | None) -> Kernel:
+def accepts(*amounts: int | None) -> Kernel:
     """Accept the given numbers of bytes per write, in turn; None is all, 0 a full buffer."""
     turns = cycle(amounts)
 

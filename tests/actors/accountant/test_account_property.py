@@ -28,7 +28,7 @@ def span(draw: st.DrawFn) -> Span:
 
 
 @st.composite
-def an_admission(draw: st.DrawFn) -> Admission:
+def admission_entries(draw: st.DrawFn) -> Admission:
     """Generate admissions whose numbers mostly follow one another and whose entries mostly agree."""
     number = draw(st.integers(1, 4))
     read = draw(st.integers(0, MOST))
@@ -47,7 +47,7 @@ class Oracle:
     last_number: int = 0
     problems: int = 0
 
-    def hear(self, entry: Entry) -> None:
+    def book(self, entry: Entry) -> None:
         match entry:
             case Span():
                 self.cover(range(entry.start, entry.end), "computed")
@@ -78,14 +78,14 @@ def sequence_of(account: Account) -> SequenceAccount:
     return account.sequences[1]
 
 
-@given(st.lists(st.one_of(span(), an_admission()), max_size=14), st.booleans())
+@given(st.lists(st.one_of(span(), admission_entries()), max_size=14), st.booleans())
 def test_first_coverage_and_recomputation(entries: list[Entry], finished: bool) -> None:
     """Read, computed, restored and recomputed positions, and disputes, are those of the oracle."""
     oracle = Oracle()
     account = new_request().account()
     for entry in entries:
         account.apply(1, entry)
-        oracle.hear(entry)
+        oracle.book(entry)
     if finished:
         account.complete(1, 3, FinishReason.LENGTH)
     sequence = sequence_of(account)
@@ -120,7 +120,7 @@ def seen(account: Account) -> object:
 
 PIECES = st.one_of(
     st.tuples(span(), st.lists(st.integers(0, MOST), max_size=3)),  # and where it is cut
-    an_admission(),
+    admission_entries(),
     st.builds(Written, st.integers(0, PROMPT), st.integers(0, PROMPT)),
     st.just(FirstToken(12.0)),
     st.builds(Revision, st.just("device"), st.integers(0, 8)),

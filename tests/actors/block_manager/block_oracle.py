@@ -200,23 +200,23 @@ class NaiveManager:
     def take_back(self, step: int) -> None:
         """The step failed: nothing that it published may be found or pinned."""
         self.marks = [mark for mark in self.marks if mark.step != step]
-        for said in [a for a in reversed(self.announcements) if a.step == step]:
-            self.announcements.remove(said)
-            block = self.blocks[said.block]
-            if block.content == said.content and block.pending_step == step:
+        for announcement in [a for a in reversed(self.announcements) if a.step == step]:
+            self.announcements.remove(announcement)
+            block = self.blocks[announcement.block]
+            if block.content == announcement.content and block.pending_step == step:
                 block.content = block.pending_step = None
                 if not block.holders:
-                    self.cached.remove(said.block)
-                    self.blank.insert(0, said.block)
+                    self.cached.remove(announcement.block)
+                    self.blank.insert(0, announcement.block)
 
     def commit(self, step: int, outcome: Outcome, num_prompt_tokens: dict[int, int]) -> None:
-        for said in [a for a in self.announcements if a.step == step]:
-            self.announcements.remove(said)
-            block = self.blocks[said.block]
-            if block.content == said.content and block.pending_step == step:
+        for announcement in [a for a in self.announcements if a.step == step]:
+            self.announcements.remove(announcement)
+            block = self.blocks[announcement.block]
+            if block.content == announcement.content and block.pending_step == step:
                 block.pending_step = None
-                if (said.index + 1) * self.size <= num_prompt_tokens[said.sequence_id]:
-                    outcome.written.append((said.sequence_id, said.index))
+                if (announcement.index + 1) * self.size <= num_prompt_tokens[announcement.sequence_id]:
+                    outcome.written.append((announcement.sequence_id, announcement.index))
 
     def fill(self, sequence_id: int, index: int, content: Content) -> None:
         """Decoding has filled a block."""

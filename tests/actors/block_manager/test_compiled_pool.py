@@ -54,8 +54,8 @@ class Twins(RuleBasedStateMachine):
         self.pins: list[list[int]] = []
         self.step = 0
 
-    def both(self, ask: Callable[[Pool], object]) -> object:
-        answers = [ask(twin) for twin in self.twins]
+    def both(self, call: Callable[[Pool], object]) -> object:
+        answers = [call(twin) for twin in self.twins]
         assert answers[0] == answers[1]
         return answers[0]
 
@@ -83,7 +83,7 @@ class Twins(RuleBasedStateMachine):
             self.both(lambda pool: pool.unshare(blocks))
 
     @rule(count=st.integers(1, 4), at=st.integers(0, len(KEYS)))
-    def come_and_go(self, count: int, at: int) -> None:
+    def run_whole_life(self, count: int, at: int) -> None:
         """A whole life, which leaves something that can be found."""
         if count <= self.twins[0].num_free:
             table = self.both(lambda pool: pool.take(count))
@@ -176,7 +176,7 @@ def test_index_survives_many_evictions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "error", "words"),
+    ("call", "error", "words"),
     [
         (lambda pool: pool.match([b"short"], 1), ValueError, "32 bytes"),
         (lambda pool: pool.match(["no bytes"], 1), TypeError, "bytes"),
@@ -194,12 +194,12 @@ def test_index_survives_many_evictions() -> None:
         (lambda pool: setattr(pool, "observers", 1), TypeError, "list"),
     ],
 )
-def test_invalid_arguments_change_nothing(ask: Callable[[Pool], object], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_change_nothing(call: Callable[[Pool], object], error: type[Exception], words: str) -> None:
     """A bug in a caller must raise an exception, and never overwrite memory."""
     pool = make_pool(4)
     before = pool.state()
     with pytest.raises(error, match=words):
-        ask(pool)
+        call(pool)
     assert pool.state() == before
 
 

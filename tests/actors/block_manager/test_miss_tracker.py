@@ -90,7 +90,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["store", "store", "evict"]), st.sampl
 
 @given(ACTS, st.lists(st.tuples(st.sampled_from(ROOTS), TOKENS), min_size=1, max_size=6), st.sampled_from([1, 2, 64]))
 def test_explanations_match_oracle(
-    acts: list[tuple[str, bytes, list[int]]], asked: list[tuple[bytes, list[int]]], max_run_blocks: int
+    acts: list[tuple[str, bytes, list[int]]], prompts: list[tuple[bytes, list[int]]], max_run_blocks: int
 ) -> None:
     """Whatever was stored and evicted, in runs and parts of any length, explanations match those of the oracle."""
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ def test_explanations_match_oracle(
                 cache.store(root, token_ids)
             else:
                 cache.evict(root, token_ids, len(token_ids) // 4)
-        for root, token_ids in asked:
+        for root, token_ids in prompts:
             cache.explain(root, token_ids)
 
 

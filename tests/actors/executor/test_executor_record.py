@@ -196,10 +196,10 @@ def test_copy_source_may_be_the_destination() -> None:
     needs."""
     bench = warm_bench(num_blocks=4)
     bench.submit([1, 2], 2)
-    (life,) = bench.submit(PROMPT[:8], 1)
+    (submission,) = bench.submit(PROMPT[:8], 1)
     bench.step()
     plan = bench.plans[-1]
-    _granted, own = plan.row_new_blocks[plan.row_ids.index(life.id)]
+    _granted, own = plan.row_new_blocks[plan.row_ids.index(submission.id)]
     assert plan.admitted_copy_sources == [own]
     bench.finish()
     bench.check_at_rest()

@@ -25,8 +25,8 @@ SIZE = 2
 def on_the_wire(events: list[Event]) -> list[dict[str, Any]]:
     ts, decoded, rank = msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(1.5, events, 0)))
     assert (ts, rank) == (1.5, 0)
-    told: list[dict[str, Any]] = decoded
-    return told
+    result: list[dict[str, Any]] = decoded
+    return result
 
 
 class MirroredManager(BlockManager):

@@ -70,9 +70,9 @@ async def test_records_of_an_older_version(tmp_path: Path, monkeypatch: pytest.M
         verdict = verify(data_dir=tmp_path if url is None else None, url=url)
         assert not verdict.bad and not verdict.torn and (verdict.num_records, verdict.num_servers) == (2, 2)
     with open_reader(data_dir=tmp_path) as reader:
-        said = {found.record.request_id: (found.record.seed, found.record.fault) for found in reader.records()}
+        fields_read = {found.record.request_id: (found.record.seed, found.record.fault) for found in reader.records()}
         (sums,) = reader.sums()
-    assert said == {"old": (None if "seed" in older.later_fields else 3, None), "new": (-5, Fault.STEP_FAILED)}
+    assert fields_read == {"old": (None if "seed" in older.later_fields else 3, None), "new": (-5, Fault.STEP_FAILED)}
     assert (sums.num_requests, sums.num_faulted, sums.completion_tokens) == (2, 1, 10)
 
 

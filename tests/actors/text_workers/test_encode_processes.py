@@ -68,8 +68,8 @@ def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
             assert there.encode_text(text, max_tokens=10**7, with_echo=with_echo) == expected
             assert isinstance(expected, EncodedText)
             too_few = len(expected.token_ids) - 1
-            told = there.encode_text(text, max_tokens=too_few, with_echo=with_echo)
-            assert told == TooManyTokens(too_few + 1, is_exact=True)
+            result = there.encode_text(text, max_tokens=too_few, with_echo=with_echo)
+            assert result == TooManyTokens(too_few + 1, is_exact=True)
         assert there.count(text, max_tokens=10**7) == here.count(text, max_tokens=10**7) == len(VOCABULARY.encode(text))
 
     processes.run(compare, Lease())
@@ -77,8 +77,8 @@ def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
 
 def test_chats_are_the_same(processes: EncodeProcesses) -> None:
     """Ids and positions of marks."""
-    said = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
-    rendered = RenderedChat(said, (len(said) // 3, len(said) // 2, len(said)))
+    rendered_text = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
+    rendered = RenderedChat(rendered_text, (len(rendered_text) // 3, len(rendered_text) // 2, len(rendered_text)))
     marks = tuple(ContentMark(MARK, 0, 0) for _ in rendered.mark_ends)
     expected = VOCABULARY.encoder.encode_chat(rendered, marks)
     assert isinstance(expected, EncodedChat)

@@ -113,9 +113,9 @@ def test_plain_chats_are_not_converted() -> None:
 @pytest.mark.parametrize("begun", ["The answer is", "", "\ufdd0 odd \ufdd0"])
 def test_last_message_is_continued(source: str, begun: str) -> None:
     """The prompt is the one without the last message, followed by that message's text."""
-    asked = ChatPrompt((message("user", "Why?"),))
-    prompt = render(source, asked)
-    chat = ChatPrompt((*asked.messages, message("assistant", begun)), continue_final=True)
+    earlier = ChatPrompt((message("user", "Why?"),))
+    prompt = render(source, earlier)
+    chat = ChatPrompt((*earlier.messages, message("assistant", begun)), continue_final=True)
     assert render(source, chat) == prompt + begun
 
 

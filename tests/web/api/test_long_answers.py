@@ -134,11 +134,11 @@ async def test_streamed_echo_without_logprobs(num_chars: int) -> None:
     _, chunks = await Client(make_app(FakeDesk(says(*events)))).stream(
         COMPLETIONS, body(stream=True, stream_options=options)
     )
-    told = [chunk for chunk in chunks[:-1] if chunk["choices"]]
-    assert "".join(chunk["choices"][0]["text"] for chunk in told) == text + "!"
-    assert all(chunk["choices"][0]["logprobs"] is None for chunk in told)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
-    assert counts == [0] * (len(told) - 1) + [1] and (len(told) > 2) == (num_chars > 1000)
+    with_text = [chunk for chunk in chunks[:-1] if chunk["choices"]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in with_text) == text + "!"
+    assert all(chunk["choices"][0]["logprobs"] is None for chunk in with_text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in with_text]
+    assert counts == [0] * (len(with_text) - 1) + [1] and (len(with_text) > 2) == (num_chars > 1000)
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
@@ -166,9 +166,9 @@ async def test_whole_chat_response() -> None:
     end = Delta(0, "", 0, FinishReason.LENGTH)
     events = [STARTED, Delta(0, "", 0, None), *outputs, end, Closed(record(), None)]
     events.insert(1, ScoredDelta(0, "", 0, None, prompt_scores=columns(*prompt()[1:])))
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    asked |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
-    _, answer = await Client(make_app(FakeDesk(says(*events)))).post(CHAT, asked)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    chat |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
+    _, answer = await Client(make_app(FakeDesk(says(*events)))).post(CHAT, chat)
     (choice,) = answer["choices"]
     assert choice["message"]["content"] == text_of(prompt()[1:])
     assert choice["prompt_logprobs"] == expected_prompt(prompt())

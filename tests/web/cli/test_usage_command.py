@@ -16,7 +16,7 @@ from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.web.cli.cli import main as quipu
 from tests.actors.ledger.ledgers import record_of
-from tests.web.api.admin.usage_books import DAY, MIDNIGHT, at, copy_database, lose_the_table, make_database
+from tests.web.api.admin.usage_books import DAY, MIDNIGHT, copy_database, lose_the_table, make_database, record_at
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def refused(*arguments: str) -> int:
 
 
 RECORDS = [
-    at(60, "r1"),
-    at(3700, "r2", model="big", key_id=None, completion_tokens=1_000),
-    at(3800, "r3", tenant="b", cached=Estimate(96), cached_by_tier=None),
-    at(DAY, "r4", outcome=Outcome.FAILED),
-    at(DAY + 1, "r5", retry_of="r1"),
-    at(DAY + 2, "r6", outcome=Outcome.REJECTED),
-    at(DAY + 3, "r7", outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
+    record_at(60, "r1"),
+    record_at(3700, "r2", model="big", key_id=None, completion_tokens=1_000),
+    record_at(3800, "r3", tenant="b", cached=Estimate(96), cached_by_tier=None),
+    record_at(DAY, "r4", outcome=Outcome.FAILED),
+    record_at(DAY + 1, "r5", retry_of="r1"),
+    record_at(DAY + 2, "r6", outcome=Outcome.REJECTED),
+    record_at(DAY + 3, "r7", outcome=Outcome.FAILED, fault=Fault.ENGINE_DIED),
 ]
 SINCE = ("--since", "2025-06-01")
 
@@ -142,7 +142,7 @@ def test_default_range(data_dir: Path, capsys: pytest.CaptureFixture[str], monke
 
 def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Control characters in names never reach the terminal."""
-    kept = keep(data_dir, [at(60, model="a\x1b[2Jb")])
+    kept = keep(data_dir, [record_at(60, model="a\x1b[2Jb")])
     assert usage(*SINCE, "--by", "model", "--data-dir", kept) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "a?[2Jb" in out

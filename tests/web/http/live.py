@@ -34,7 +34,7 @@ class Kind(Enum):
     OURS = "ours"
     STOCK = "stock"
 
-    async def sees(self, event: trio.Event) -> bool:
+    async def detects(self, event: trio.Event) -> bool:
         """Return whether `event` happens. Our server gets plenty of time; the stock server, which is known to fail,
         only a little."""
         with trio.move_on_after(PATIENCE_S if self is Kind.OURS else GLANCE_S):

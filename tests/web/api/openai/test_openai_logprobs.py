@@ -72,8 +72,8 @@ async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> l
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:
-    asked = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
-    return {"model": "tiny", **asked, **fields}
+    prompt_field = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
+    return {"model": "tiny", **prompt_field, **fields}
 
 
 async def test_completion() -> None:
@@ -191,9 +191,9 @@ async def test_streamed_completion() -> None:
 async def test_streamed_chat() -> None:
     """Each token's logprobs are in a delta with `content`, which is empty while no text can be released."""
     choices = await streamed(CHAT, script(), logprobs=True, top_logprobs=2)
-    told = [choice for choice in choices if choice["logprobs"] is not None]
-    assert [choice["delta"]["content"] for choice in told] == ["Hel", "", "�"]
-    content = [token for choice in told for token in choice["logprobs"]["content"]]
+    scored_choices = [choice for choice in choices if choice["logprobs"] is not None]
+    assert [choice["delta"]["content"] for choice in scored_choices] == ["Hel", "", "�"]
+    content = [token for choice in scored_choices for token in choice["logprobs"]["content"]]
     assert content == (await whole(CHAT, script(), logprobs=True, top_logprobs=2))["logprobs"]["content"]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"

@@ -87,13 +87,13 @@ async def test_limit() -> None:
 
 async def test_request_is_echoed() -> None:
     """The object repeats the request with its defaults; `store` is always false."""
-    asked = {
+    echoed = {
         "instructions": "be brief", "max_output_tokens": 9, "metadata": {"a": "b"}, "parallel_tool_calls": False,
         "temperature": 0.5, "top_p": 0.25, "tool_choice": "none", "user": "u", "safety_identifier": "s",
         "prompt_cache_key": "k", "max_tool_calls": 2,
     }  # fmt: skip
-    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **asked, "store": True, "service_tier": "flex"})
-    assert asked.items() <= answer.items()
+    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **echoed, "store": True, "service_tier": "flex"})
+    assert echoed.items() <= answer.items()
     assert (answer["model"], answer["store"], answer["service_tier"]) == ("tiny", False, "default")
     _, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
     assert (answer["temperature"], answer["top_p"], answer["metadata"], answer["tool_choice"]) == (1.0, 1.0, {}, "auto")
@@ -193,8 +193,8 @@ async def test_error_in_mid_stream() -> None:
     """An `error` event on which clients raise, then the failed response with the text sent and the tokens counted."""
     events = await stream(FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN)))
     error, failed = events[-2:]
-    told = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
-    assert error == {**told, "type": "error", "sequence_number": 5, "error": told}
+    error_fields = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
+    assert error == {**error_fields, "type": "error", "sequence_number": 5, "error": error_fields}
     assert failed["type"] == "response.failed" and failed["sequence_number"] == 6
     response = failed["response"]
     assert response["status"] == "failed" and response["usage"] == USAGE
