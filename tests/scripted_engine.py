@@ -79,21 +79,12 @@ class Fail:
     error: str
 
 
-<<<<<<< HEAD
-Entry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail
-Script = Callable[[Submit], Sequence[Sequence[Entry]]]
-"""The entries about a sequence, report by report."""
-
-
-def tokens(count: int) -> list[list[Entry]]:
-=======
-ScriptedEntry = Admit | Compute | Write | Revise | Guess | Token | Fail
+ScriptedEntry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail
 Script = Callable[[Submit], Sequence[Sequence[ScriptedEntry]]]
 """The entries about a sequence, report by report."""
 
 
 def tokens(count: int) -> list[list[ScriptedEntry]]:
->>>>>>> refs/heads/web2
     """One token per report; the last one ends the sequence."""
     return [[Token(is_last=index == count - 1)] for index in range(count)]
 
@@ -127,11 +118,7 @@ class ScriptedHost:
             async with self._reporting:
                 await self._report(link, submit.sequence_id, entries)
 
-<<<<<<< HEAD
-    async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[Entry]) -> None:
-=======
-    async def _tell(self, link: EngineLink, sequence_id: int, said: Iterable[ScriptedEntry]) -> None:
->>>>>>> refs/heads/web2
+    async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
         types = StepReport.__annotations__
         columns: dict[str, Any] = {name: [] if kind.startswith("list") else 0 for name, kind in types.items()}
         self._number += 1
@@ -141,11 +128,7 @@ class ScriptedHost:
         columns["num_running"] = len(self._live)
         await link.deliver([over_the_wire(StepReport(**columns))])
 
-<<<<<<< HEAD
-    def _fill(self, columns: dict[str, Any], sequence_id: int, entry: Entry) -> None:
-=======
-    def _fill(self, columns: dict[str, Any], sequence_id: int, said: ScriptedEntry) -> None:
->>>>>>> refs/heads/web2
+    def _fill(self, columns: dict[str, Any], sequence_id: int, entry: ScriptedEntry) -> None:
         def add(**values: Any) -> None:
             for name, value in values.items():
                 columns[name].append(value)

@@ -14,7 +14,6 @@ from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.supervisor import Death, EngineLink
 from tests.journals import KeptJournal
 from tests.runtimes import Answer, read_answer
-from tests.scripted_engine import BLOCK, Admit, Compute, Entry, ScriptedHost, scripted_runtime, settle_scripted, tokens
 from tests.scripted_engine import (
     BLOCK,
     Admit,
@@ -30,11 +29,7 @@ PROMPT = list(range(300, 340))
 NUM_REQUESTS = 8
 
 
-<<<<<<< HEAD
-def script(submit: Submit) -> Sequence[Sequence[Entry]]:
-=======
 def script(submit: Submit) -> Sequence[Sequence[ScriptedEntry]]:
->>>>>>> refs/heads/web2
     return [[Admit(0, {}), Compute(0, len(submit.prompt_token_ids))], *tokens(3)]
 
 
@@ -51,15 +46,9 @@ class DyingHost(ScriptedHost):
         submits: list[Submit] = []
         while len(submits) < NUM_REQUESTS:
             submits += [message for message in await link.take() if isinstance(message, Submit)]
-<<<<<<< HEAD
-        reports = [(submit.sequence_id, said) for submit in submits for said in script(submit)]
-        for sequence_id, said in reports[: len(reports) - self.num_unsaid]:
-            await self._report(link, sequence_id, said)
-=======
         reports = [(submit.sequence_id, entries) for submit in submits for entries in script(submit)]
         for sequence_id, entries in reports[: len(reports) - self.num_undelivered]:
-            await self._tell(link, sequence_id, entries)
->>>>>>> refs/heads/web2
+            await self._report(link, sequence_id, entries)
         # no other task has run since the last report was delivered
         return Death("killed by SIGKILL")
 

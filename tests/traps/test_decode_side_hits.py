@@ -9,16 +9,6 @@ import pytest
 import trio
 
 from quipu.actors.messages.accountant import Side
-<<<<<<< HEAD
-from tests.scripted_engine import Admit, Compute, Entry, Token, scripted_runtime, settle_scripted, tokens
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
-
-PROMPT = prompt_of(70)
-PREFILL: list[Entry] = [Admit(read=16, tiers={"device": 16}), Compute(16, 70)]
-DECODE: list[Entry] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE)]
-AGAIN: list[Entry] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE, number=2)]
-GOING_ON: list[list[Entry]] = [[Compute(70, 71), Token()], *tokens(2)]
-=======
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
@@ -27,7 +17,6 @@ PREFILL: list[ScriptedEntry] = [Admit(read=16, tiers={"device": 16}), Compute(16
 DECODE: list[ScriptedEntry] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE)]
 AGAIN: list[ScriptedEntry] = [Admit(read=70, tiers={"remote": 70}, side=Side.DECODE, number=2)]
 GOING_ON: list[list[ScriptedEntry]] = [[Compute(70, 71), Token()], *tokens(2)]
->>>>>>> refs/heads/web2
 
 
 @pytest.mark.parametrize(
@@ -41,11 +30,7 @@ GOING_ON: list[list[ScriptedEntry]] = [[Compute(70, 71), Token()], *tokens(2)]
     ],
     ids=["in order", "in one report", "decode first", "first token from prefill", "decode side preempted"],
 )
-<<<<<<< HEAD
-async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, said: list[list[Entry]]) -> None:
-=======
 async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]]) -> None:
->>>>>>> refs/heads/web2
     """In whatever order the two sides report: 16 of 70 tokens, to the client and in every counter."""
     async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)

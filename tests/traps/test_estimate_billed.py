@@ -12,12 +12,11 @@ import trio
 
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known, billable
 from tests.journals import KeptJournal
-<<<<<<< HEAD
 from tests.scripted_engine import (
     Admit,
     Compute,
-    Entry,
     RouterEstimate,
+    ScriptedEntry,
     Token,
     scripted_runtime,
     settle_scripted,
@@ -26,18 +25,9 @@ from tests.scripted_engine import (
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
 
 PROMPT = prompt_of(70)
-SILENT: list[list[Entry]] = tokens(3)
-NOT_COUNTING: list[list[Entry]] = [[Admit(read=0, tiers=None)], *tokens(3)]
-COUNTING: list[list[Entry]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
-=======
-from tests.scripted_engine import Admit, Compute, Guess, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
-from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples
-
-PROMPT = prompt_of(70)
 SILENT: list[list[ScriptedEntry]] = tokens(3)
 NOT_COUNTING: list[list[ScriptedEntry]] = [[Admit(read=0, tiers=None)], *tokens(3)]
 COUNTING: list[list[ScriptedEntry]] = [[Admit(read=16, tiers={"device": 16})], [Compute(16, 70), Token()], *tokens(2)]
->>>>>>> refs/heads/web2
 
 
 @pytest.mark.parametrize(
@@ -52,12 +42,6 @@ COUNTING: list[list[ScriptedEntry]] = [[Admit(read=16, tiers={"device": 16})], [
     ],
 )
 async def test_estimate_is_marked_and_never_billed(
-<<<<<<< HEAD
-    autojump_clock: trio.abc.Clock, said: list[list[Entry]], guess: int | None, count: Count, shown: int | None
-) -> None:
-    """Shown if nothing better is known; an estimate in the ledger; not in any counter."""
-    whole_script: list[list[Entry]] = [*([] if guess is None else [[RouterEstimate(guess)]]), *said]
-=======
     autojump_clock: trio.abc.Clock,
     reports: list[list[ScriptedEntry]],
     guess: int | None,
@@ -65,8 +49,7 @@ async def test_estimate_is_marked_and_never_billed(
     shown: int | None,
 ) -> None:
     """Shown if nothing better is known; an estimate in the ledger; not in any counter."""
-    whole_script: list[list[ScriptedEntry]] = [*([] if guess is None else [[Guess(guess)]]), *reports]
->>>>>>> refs/heads/web2
+    whole_script: list[list[ScriptedEntry]] = [*([] if guess is None else [[RouterEstimate(guess)]]), *reports]
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: whole_script, journal=journal) as client:
         http = over_http(client)

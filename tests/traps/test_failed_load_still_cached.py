@@ -12,7 +12,6 @@ import pytest
 import structlog.testing
 import trio
 
-from tests.scripted_engine import Admit, Compute, Entry, Revise, Token, scripted_runtime, settle_scripted, tokens
 from tests.scripted_engine import (
     Admit,
     Compute,
@@ -30,19 +29,11 @@ TIERS = {"device": 16, "host": 32, "remote": 16}
 DETAILS = {"return_cached_tokens_details": True}
 
 
-<<<<<<< HEAD
-def script(read: int, *before_the_first_token: list[Entry]) -> list[list[Entry]]:
-    return [[Admit(read=read, tiers=TIERS)], *before_the_first_token, [Compute(read, 70), Token()], *tokens(3)]
-
-
-async def usages(said: list[list[Entry]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-=======
 def script(read: int, *before_the_first_token: list[ScriptedEntry]) -> list[list[ScriptedEntry]]:
     return [[Admit(read=read, tiers=TIERS)], *before_the_first_token, [Compute(read, 70), Token()], *tokens(3)]
 
 
 async def usages(reports: list[list[ScriptedEntry]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
->>>>>>> refs/heads/web2
     """Return what both kinds of client are told, and what /metrics says afterwards."""
     async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)
@@ -100,11 +91,7 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
     ids=["nobody says so", "with the first token", "after the first token", "of a tier that granted nothing"],
 )
 async def test_failed_loads_that_do_not_add_up(
-<<<<<<< HEAD
-    autojump_clock: trio.abc.Clock, said: list[list[Entry]], cached: int, problem: str
-=======
     autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]], cached: int, problem: str
->>>>>>> refs/heads/web2
 ) -> None:
     """Disputed, logged, answered; reported numbers do not change, and no count becomes negative."""
     with structlog.testing.capture_logs() as lines:

@@ -13,7 +13,6 @@ import trio
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
 from tests.runtimes import small_runtime
-from tests.scripted_engine import Admit, Compute, Entry, Token, scripted_runtime, settle_scripted, tokens
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
@@ -69,17 +68,12 @@ async def test_split_of_an_engine(
     autojump_clock: trio.abc.Clock, tiers: dict[str, int], unattributed: int, disputed: bool
 ) -> None:
     """An engine reports 48 and names tiers for fewer or more: more is disputed, and nothing is clamped."""
-<<<<<<< HEAD
-    said: list[list[Entry]] = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
-    async with scripted_runtime(lambda submit: said) as client:
-=======
     reports: list[list[ScriptedEntry]] = [
         [Admit(read=48, tiers=tiers, reused=48)],
         [Compute(48, 50), Token()],
         *tokens(2),
     ]
     async with scripted_runtime(lambda submit: reports) as client:
->>>>>>> refs/heads/web2
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(prompt_of(50), **ASKED))
         _, chunks = await http.stream(COMPLETIONS, body(prompt_of(50), **ASKED, **STREAMED))

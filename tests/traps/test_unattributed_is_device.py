@@ -12,7 +12,6 @@ import trio
 
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
-from tests.scripted_engine import Admit, Compute, Entry, Token, scripted_runtime, settle_scripted, tokens
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples
 from tests.web.fakes import Client, FakeDesk, hello, record, says
@@ -34,17 +33,12 @@ async def test_unknown_tier(split: dict[str, int], device: int, unattributed: in
 @pytest.mark.parametrize("tiers", [{}, {"host": 16}, {"device": 16, "tape": 32}])
 async def test_tiers_that_an_engine_does_not_name(autojump_clock: trio.abc.Clock, tiers: dict[str, int]) -> None:
     """Of 48 tokens, those of no known tier are unattributed, to the client and in /metrics."""
-<<<<<<< HEAD
-    said: list[list[Entry]] = [[Admit(read=48, tiers=tiers, reused=48)], [Compute(48, 50), Token()], *tokens(2)]
-    async with scripted_runtime(lambda submit: said) as client:
-=======
     reports: list[list[ScriptedEntry]] = [
         [Admit(read=48, tiers=tiers, reused=48)],
         [Compute(48, 50), Token()],
         *tokens(2),
     ]
     async with scripted_runtime(lambda submit: reports) as client:
->>>>>>> refs/heads/web2
         request = body(prompt_of(50), return_cached_tokens_details=True)
         _, answer = await over_http(client).post(COMPLETIONS, request)
         await settle_scripted(client)
