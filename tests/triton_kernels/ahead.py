@@ -65,7 +65,7 @@ def attention_cases(
             launch.num_stages,
         )  # fmt: skip
 
-    # float32 has one tile for both: `backend.py` sees to it
+    # float32 has one tile for both: `triton_backend.py` sees to it
     own = [case("prefill", prefill.prefill_kernel, held, many)] if stored == BF16 else []
     return [
         *own,

@@ -1,7 +1,7 @@
 """Whole models on each instruction set: the reference's logits, and the same bits however a row was computed.
 
 What `test_cpu_parity.py` and `test_cpu_invariance.py` do for the one that is chosen here, in short; in full, marked
-slow, in `test_cpu_paths_long.py`.
+slow, in `test_paths_long.py`.
 """
 
 from __future__ import annotations
