@@ -67,10 +67,8 @@ def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, flags: list[str]
             if not is_last and rng.random() < 0.15:  # during start-up, possibly during recovery
                 time.sleep(rng.uniform(0.3, 2.5))
             else:
-                server.url = eventually(lambda server=server: _listening(server), "the server listens", START_S)[0][
-                    "url"
-                ][0]
-                eventually(lambda server=server: server.get("/ready").status_code == 200, "it is ready", START_S)
+                server.wait_listening(START_S)
+                server.wait_ready(START_S)
                 _serve_until_killed(server, tally, rng, f"{seed}-{life}", clean_exit=is_last)
         finally:
             engines = server.children()
@@ -87,11 +85,6 @@ def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, flags: list[str]
     if not tally.problems and (verdict.num_open or verdict.torn):
         tally.problems.append(f"after a clean exit {verdict.num_open} are open, torn: {verdict.torn}")
     return tally
-
-
-def _listening(server: Server) -> list[dict[str, Any]]:
-    assert server.process.poll() is None, server.log_text
-    return server.events("server.listening")
 
 
 def _admitted(data_dir: Path) -> set[str]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quipu.actors.shared.checkpoint import DEMO
+from quipu.kernels.fake import continuation
+from tests.runtimes import text_of
 from tests.vocabularies import Vocabulary
 
 _WORDS = "the list method returns a new object that sorts every item in place when its key is given as second argument"
@@ -25,6 +27,11 @@ def token_prompt(tag: str, num_tokens: int) -> list[int]:
     """Return random token ids seeded by `tag`, none special; a longer prompt starts with the shorter one."""
     rng = random.Random(tag)
     return [rng.randrange(300, 3900) for _ in range(num_tokens)]
+
+
+def expected_text(prompt: list[int], num_tokens: int) -> str:
+    """Return the text that the fake executor generates after `prompt`."""
+    return text_of(continuation(prompt, num_tokens))
 
 
 def count(text: str) -> int:

@@ -18,10 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import anthropic
 import attrs
 import httpx
 import openai
 
+from quipu.web.auth.key_file import hash_key
 from tests.e2e.launcher import Launched, launch
 from tests.processes import PATIENCE_S, eventually, has_ended
 
@@ -33,7 +35,8 @@ BLOCK = 16
 
 
 def start_quipu(folder: Path, *arguments: str) -> tuple[Process, Path]:
-    """Start `quipu ARGUMENTS` in `folder`; its stderr goes to the returned file, outside that folder."""
+    """Start `quipu ARGUMENTS` in `folder`, created if missing; stderr goes to the returned file, next to it."""
+    folder.mkdir(exist_ok=True)
     log_path = folder.with_name(folder.name + ".log")
     with log_path.open("wb") as log, Path(os.devnull).open("wb") as nowhere:
         return _start(folder, arguments, nowhere, log), log_path
@@ -87,9 +90,17 @@ class Server:
         host, port = self.url.removeprefix("http://").rsplit(":", 1)
         return host, int(port)
 
-    def client(self) -> openai.OpenAI:
-        """Return the official client, without retries, which would hide failures. The caller closes it."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    def client(self, api_key: str = "none") -> openai.OpenAI:
+        """Return OpenAI's client, without retries, which would hide failures. The caller closes it."""
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, admin_api_key=api_key, max_retries=0, timeout=PATIENCE_S
+        )
+
+    def anthropic_client(self, api_key: str = "none") -> anthropic.Anthropic:
+        """Return Anthropic's client, without retries and with strict type validation. The caller closes it."""
+        return anthropic.Anthropic(
+            base_url=self.url, api_key=api_key, max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
+        )
 
     def get(self, path: str) -> httpx.Response:
         """Send a GET on a new connection and close it."""
@@ -122,8 +133,17 @@ class Server:
 
         return eventually(rest, "the server comes to rest")
 
-    def wait_ready(self) -> None:
-        eventually(lambda: self.get("/ready").status_code == 200, "/ready answers 200")
+    def wait_listening(self, within_s: float = PATIENCE_S) -> None:
+        """Wait until the log has the server's URL."""
+
+        def listening() -> list[dict[str, Any]]:
+            assert self.process.poll() is None, self.log_text
+            return self.events("server.listening")
+
+        self.url = eventually(listening, "the server listens", within_s)[0]["url"][0]
+
+    def wait_ready(self, within_s: float = PATIENCE_S) -> None:
+        eventually(lambda: self.get("/ready").status_code == 200, "/ready answers 200", within_s)
 
     # ------------------------------------------------------------ its processes
 
@@ -165,12 +185,7 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
     process, log_path = start_quipu(folder, "serve", "--port", "0", *flags)
     server = Server(process, log_path)
     try:
-
-        def listening() -> list[dict[str, Any]]:
-            assert process.poll() is None, server.log_text
-            return server.events("server.listening")
-
-        server.url = eventually(listening, "the server listens")[0]["url"][0]
+        server.wait_listening()
         server.wait_ready()
         engine_pid = server.engine_pid()
         yield server
@@ -182,6 +197,15 @@ def serving(folder: Path, *flags: str, exit_code: int = 0) -> Iterator[Server]:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def write_keys(path: Path, **keys: str) -> None:
+    """Write a key file with a key for each tenant; `ops` is an admin."""
+    entries = [
+        {"id": f"id-{name}", "name": name, "tenant": name, "sha256": hash_key(key), "admin": name == "ops"}
+        for name, key in keys.items()
+    ]
+    path.write_text(json.dumps({"keys": entries}))
 
 
 def runs(pid: int, module: str) -> bool:

@@ -55,11 +55,13 @@ class Stream:
 
 
 @contextmanager
-def streaming(server: Server, prompt: Any, max_tokens: int) -> Iterator[Stream]:
+def streaming(server: Server, prompt: Any, max_tokens: int, *, api_key: str | None = None) -> Iterator[Stream]:
     """Open a greedy stream and read its first event. Leaving the block drops the connection."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as response:
         assert response.status_code == 200
         stream = Stream(response)
         stream.read_some()

@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import Message, Usage
 
 from tests.e2e.prompts import text_prompt
-from tests.e2e.servers import PATIENCE_S, Server, full_blocks
+from tests.e2e.servers import Server, full_blocks
 
 USER = {"role": "user", "content": "What is tied into a quipu?"}
 
@@ -18,9 +18,7 @@ USER = {"role": "user", "content": "What is tied into a quipu?"}
 @pytest.fixture
 def claude(demo: Server) -> Iterator[anthropic.Anthropic]:
     """The official client, without retries and with strict type validation."""
-    with anthropic.Anthropic(
-        base_url=demo.url, api_key="none", max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
-    ) as client:
+    with demo.anthropic_client() as client:
         yield client
 
 

@@ -74,7 +74,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 def check_answers(folder: Path, token_ids: list[int], here: Path) -> None:
     """Check that in float32 the greedy text is transformers', cold and from the cache."""
     expected = AutoTokenizer.from_pretrained(folder).decode(token_ids)
-    here.mkdir()
     with serving(here, str(folder), "--dtype", "float32", "--num-blocks", "200") as server:
         for cached in (0, 32):
             answer = server.complete(PROMPT, 20, model=folder.name).json()

@@ -40,7 +40,6 @@ def test_reset_and_salt(fake: Server) -> None:
 def test_no_prefix_caching(tmp_path: Path) -> None:
     """With `--no-enable-prefix-caching` usage reports 0 cached tokens."""
     folder = tmp_path / "cold"
-    folder.mkdir()
     with serving(folder, "--executor", "fake", "--no-enable-prefix-caching") as server:
         for _ in range(2):
             found = details(server.complete(PROMPT, return_cached_tokens_details=True))
@@ -51,7 +50,6 @@ def test_no_prefix_caching(tmp_path: Path) -> None:
 def test_limits_and_deadline(tmp_path: Path) -> None:
     """One request runs until its deadline (504), one waits until its own, a third gets a 503 with Retry-After."""
     folder = tmp_path / "limits"
-    folder.mkdir()
     flags = ["--executor", "fake", "--fake-step-seconds", "0.02", "--max-num-seqs", "1", "--max-waiting-requests", "1"]
     flags += ["--request-timeout", "2", "--scheduling-policy", "priority", "--allow-client-priority"]
     with serving(folder, *flags) as server, ThreadPoolExecutor(3) as pool:
@@ -75,7 +73,6 @@ def test_limits_and_deadline(tmp_path: Path) -> None:
 def test_policies_serve(tmp_path: Path, policy: str) -> None:
     """A server with each policy starts, reports it in /server_info, and serves."""
     folder = tmp_path / policy
-    folder.mkdir()
     with serving(folder, "--executor", "fake", "--scheduling-policy", policy) as server:
         assert server.get("/server_info").json()["settings"]["scheduling_policy"] == policy
         assert server.complete(PROMPT).status_code == 200

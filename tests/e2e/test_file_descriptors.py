@@ -18,7 +18,6 @@ NUM_SLOW = 280
 def test_slow_posts_exhaust_descriptors(tmp_path: Path) -> None:
     """With a limit of 256 set after the start, 280 slow posts do not block requests to `/health`."""
     folder = tmp_path / "server"
-    folder.mkdir()
     with serving(folder, "--executor", "fake") as server, ExitStack() as stack:
         limit = 256
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
@@ -37,7 +36,6 @@ def test_slow_posts_exhaust_descriptors(tmp_path: Path) -> None:
 def test_engine_dies_without_descriptors(tmp_path: Path) -> None:
     """A new engine is started as soon as possible; the server does not exit, and reports no port problem."""
     folder = tmp_path / "server"
-    folder.mkdir()
     with serving(folder, "--executor", "fake") as server:
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, before[1]))

@@ -42,7 +42,6 @@ def ask(server: Server, content: str) -> httpx.Response:
 def test_endless_templates(tmp_path: Path) -> None:
     """Each gets a 400 that names the field; other requests are answered meanwhile, and no process stays busy."""
     model = checkpoint(tmp_path / "hostile", TEMPLATE)
-    (tmp_path / "server").mkdir()
     flags = (model, "--executor", "fake", "--chat-template-timeout", str(TIMEOUT_S))
     with serving(tmp_path / "server", *flags) as server:
         answers: dict[str, httpx.Response] = {}
@@ -100,7 +99,6 @@ def is_busy(pid: int) -> bool:
 def test_invalid_template(tmp_path: Path) -> None:
     """The server reports it and exits."""
     model = checkpoint(tmp_path / "hostile", "{% if %}")
-    (tmp_path / "server").mkdir()
     flags = ("serve", model, "--port", "0", "--executor", "fake", "--chat-template-timeout", "0.5")
     process, log_path = start_quipu(tmp_path / "server", *flags)
     try:
@@ -115,7 +113,6 @@ def test_invalid_template(tmp_path: Path) -> None:
 def test_killed_server_leaves_no_worker(tmp_path: Path) -> None:
     """Workers end with a killed web process, even one that renders endlessly."""
     model = checkpoint(tmp_path / "hostile", TEMPLATE)
-    (tmp_path / "server").mkdir()
     with serving(tmp_path / "server", model, "--executor", "fake", "--chat-template-timeout", "600") as server:
         idle = set(eventually(server.chat_workers, "a worker is idle"))
 

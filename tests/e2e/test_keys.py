@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,11 @@ import pytest
 
 from quipu.web.auth.key_file import hash_key
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import PATIENCE_S, Server, eventually, serving
-from tests.e2e.streams import Stream
+from tests.e2e.servers import PATIENCE_S, Server, eventually, serving, write_keys
+from tests.e2e.streams import streaming
 
 A, B, C, ADMIN = "sk-quipu-of-a", "sk-quipu-of-b", "sk-quipu-of-c", "sk-quipu-admin-of-ops"
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0.01", "--log-level", "debug")
-
-
-def write_keys(path: Path, *owners: str) -> None:
-    keys = {"a": A, "b": B, "c": C, "ops": ADMIN}
-    entries = [
-        {"id": f"id-{name}", "name": name, "tenant": name, "sha256": hash_key(keys[name]), "admin": name == "ops"}
-        for name in owners
-    ]
-    path.write_text(json.dumps({"keys": entries}))
 
 
 def send_sighup(server: Server, event: str) -> dict[str, Any]:
@@ -44,20 +33,6 @@ def status(server: Server, path: str, key: str | None) -> int:
     return httpx.get(server.url + path, headers=headers, timeout=PATIENCE_S).status_code
 
 
-@contextmanager
-def streaming_with(server: Server, key: str, prompt: list[int], max_tokens: int) -> Iterator[Stream]:
-    """Open a stream with an API key and read its first event."""
-    body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    headers = {"Authorization": f"Bearer {key}"}
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json=body | {"stream": True}, headers=headers, timeout=PATIENCE_S
-    ) as response:
-        assert response.status_code == 200
-        stream = Stream(response)
-        stream.read_some()
-        yield stream
-
-
 def assert_keys_not_logged(server: Server) -> None:
     for key in (A, B, C, ADMIN):
         assert key not in server.log_text and hash_key(key) not in server.log_text
@@ -68,15 +43,11 @@ def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("QUIPU_API_KEY", A)
     monkeypatch.setenv("QUIPU_ADMIN_KEY", ADMIN)
     with serving(tmp_path, *FAKE, "--api-key", B) as server:
-
-        def client(key: str) -> openai.OpenAI:
-            return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
-
         for key in (A, B, ADMIN):
-            with client(key) as good:
+            with server.client(key) as good:
                 answer = good.completions.create(model="demo", prompt="hello", max_tokens=4)
                 assert answer.usage is not None and answer.usage.completion_tokens <= 4
-        with client(C) as bad, pytest.raises(openai.AuthenticationError) as refused:
+        with server.client(C) as bad, pytest.raises(openai.AuthenticationError) as refused:
             bad.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hello"}])
         assert refused.value.code == "invalid_api_key"
         assert [status(server, "/metrics", key) for key in (None, A, ADMIN)] == [401, 403, 200]
@@ -94,11 +65,11 @@ def test_keys_by_flag_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_sighup_reloads_keys(tmp_path: Path) -> None:
     """SIGHUP reloads the keys and running requests continue; a bad file changes nothing and is logged."""
     path = tmp_path.with_name("keys.json")
-    write_keys(path, "a", "b", "ops")
+    write_keys(path, a=A, b=B, ops=ADMIN)
     with serving(tmp_path, *FAKE, "--key-file", str(path)) as server:
         assert [status(server, "/v1/models", key) for key in (A, B, C)] == [200, 200, 401]
-        with streaming_with(server, A, token_prompt("goes on", 40), 300) as stream:
-            write_keys(path, "b", "c", "ops")
+        with streaming(server, token_prompt("goes on", 40), 300, api_key=A) as stream:
+            write_keys(path, b=B, c=C, ops=ADMIN)
             reloaded = send_sighup(server, "keys.reloaded")
             assert (reloaded["num_keys"], reloaded["num_admin_keys"], reloaded["key_file"]) == (3, 1, str(path))
             assert [status(server, "/v1/models", key) for key in (A, B, C)] == [401, 200, 200]

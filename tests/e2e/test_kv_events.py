@@ -6,21 +6,16 @@ import json
 import os
 import signal
 import socket
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serving
 from tests.kv_mirror import Subscriber
+from tests.processes import free_ports
 
 
 def has_zmq(pid: int) -> bool:
     return "zmq" in Path(f"/proc/{pid}/maps").read_text()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in sockets]
 
 
 def test_subscriber_follows_cache(tmp_path: Path) -> None:
@@ -28,7 +23,6 @@ def test_subscriber_follows_cache(tmp_path: Path) -> None:
     live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     flag = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": live, "replay_endpoint": replay}
     folder = tmp_path / "server"
-    folder.mkdir()
     with serving(folder, "--executor", "fake", "--kv-events-config", json.dumps(flag)) as server:
         (opened,) = server.events("kv_events.open")
         assert (opened["endpoint"], opened["replay_endpoint"], opened["level"]) == (live, replay, "info")

@@ -10,50 +10,21 @@ import sqlite3
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.web.cli.cli import main
+from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import Server, eventually, run_quipu, serving, start_quipu
 from tests.e2e.streams import streaming
 from tests.postgres import PASSWORD, Postgres
 
 FAKE = ["--executor", "fake"]
-
-
-@attrs.frozen
-class CommandResult:
-    """Exit code and output of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def ledger(folder: Path, *arguments: str, **environment: str) -> CommandResult:
-    """Run `quipu ledger ARGUMENTS` on a server's folder, in this process: starting a process takes a second."""
-    where = ["--data-dir", str(folder / "data")]
-    out, err = io.BytesIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        redirect_stdout(io.TextIOWrapper(out, write_through=True)) as stdout,
-        redirect_stderr(err),
-    ):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        try:
-            code = main(["ledger", arguments[0], *where, *arguments[1:]])
-        except SystemExit as end:  # from argparse
-            code = int(end.code or 0)
-        stdout.detach()
-    return CommandResult(code, out.getvalue().decode(), err.getvalue())
 
 
 def ledger_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -136,7 +107,6 @@ def test_invalid_arguments(tmp_path: Path) -> None:
 def test_second_server_in_same_folder(tmp_path: Path) -> None:
     """The second server reports that the folder is in use, and exits."""
     with serving(tmp_path, *FAKE):
-        (tmp_path / "second").mkdir()
         process, log = start_quipu(tmp_path / "second", "serve", "--port", "0", *FAKE, "--data-dir", "../data")
         assert process.wait(20) == 1
         assert "another server keeps its ledger in ../data: each needs its own --data-dir" in log.read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.servers import PATIENCE_S, QUIPU, Server, eventually
+from tests.processes import free_ports
 
 KINDS = ("reader gone", "reader that does not read", "partition full", "none")
 
@@ -21,9 +21,7 @@ KINDS = ("reader gone", "reader that does not read", "partition full", "none")
 @contextmanager
 def logging_to(kind: str, folder: Path) -> Iterator[Server]:
     """Run a server whose standard error cannot be written."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     reader = writer = None
     if kind == "partition full":
         writer = os.open("/dev/full", os.O_WRONLY)

@@ -9,7 +9,7 @@ import anthropic
 from anthropic.types import Usage
 
 from tests.e2e.prompts import text_prompt, token_prompt
-from tests.e2e.servers import BLOCK, PATIENCE_S, Server, full_blocks, serving
+from tests.e2e.servers import BLOCK, Server, full_blocks, serving
 
 NUM_BLOCKS = 101
 USER = {"role": "user", "content": "What is tied into a quipu?"}
@@ -33,13 +33,10 @@ def test_marked_prefix_survives(tmp_path: Path) -> None:
     """A marked prefix survives prompts that fill the cache, an unmarked one does not; marks beyond the share of the
     pool create nothing; a prompt that needs the whole pool gets it."""
     folder = tmp_path / "pins"
-    folder.mkdir()
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--num-blocks", str(NUM_BLOCKS)]
     with (
         serving(folder, *flags, "--max-pinned-share", "0.4") as server,
-        anthropic.Anthropic(
-            base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
-        ) as claude,
+        server.anthropic_client() as claude,
     ):
         assert server.get("/server_info").json()["settings"]["max_pinned_share"] == 0.4
         cold = usage_of(claude, "marked", "1h")

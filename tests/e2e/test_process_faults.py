@@ -13,20 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quipu.kernels.fake import continuation
-from tests.e2e.prompts import token_prompt
+from tests.e2e.ledger_command import ledger
+from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, serving, start_quipu
 from tests.e2e.streams import streaming
-from tests.e2e.test_ledger import ledger
-from tests.runtimes import text_of
 
 POISON = 299
 LONG = 4000
 """More output tokens than a test waits for."""
-
-
-def expected_text(prompt: list[int], num_tokens: int) -> str:
-    return text_of(continuation(prompt, num_tokens))
 
 
 def assert_serves(server: Server, tag: str) -> None:
@@ -151,7 +145,6 @@ def test_engine_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
 def test_deadlines_while_engine_hangs(tmp_path: Path, end: signal.Signals) -> None:
     """64 streams of a stopped engine end with an error at their deadline; each then has exactly one record."""
     flags = ["--executor", "fake", "--fake-step-seconds", "0.01", "--request-timeout", "4"]
-    (tmp_path / "server").mkdir()
     with serving(tmp_path / "server", *flags) as server, ThreadPoolExecutor(65) as pool:
         engine = server.engine_pid()
         began = time.monotonic()

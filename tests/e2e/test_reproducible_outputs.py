@@ -49,8 +49,6 @@ def test_same_text_and_logprobs(tmp_path: Path, dtype: str) -> None:
     """The output is bit-identical, whatever else is in the batch and whatever was cached."""
     flags = ["--executor", "cpu", "--dtype", dtype]
     folders = [tmp_path / name for name in ("roomy", "tight")]
-    for folder in folders:
-        folder.mkdir()
     with serving(folders[0], *flags, "--num-blocks", "1200") as server:
         engine = server.get("/server_info").json()["engine"]
         assert (engine["determinism"], engine["dtype"]) == ("strict", dtype)

@@ -30,7 +30,7 @@ def server_info(server: Server) -> Any:
 def test_sized_from_bytes(tmp_path: Path) -> None:
     """`--kv-cache-memory` sets the number of blocks, as /server_info, metrics, log and errors report it."""
     flags = ["--kv-cache-memory", "2MiB", "--determinism", "fast", "--threads", "1", "--log-level", "debug"]
-    with serving(make(tmp_path / "sized"), *flags) as server:
+    with serving(tmp_path / "sized", *flags) as server:
         info = server_info(server)
         num_blocks = (2 << 20) // BLOCK_BYTES
         num_tokens = (num_blocks - 1) * 16
@@ -78,7 +78,7 @@ def test_sized_by_profile_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     try:
         total = int((Path("/proc/meminfo").read_text().split())[1]) << 10
         sizes = ["--gpu-memory-utilization", f"{2e9 / total:.6f}", "--max-model-len", "512"]
-        with serving(make(tmp_path / "masked"), str(model), "--load-format", "dummy", *sizes) as server:
+        with serving(tmp_path / "masked", str(model), "--load-format", "dummy", *sizes) as server:
             info = server_info(server)
             assert info["engine"]["num_threads"] == 1
             assert info["engine"]["workspace_bytes"] > 256 * 4096 * 4, "at least the logits of 256 rows"
@@ -103,9 +103,7 @@ def test_threads(
     if environment is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
     model = wide_model(tmp_path / "model")
-    with serving(
-        make(tmp_path / "there"), str(model), "--load-format", "dummy", "--num-blocks", "40", *flags
-    ) as server:
+    with serving(tmp_path / "there", str(model), "--load-format", "dummy", "--num-blocks", "40", *flags) as server:
         assert server_info(server)["engine"]["num_threads"] == expected
 
 
@@ -113,11 +111,6 @@ def wide_model(folder: Path) -> Path:
     """Copy the demo with a model wide enough for several threads."""
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     change_config(folder, hidden_size=512)
-    return folder
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir()
     return folder
 
 
@@ -163,7 +156,7 @@ def test_refused_settings(tmp_path: Path, flags: list[str], named: str) -> None:
 @pytest.mark.slow
 def test_float16_falls_back(tmp_path: Path) -> None:
     """By default a server runs float16 on the reference executor, and logs one warning."""
-    with serving(make(tmp_path / "half"), "--dtype", "float16", "--num-blocks", "100") as server:
+    with serving(tmp_path / "half", "--dtype", "float16", "--num-blocks", "100") as server:
         engine = server_info(server)["engine"]
         assert (engine["backend"], engine["dtype"]) == ("reference", "float16")
         warnings = [json.loads(line) for line in server.log_text.splitlines() if '"warning"' in line]

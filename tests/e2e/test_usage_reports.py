@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import attrs
 import httpx
-import openai
 import pytest
 
-from quipu.web.auth.key_file import hash_key
 from tests.e2e.prompts import text_prompt, token_prompt
-from tests.e2e.servers import PATIENCE_S, Server, eventually, run_quipu, serving
+from tests.e2e.servers import PATIENCE_S, Server, eventually, run_quipu, serving, write_keys
 from tests.postgres import Postgres
 
 KEYS = {"acme": "sk-quipu-of-acme", "bolt": "sk-quipu-of-bolt", "ops": "sk-quipu-of-ops"}
@@ -69,9 +66,7 @@ class Tenant:
     request_ids: list[str] = attrs.field(factory=list)
 
     def ask_openai(self, prompt: Any) -> None:
-        with openai.OpenAI(
-            base_url=f"{self.server.url}/v1", api_key=KEYS[self.name], max_retries=0, timeout=PATIENCE_S
-        ) as client:
+        with self.server.client(KEYS[self.name]) as client:
             fields: dict[str, Any] = {"model": "demo", "prompt": prompt, "max_tokens": 5, "extra_body": extra()}
             raw = client.completions.with_raw_response.create(**fields)
             self.request_ids.append(raw.headers["X-Quipu-Request-Id"])
@@ -96,9 +91,7 @@ class Tenant:
 
     def ask_anthropic(self, tag: str) -> None:
         """Send a marked prefix, plain and streamed. Only the record has the tokens written after the mark."""
-        with anthropic.Anthropic(
-            base_url=self.server.url, api_key=KEYS[self.name], max_retries=0, timeout=PATIENCE_S
-        ) as client:
+        with self.server.anthropic_client(KEYS[self.name]) as client:
             system = [{"type": "text", "text": text_prompt(tag, 60), "cache_control": {"type": "ephemeral"}}]
             fields: dict[str, Any] = {"model": "demo", "max_tokens": 6, "system": system, "extra_body": extra()}
             fields["messages"] = [{"role": "user", "content": "What is tied into a quipu?"}]
@@ -120,21 +113,11 @@ class Tenant:
         return answer.json()
 
 
-def write_keys(path: Path) -> None:
-    entries = [
-        {"id": f"id-{name}", "name": name, "tenant": name, "sha256": hash_key(key), "admin": name == "ops"}
-        for name, key in KEYS.items()
-    ]
-    path.write_text(json.dumps({"keys": entries}))
-
-
 def openai_report(server: Server, **parameters: Any) -> dict[str | None, Totals]:
     """Read all pages by project with the official client."""
     found: dict[str | None, Totals] = {}
     parameters = {"start_time": int(time.time()) - 15 * MINUTE, "bucket_width": "1m", "limit": 7, **parameters}
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1", admin_api_key=KEYS["ops"], max_retries=0, timeout=PATIENCE_S
-    ) as client:
+    with server.client(KEYS["ops"]) as client:
         while True:
             page = client.admin.organization.usage.completions(group_by=["project_id", "model"], **parameters)
             assert len(page.data) <= 7
@@ -202,7 +185,7 @@ def check_reports(server: Server, folder: Path, expected: dict[str, Totals]) -> 
 @pytest.fixture
 def ask_all(tmp_path: Path) -> Iterator[Callable[[Server, dict[str, Totals]], list[Tenant]]]:
     """Make two tenants send the same requests over every API, streamed and not."""
-    write_keys(tmp_path.with_name("keys.json"))
+    write_keys(tmp_path.with_name("keys.json"), **KEYS)
 
     def ask(server: Server, expected: dict[str, Totals]) -> list[Tenant]:
         tenants = [Tenant(server, name) for name in ("acme", "bolt")]

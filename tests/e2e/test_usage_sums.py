@@ -15,8 +15,8 @@ import pytest
 
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.messages.outcomes import Outcome
+from tests.e2e.ledger_command import ledger
 from tests.e2e.servers import PATIENCE_S, Server, serving
-from tests.e2e.test_ledger import ledger
 from tests.web.surfaces import SURFACES, Surface
 
 NUM_REQUESTS = 200

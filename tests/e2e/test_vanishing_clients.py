@@ -16,10 +16,8 @@ import attrs
 import pytest
 import trio
 
-from quipu.kernels.fake import continuation
-from tests.e2e.prompts import token_prompt
+from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, num_files, serving, settled_num_files
-from tests.runtimes import text_of
 
 NUM_CLIENTS = 200
 MAX_NUM_SEQS = 16
@@ -140,7 +138,7 @@ def assert_serves(server: Server, tag: str) -> None:
     prompt = token_prompt(tag, 57)
     answer = server.complete(prompt, max_tokens=12)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["text"] == text_of(continuation(prompt, 12))
+    assert answer.json()["choices"][0]["text"] == expected_text(prompt, 12)
 
 
 @pytest.mark.parametrize("seed", [1])
