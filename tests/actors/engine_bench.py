@@ -1,8 +1,8 @@
-"""The whole engine without a loop: batcher, block manager and executor on the fake backend, driven by hand.
+"""The whole engine without an event loop: batcher, block manager and executor on the fake backend, driven by hand.
 
 A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
-bench does what the scheduler's actor would do, and checks on the way whatever must hold at every moment. It keeps the
-accounts, too.
+bench does what the scheduler's actor would do, and checks at every step what must always hold. It keeps the accounts as
+well.
 """
 
 from __future__ import annotations
@@ -218,8 +218,8 @@ class EngineBench:
     def check_late_rows_are_booked_without_tokens(
         self, done: StepDone, late: list[int], reports: list[StepReport]
     ) -> None:
-        """The span of a late row is in the report that follows; its token, and an end that it might have meant, are
-        not."""
+        """Check that a late row's span is in the next report, but not its token, nor an end that the token would have
+        caused."""
         for row in late:
             sequence_id = done.row_ids[row]
             spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
@@ -461,10 +461,8 @@ class EngineBench:
             assert submission.tokens == self.expected_tokens(submission)[: len(submission.tokens)]
 
     def whatever_fits_alone_finishes(self) -> None:
-        """Only sequences that do not fit into an empty engine are refused; all others get all their tokens.
-
-        Unless their clients left, or one of their steps failed.
-        """
+        """Check that only sequences that do not fit into an empty engine are refused, and that all others get all their
+        tokens, unless their clients left or one of their steps failed."""
         limits = self.limits
         for submission in self.submissions.values():
             length = len(submission.prompt) + submission.sampling.max_tokens
@@ -476,7 +474,7 @@ class EngineBench:
             assert (submission.id in self.refused) == (not fits), "a wrong sequence is refused"
 
     def check_at_rest(self) -> None:
-        """Everything has ended, all blocks are free or pinned, and all accounts balance."""
+        """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
         assert self.manager.allocations == {}

@@ -189,7 +189,7 @@ async def test_prompt_is_forgotten_after_abort() -> None:
 
 
 async def test_frames_of_another_incarnation_are_dropped() -> None:
-    """No engine receives what belongs to another one, and nothing it says is delivered."""
+    """No engine receives another incarnation's frames, and none of its own outdated frames are delivered."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await FrameWriter(ours, 1).send_all([Abort(1)])
     await FrameWriter(ours, 2).send_all([Abort(2)])
@@ -205,7 +205,7 @@ async def test_invalid_frame_length() -> None:
 
 
 async def test_writing_to_a_dead_peer() -> None:
-    """The writer raises PeerGone, too."""
+    """The writer raises PeerGone as well."""
     ours, theirs = trio.testing.memory_stream_one_way_pair()
     await theirs.aclose()
     with pytest.raises(PeerGone):

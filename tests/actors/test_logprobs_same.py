@@ -1,6 +1,6 @@
 """The same prompt cold, warm, in chunks, beside 30 others: the same text and the same logprobs, to the bit.
 
-The whole of quipu in one loop, over HTTP, on the reference backend with the demo checkpoint.
+The tests run the whole of quipu on one event loop, over HTTP, on the reference backend with the demo checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ASKED = {"max_tokens": 12, "temperature": 1.0, "seed": 11, "logprobs": 5}
 
 
 async def test_outputs() -> None:
-    """Text and logprobs of what is drawn, with a seed at temperature 1."""
+    """Text and logprobs of sampled tokens are the same, with a seed at temperature 1."""
     async with reference_runtime(ASKED) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
         crowded = await server.ask_in_a_crowd(PROMPT)
@@ -25,7 +25,7 @@ async def test_outputs() -> None:
 
 
 async def test_prompts() -> None:
-    """Those of the prompt, which is never read from the cache, and of what follows it."""
+    """Logprobs of the prompt, which is never read from the cache, and of the output are the same."""
     fields = {"echo": True, "prompt_logprobs": 7}
     async with reference_runtime(ASKED) as server:
         cold = await server.ask(PROMPT, **fields)

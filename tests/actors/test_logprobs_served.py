@@ -181,7 +181,8 @@ async def test_several_prompts_and_choices(autojump_clock: trio.abc.Clock) -> No
 
 
 async def test_echo(autojump_clock: trio.abc.Clock) -> None:
-    """The prompt and its continuation, with logprobs for all but the first token; a request beside it is unaffected."""
+    """The response has the prompt and its continuation, with logprobs for all but the first token; a concurrent request
+    is unaffected."""
     async with small_runtime() as client:
         plain: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Why a prompt's cached prefix ended where it did, and what a reset of the cache does, through every actor."""
+"""Miss reasons and cache resets, through every actor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def miss_of(answer: Answer) -> CacheMiss:
 
 
 async def test_reasons(autojump_clock: trio.abc.Clock) -> None:
-    """Each reason, with the first position that was not found."""
+    """Each reason is reported with the first position that was not found."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
 

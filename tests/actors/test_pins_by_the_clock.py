@@ -1,6 +1,7 @@
-"""`cache_control` in a whole runtime, by the clock: pinned prefixes stay as long as requested and block no request.
+"""`cache_control` in a whole runtime, with a mock clock: pinned prefixes stay as long as requested and block no
+request.
 
-63 usable blocks, half of which may be pinned unless a test says otherwise.
+There are 63 usable blocks, half of which may be pinned unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -62,10 +63,8 @@ class Chat:
 
 
 async def test_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """An unmarked one, used last, does not.
-
-    Created tokens are what the next request reads, whatever follows the mark.
-    """
+    """An unmarked prompt, used more recently, does not survive. Created tokens are what the next request reads,
+    whatever follows the mark."""
     async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))

@@ -45,7 +45,7 @@ async def test_order_of_admission(autojump_clock: trio.abc.Clock, policy: str, o
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 async def test_victims(autojump_clock: trio.abc.Clock, policy: str) -> None:
-    """When blocks run out the newest is preempted; under `priority` the one with the highest number."""
+    """When blocks run out the newest sequence is preempted; under `priority` the one with the highest number."""
     answers: dict[int, Answer] = {}
     async with small_runtime(
         num_blocks=13, max_model_len=192, scheduling_policy=policy, watermark=0.0, enable_prefix_caching=False

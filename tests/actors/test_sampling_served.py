@@ -55,7 +55,7 @@ async def refused(server: Server, **fields: Any) -> dict[str, Any]:
 
 
 async def test_same_text_in_any_batch() -> None:
-    """Cold, cached, in chunks, beside others: the counts of a sequence's tokens are the same."""
+    """Cold, cached, in chunks or beside others, a sequence's token counts and therefore its text are the same."""
     async with reference_runtime(EVERYTHING) as server:
         cold, warm = await server.ask(PROMPT), await server.ask(PROMPT)
         crowded = await server.ask_in_a_crowd(PROMPT, num_others=12)
@@ -87,7 +87,7 @@ async def test_same_text_after_preemption() -> None:
 
 
 async def test_bans() -> None:
-    """Only allowed tokens; no bad word, at the beginning or after a space; no end before `min_tokens`."""
+    """Only allowed tokens are sampled; no bad word, at the beginning or after a space; no end before `min_tokens`."""
     async with reference_runtime({**GREEDY, "logprobs": 0}) as server:
         plain = await server.ask(PROMPT)
         allowed = await server.ask(PROMPT, allowed_token_ids=[600, 601, 650], temperature=1.5, seed=1)

@@ -1,4 +1,5 @@
-"""A step that concerns many requests lets other tasks run in between: accounts, tokens, and what goes to the engine."""
+"""A step that concerns many requests lets other tasks run between its accounts, its tokens and its messages to the
+engine."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ NUM_REQUESTS = 12
 
 
 def no_time_left() -> Any:
-    """Install a clock on which every slice is over at once."""
+    """Install a clock on which every time slice is over immediately."""
     return SimpleNamespace(perf_counter=count(1.0).__next__, time=lambda: 0.0)
 
 

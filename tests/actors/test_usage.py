@@ -1,6 +1,6 @@
-"""What clients are told about their prompts, through every actor, on the KV-reading fake executor.
+"""The usage that clients get, through every actor, on the KV-reading fake executor.
 
-Every answer is also compared with `continuation`: a count means nothing if the text is wrong.
+Every response is also compared with `continuation`: a count means nothing if the text is wrong.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def test_prompt_list_is_summed(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> None:
-    """n > 1: the prompt's numbers are those of the first choice's admission; completion tokens are summed."""
+    """With n > 1 the prompt's numbers are those of the first choice's admission; completion tokens are summed."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         cold = await client.ask(prompt, n=3, temperature=1.0, seed=7)

@@ -105,7 +105,7 @@ async def ticket(client: Client, *, stream: bool) -> None:
 
 
 async def http(client: Client, *, path: str, stream: bool) -> None:
-    """Have the application serve one request whose client reads it to the end."""
+    """Let the application serve one request whose client reads it to the end."""
     request: dict[str, Any] = {"model": "demo", "max_tokens": 4, "temperature": 0, **(STREAMED if stream else {})}
     if path == CHAT:
         request["messages"] = [{"role": "user", "content": "why is that so? " * 3}]
@@ -128,7 +128,7 @@ REQUESTS: list[Any] = [
 
 @pytest.mark.parametrize("request_", REQUESTS)
 async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request_: Request) -> None:
-    """For every k nothing is left, the record says what was done, and the next request is unaffected."""
+    """For every k nothing is left, the record has the work done, and the next request is unaffected."""
     journal, instrument = KeptJournal(), Checkpoints()
     trio.lowlevel.add_instrument(instrument)
     try:
@@ -175,7 +175,7 @@ async def sweep(client: Client, journal: KeptJournal, instrument: Checkpoints, r
 
 
 async def test_client_leaves_at_any_checkpoint(autojump_clock: trio.abc.Clock) -> None:
-    """The other way to be cancelled: the server tells the application that its client has disconnected."""
+    """A request is also cancelled if the server tells the application that its client has disconnected."""
     journal, chance = KeptJournal(), random.Random(1)
     with structlog.testing.capture_logs():
         async with small_runtime(journal=journal, max_num_batched_tokens=32) as client:

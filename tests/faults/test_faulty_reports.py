@@ -28,7 +28,7 @@ PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.u
 
 @attrs.frozen
 class Outcomes:
-    """What a client, an operator and the log were told about one request."""
+    """What the client got, and what metrics and log contain, for one request."""
 
     status: int
     text: str
@@ -158,7 +158,8 @@ NUM_REPORTS = 11
 
 @pytest.mark.parametrize("number", range(1, NUM_REPORTS + 2))
 async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: int) -> None:
-    """Even one with tokens or a Terminal: the next report reveals it, nothing leaks, and others are served."""
+    """Even if a report with tokens or a Terminal is lost, the next report reveals it, nothing leaks, and others are
+    served."""
     faults = EngineFaults()
     async with faulty_runtime(faults, max_num_batched_tokens=32) as client:
         ticket = client.open(PROMPT)
@@ -182,7 +183,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
 
 
 async def test_spans_after_the_end_are_disputed(autojump_clock: trio.abc.Clock) -> None:
-    """They come while a sibling still runs, too late to be counted, though everything would balance."""
+    """They arrive while a sibling still runs, too late to be counted, though everything would balance."""
     faults = EngineFaults(spans_after_terminal=True)
     async with faulty_runtime(faults, max_num_seqs=1) as client:
         with structlog.testing.capture_logs() as lines:

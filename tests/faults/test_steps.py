@@ -1,4 +1,4 @@
-"""Steps that raise and engines that die: which requests fail, what is rolled back, and that all others are correct."""
+"""Steps that raise and engines that die: which requests fail, what is rolled back, and that all others succeed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
 
 @pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
 async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: float) -> None:
-    """Four sequences in the step, others waiting, the next step already sent: those four fail, with a reason."""
+    """With four sequences in the step, others waiting and the next step already sent, those four fail, with
+    a reason."""
     dials = Dials(step_seconds=0.01)
     prompts = [prompt_of(40, seed) for seed in range(9)]
     answers: dict[int, Answer] = {}

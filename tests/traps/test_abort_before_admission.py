@@ -19,7 +19,8 @@ PROMPT = prompt_of(40)
 
 @pytest.mark.parametrize("num_known", [0, 32])
 async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int) -> None:
-    """Whether or not its prompt would have hit: `cancelled`, unknown, uncounted, in the record and in the log."""
+    """Whether or not its prompt would have hit, it is `cancelled`, unknown and uncounted, in the record and
+    in the log."""
     async with small_runtime(max_num_seqs=1) as client:
         if num_known:
             await client.ask(PROMPT)

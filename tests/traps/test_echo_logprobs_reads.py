@@ -29,8 +29,8 @@ def prompt_logprobs_of(choice: dict[str, Any], logprob_fields: dict[str, Any]) -
     return logprobs
 
 
-def own_logprob_of(prompt_logprobs_of: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
-    return {"logprob": None} if prompt_logprobs_of is None else dict(prompt_logprobs_of[str(token_id)])
+def own_logprob_of(entry: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
+    return {"logprob": None} if entry is None else dict(entry[str(token_id)])
 
 
 @pytest.mark.parametrize(

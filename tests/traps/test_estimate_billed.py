@@ -39,7 +39,7 @@ async def test_estimate_is_marked_and_never_billed(
     count: Count,
     shown: int | None,
 ) -> None:
-    """Shown if nothing better is known; an estimate in the ledger; not in any counter."""
+    """An estimate is shown if nothing better is known, is an estimate in the ledger, and is not in any counter."""
     whole_script: list[list[ScriptedEntry]] = [*([] if guess is None else [[Guess(guess)]]), *reports]
     journal = KeptJournal()
     async with scripted_runtime(lambda submit: whole_script, journal=journal) as client:

@@ -12,7 +12,8 @@ from tests.traps.wire import SHARED, TIGHT, crowd, settle
 
 
 async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -> None:
-    """Requests that computed positions twice report the blocks granted first, like the one not preempted."""
+    """Requests that computed positions twice report the blocks granted first, like the request that was not
+    preempted."""
     async with small_runtime(**TIGHT) as client:
         result = await crowd(client)
         await settle(client)

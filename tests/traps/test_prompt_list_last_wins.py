@@ -19,7 +19,7 @@ CACHED = 32 + 48
 
 @pytest.mark.parametrize("order", [(SHORT, LONG, COLD), (COLD, SHORT, LONG), (LONG, COLD, SHORT)])
 async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]) -> None:
-    """Three prompts, two of them cached, in every order."""
+    """Three prompts, two of them cached, are summed correctly in every order."""
     async with small_runtime() as client:
         await client.ask(SHORT, LONG)
         http = over_http(client)

@@ -14,7 +14,8 @@ from tests.traps.wire import prompt_of, settle
 
 
 async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:
-    """Two run and two wait: after the reset the running texts are right, and the waiting ones hit nothing old."""
+    """Two requests run and two wait: after the reset the running texts are right, and the waiting ones hit
+    nothing old."""
     prompt = prompt_of(120)
     answers: list[Answer] = []
     async with small_runtime(max_num_seqs=2, max_num_batched_tokens=64, share_pending_prefixes=False) as client:

@@ -22,7 +22,7 @@ from tests.web.fakes import Client, FakeDesk, hello, record, says
     [({}, 0, 48), ({"host": 16}, 0, 32), ({"device": 16}, 16, 32), ({"device": 48}, 48, 0), ({"tape": 48}, 0, 48)],
 )
 async def test_unknown_tier(split: dict[str, int], device: int, unattributed: int) -> None:
-    """The device's part is what was booked as the device's, and not a token more."""
+    """The device's part is exactly what was booked as the device's."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
     request = {"model": "tiny", "prompt": "x", "return_cached_tokens_details": True}
     _, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(COMPLETIONS, request)
@@ -32,7 +32,7 @@ async def test_unknown_tier(split: dict[str, int], device: int, unattributed: in
 
 @pytest.mark.parametrize("tiers", [{}, {"host": 16}, {"device": 16, "tape": 32}])
 async def test_tiers_that_an_engine_does_not_name(autojump_clock: trio.abc.Clock, tiers: dict[str, int]) -> None:
-    """Of 48 tokens, those of no known tier are unattributed, to the client and in /metrics."""
+    """Of 48 tokens, those of no known tier are unattributed, for the client and in /metrics."""
     reports: list[list[ScriptedEntry]] = [
         [Admit(read=48, tiers=tiers, reused=48)],
         [Compute(48, 50), Token()],

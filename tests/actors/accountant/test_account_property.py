@@ -1,4 +1,4 @@
-"""Random entries against an oracle that keeps one word per position."""
+"""Random entries against an oracle that keeps one state per position."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Oracle:
                 self.first[position] = how
 
     def count(self, how: str) -> int:
-        """Count first coverages; those of outputs do not count, except if an admission covered them."""
+        """Count first coverages; those of outputs do not count, unless an admission covered them."""
         end = PROMPT if how == "computed" else MOST
         return sum(word == how for position, word in self.first.items() if position < end)
 

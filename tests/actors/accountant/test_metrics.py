@@ -1,4 +1,4 @@
-"""The metrics: names, kinds and labels as documented, and what each of them means."""
+"""The metrics: documented names, kinds and labels, and the meaning of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def families(client: Client) -> dict[str, Metric]:
 
 
 async def test_every_documented_metric_exists(autojump_clock: trio.abc.Clock) -> None:
-    """Each exists before the first request, with its kind, help and labels, and without a value."""
+    """Each exists before the first request, with its kind, help and labels, and without samples."""
     async with small_runtime() as client:
         found = families(client)
     for name, (kind, labels) in LISTED.items():

@@ -154,7 +154,8 @@ class NaiveManager:
                 self.drop(pin)
 
     def give_way(self, num_free: int, outcome: Outcome) -> None:
-        """Soonest expiry first, and pins that free something before those that do not."""
+        """Drop pins until enough blocks are free: soonest expiry first, those that free something before those that do
+        not."""
         while self.num_free < num_free and self.pinned_only:
             soonest = sorted(self.pins, key=lambda pin: pin.expires_at)
             useful = [p for p in soonest if any(self.pins_on(n) == [p] for n in p.blocks if not self.blocks[n].holders)]
@@ -178,7 +179,7 @@ class NaiveManager:
         return True
 
     def pin_marked(self, step: int, now: float, outcome: Outcome) -> None:
-        """The step is done, and so are those before it."""
+        """Pin the marked prefixes of a step that is done, as are all before it."""
         for mark in [m for m in self.marks if m.step == step]:
             self.marks.remove(mark)
             if self.pin(mark, now):
@@ -187,7 +188,7 @@ class NaiveManager:
     # ------------------------------------------------------------ one grant
 
     def reset(self) -> None:
-        """Nothing in the cache can be found any more."""
+        """Forget the contents of all blocks, so that nothing in the cache is found."""
         for pin in list(self.pins):
             self.drop(pin)
         for block in self.blocks:
@@ -198,7 +199,7 @@ class NaiveManager:
         self.outdated = set(self.tables)
 
     def take_back(self, step: int) -> None:
-        """The step failed: nothing that it published may be found or pinned."""
+        """Undo a failed step: nothing that it published is found or pinned."""
         self.marks = [mark for mark in self.marks if mark.step != step]
         for announcement in [a for a in reversed(self.announcements) if a.step == step]:
             self.announcements.remove(announcement)
@@ -219,7 +220,7 @@ class NaiveManager:
                     outcome.written.append((announcement.sequence_id, announcement.index))
 
     def fill(self, sequence_id: int, index: int, content: Content) -> None:
-        """Decoding has filled a block."""
+        """Record a block that decoding has filled."""
         number = self.tables[sequence_id][index]
         if self.caching and self.find(content) is None and sequence_id not in self.outdated:
             assert self.blocks[number].content is None
@@ -285,7 +286,8 @@ class NaiveManager:
             self.check_writes(candidate.id, start, count)
 
     def announce(self, step: int, outcome: Outcome) -> None:
-        """What the step's rows complete can be found from the next grant on, and pinned once the step is done."""
+        """Publish what the step's rows complete: it is found from the next grant on, and pinned once the
+        step is done."""
         for sequence_id, start, count, _new_blocks in outcome.rows if self.caching else ():
             if sequence_id in self.outdated:
                 continue
@@ -308,7 +310,7 @@ class NaiveManager:
     # ------------------------------------------------------------ what must hold
 
     def check_writes(self, sequence_id: int, start: int, count: int) -> None:
-        """A row writes only to blocks that no other sequence holds and that cannot be found."""
+        """Check that a row writes only to blocks that no other sequence holds and that cannot be found."""
         for position in range(start, start + count):
             block = self.blocks[self.tables[sequence_id][position // self.size]]
             assert block.holders == [sequence_id], "a write to a shared block is granted"

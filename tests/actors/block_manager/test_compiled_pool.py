@@ -23,7 +23,7 @@ KEYS = [bytes([i % 3, *bytes(KEY_BYTES - 2), i // 3]) for i in range(9)]
 
 
 class Listener:
-    """Writes down what a pool says."""
+    """Records the calls of a pool's observer."""
 
     def __init__(self) -> None:
         self.notified: list[object] = []
@@ -41,7 +41,7 @@ class Listener:
 
 
 class Twins(RuleBasedStateMachine):
-    """The same calls to both."""
+    """Makes the same calls to both pools."""
 
     @initialize(num_blocks=st.integers(2, 14), is_watched=st.booleans())
     def begin(self, num_blocks: int, is_watched: bool) -> None:
@@ -84,7 +84,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4), at=st.integers(0, len(KEYS)))
     def run_whole_life(self, count: int, at: int) -> None:
-        """A whole life, which leaves something that can be found."""
+        """Take, publish and release blocks, so that there are free blocks that can be found."""
         if count <= self.twins[0].num_free:
             table = self.both(lambda pool: pool.take(count))
             self.both(lambda pool: pool.publish(table, [*KEYS, *KEYS][at : at + count], COMMITTED))
@@ -160,7 +160,7 @@ TestTwins = Twins.TestCase
 
 
 def test_index_survives_many_evictions() -> None:
-    """The index keeps its keys apart over thousands of removals."""
+    """The index stays correct over thousands of removals."""
     twins = [BlockPool(400), make_pool(400)]
     for number in range(3000):
         keys = [(number * 7 % 911 + i).to_bytes(KEY_BYTES, "little") for i in range(number % 13)]
@@ -204,7 +204,7 @@ def test_invalid_arguments_change_nothing(call: Callable[[Pool], object], error:
 
 
 def test_exception_of_observer_is_raised() -> None:
-    """It reaches the caller, and the evicted blocks are in a consistent state."""
+    """An observer's exception reaches the caller, and the evicted blocks are in a consistent state."""
 
     class Broken(Listener):
         def on_removed(self, keys: Sequence[bytes]) -> None:

@@ -64,7 +64,7 @@ def manager() -> Manager:
 
 
 def test_pinned_prefix_is_not_evicted(manager: Manager) -> None:
-    """Prompts that fill the cache leave it alone; what follows the mark is evicted, and so are unmarked prompts."""
+    """Prompts that fill the cache do not evict it; what follows the mark is evicted, and so are unmarked prompts."""
     manager.serve(other(50))
     granted = manager.serve(PROMPT, Pin(3, 300))
     assert pinned_of(granted) == [(manager.next_id, 12)]
@@ -252,7 +252,7 @@ def test_prefix_with_evicted_block_is_not_pinned(manager: Manager) -> None:
 
 
 def test_pin_outlives_aborted_sequence(manager: Manager) -> None:
-    """If a client leaves while its step runs, what was computed is kept, as it asked."""
+    """If a client leaves while its step runs, what was computed is still pinned."""
     candidate = manager.candidate(PROMPT, Pin(4, 300))
     manager.grant(candidates=[candidate])
     manager.grant(free=[candidate.id])

@@ -68,7 +68,8 @@ class Pins(ReservationRules):
         self.chains: dict[bytes, list[bytes]] = {}
 
     def check_grant(self, proposal: Reserve, granted: Granted, offered: list[Candidate]) -> None:
-        """Nobody is left waiting for blocks that only pins keep; what is refused for now would not fit without them."""
+        """Check that no candidate waits only because of pins, and that those that must wait would not fit without them
+        either."""
         self.chains |= {key: keys[: i + 1] for keys in proposal.candidate_keys for i, key in enumerate(keys)}
         pool = self.manager.pool
         refused = [c for c in offered if c.id not in granted.admitted_ids]
@@ -195,7 +196,7 @@ class FailedSteps(ReservationRules):
 
 
 class Oracle(ReservationRules):
-    """The manager beside one that is written the slow way; also the properties above, by another road."""
+    """The manager beside a naive implementation; the properties above are thereby checked in a second way."""
 
     def begin(self) -> None:
         self.oracle = NaiveManager(

@@ -160,7 +160,7 @@ def test_topic() -> None:
 
 
 def test_malformed_requests(cache: Cache) -> None:
-    """They are not answered, and do not affect valid requests."""
+    """Malformed requests are not answered, and do not affect valid ones."""
     cache.publisher.flush()
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""The durable journal: what is written when, when clients are released, and what a failing disk may not do."""
+"""The durable journal: what is written when, when clients are released, and behaviour on a failing disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.actors.ledger.ledgers import (
 
 @attrs.define
 class Desk:
-    """A journal, and which clients were released."""
+    """A journal, and the names of the clients that were released."""
 
     folder: Path
     dials: DiskDials

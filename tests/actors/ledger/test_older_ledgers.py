@@ -1,4 +1,4 @@
-"""A ledger written by an older version is read, verified and continued."""
+"""A ledger written by an older version can be read, verified and continued."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.postgres import Postgres
 
 @attrs.frozen
 class Older:
-    """A version of the schema, and what was added after it."""
+    """An older version of the schema, and the fields added after it."""
 
     version: str
     later_fields: tuple[str, ...]

@@ -366,7 +366,7 @@ async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:
     ],
 )
 async def test_first_bad_record_is_named(tmp_path: Path, change: str, complaint: str) -> None:
-    """Whatever was changed in the database, verify names the first record that is not as it was written."""
+    """Whatever was changed in the database, verify names the first record that differs from what was written."""
     await ledger_of_ten(tmp_path)
     assert not verify(data_dir=tmp_path).bad
     with sa_engine(tmp_path) as engine, engine.begin() as connection:
@@ -496,7 +496,7 @@ async def test_reader_collapses_retries(tmp_path: Path) -> None:
 
 @attrs.frozen
 class MeanwhileQuery(Query):
-    """A query that lets something happen after the file was read and before the database is asked."""
+    """A query that runs a callback after the file was read and before the database is queried."""
 
     meanwhile: Callable[[], object] = list
 

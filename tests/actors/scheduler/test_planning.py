@@ -1,4 +1,4 @@
-"""The scheduler's decisions one at a time, on the whole engine without a loop."""
+"""The scheduler's decisions one at a time, on the whole engine without an event loop."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_failed_step_fails_only_its_sequences() -> None:
 
 
 def test_admission_in_dropped_step_is_not_counted() -> None:
-    """It was granted what the failed step should have written. Its next admission counts as the first and hits
-    nothing."""
+    """The sequence was granted what the failed step should have written. Its next admission counts as the first and
+    hits nothing."""
     bench = bench_of(dials=Dials(fail_steps=1))
     bench.submit(PROMPT, 1)
     (follower,) = bench.submit(PROMPT, 2)
@@ -286,7 +286,7 @@ def test_stop_tokens_and_ignore_eos() -> None:
 
 
 def test_abort_of_waiting_sequence() -> None:
-    """It ends at once with nothing booked; its cached count stays unknown, which is not 0."""
+    """The sequence ends at once with nothing booked; its cached count stays unknown, which is not 0."""
     bench = bench_of(max_num_seqs=1)
     bench.submit(PROMPT, 4)
     (waiting,) = bench.submit(PROMPT, 4)

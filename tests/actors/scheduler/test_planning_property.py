@@ -179,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def abort_ended(self) -> None:
-        """An Abort that arrives too late changes nothing."""
+        """Check that an Abort that arrives too late changes nothing."""
         self.bench.pump()  # who was denied something is asked for again at the next occasion, whatever that is
         self.bench.pump()  # whatever the scheduler does when it is woken for nothing
         before = self.bench.state()
@@ -228,7 +228,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.bench.check_tokens_so_far()
 
     def teardown(self) -> None:
-        """Left alone, everything that fits finishes; then nothing is held and every account balances."""
+        """Check that everything that fits finishes if nothing else happens; then no blocks are held and every account
+        balances."""
         if hasattr(self, "bench"):
             self.bench.denied = set()
             self.bench.pump()
@@ -269,7 +270,7 @@ class Duplicates(EngineMachine):
 
 
 class Preemption(EngineMachine):
-    """Follows what each sequence was told at its first admission."""
+    """Follows what was reported for each sequence at its first admission."""
 
     @invariant()
     def preempt_and_resume_change_neither_output_nor_cached(self) -> None:
@@ -292,10 +293,8 @@ class Preemption(EngineMachine):
 def test_preempt_and_resume_change_neither_output_nor_cached(
     prompts: list[list[int]], max_tokens: int, room: int, caching: bool
 ) -> None:
-    """The same requests, together where there is hardly room for one, and together where there is room for all.
-
-    Texts are the same. So is `cached` of those that were admitted together, whatever happened to them later.
-    """
+    """Run the same requests together with hardly room for one, and together with room for all: the texts are the same.
+    So is `cached` of those that were admitted together, whatever happened to them later."""
     num_needed = max(-(-(len(prompt) + max_tokens) // 4) for prompt in prompts)
     outcomes = []
     for usable in (num_needed + room, 200):

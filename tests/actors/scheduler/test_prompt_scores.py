@@ -1,4 +1,4 @@
-"""Which prompt tokens a step is asked to score, and which scores are reported."""
+"""Which prompt tokens a step scores, and which scores are reported."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_panic_in_rust_is_an_error(name: str, capfd: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_millions_of_spaces() -> None:
-    """The patterns of Qwen and Llama 3 give up on eleven million spaces and a letter."""
+    """The patterns of Qwen and Llama 3 fail on eleven million spaces followed by a letter."""
     with pytest.raises(LibraryPanic):
         Library(qwen_like()).encode(" " * 11_000_000 + "a", max_tokens=1)
 

@@ -1,6 +1,6 @@
 """Long texts encoded in processes: the same ids, and processes that end when they should.
 
-With real processes and the real clock, so deadlines are generous.
+The tests use real processes and the real clock, so deadlines are generous.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def processes() -> Iterator[EncodeProcesses]:
 
 @pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_process.PIECE_CHARACTERS + 1)])
 def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
-    """Plain texts, with and without an echo, and where only the number of tokens is returned."""
+    """Ids are the same for plain texts, with and without an echo, and where only the number of tokens is returned."""
     here = VOCABULARY.encoder
 
     def compare(there: TextEncoder) -> None:
@@ -76,7 +76,7 @@ def test_ids_are_the_same(processes: EncodeProcesses, text: str) -> None:
 
 
 def test_chats_are_the_same(processes: EncodeProcesses) -> None:
-    """Ids and positions of marks."""
+    """Ids and positions of marks are the same as in this process."""
     rendered_text = "".join(f"<|im_start|>user\n{WORDS * 20}<|im_end|>\n" for _ in range(3))
     rendered = RenderedChat(rendered_text, (len(rendered_text) // 3, len(rendered_text) // 2, len(rendered_text)))
     marks = tuple(ContentMark(MARK, 0, 0) for _ in rendered.mark_ends)
@@ -151,7 +151,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def test_process_that_dies(processes: EncodeProcesses) -> None:
-    """If it dies while encoding, that text fails. If it dies while idle, nothing fails."""
+    """If a process dies while encoding, that text fails. If it dies while idle, nothing fails."""
 
     def kill_and_count(there: TextEncoder) -> object:
         assert isinstance(there.backend, EncodeProcess)

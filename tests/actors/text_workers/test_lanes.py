@@ -1,4 +1,4 @@
-"""Lanes: short requests beside long ones, tenants in turn, and nothing kept for requests that have left."""
+"""Lanes: short requests beside long ones, tenants in turn, and nothing kept for requests whose clients have left."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_every_kind_of_tokenizer_is_split(base: str, tokens: str) -> None:
 
 
 def test_tokenizers_without_split_points() -> None:
-    """Whole words only, dropout, tokens nested too deeply: texts are never split."""
+    """With whole words only, dropout, or tokens nested too deeply, texts are never split."""
     single_word = demo()
     single_word.add_tokens([AddedToken("end", single_word=True, normalized=False), *plain(START)])
     dropping = demo()

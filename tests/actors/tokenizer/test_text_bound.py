@@ -198,7 +198,7 @@ def test_slices_do_not_raise_the_bound(kind: str, text: str, length: int) -> Non
 
 @pytest.mark.parametrize("kind", BOUND)
 def test_long_texts_have_a_bound(kind: str) -> None:
-    """A text that has too many bytes to fit is recognized, to within a token or two."""
+    """A text with too many bytes to fit is detected, to within a token or two."""
     bound = bound_of(kind)
     unit = bound.longest_token_bytes
     assert bound.num_tokens("x" * 100 * unit, 100) >= 100
