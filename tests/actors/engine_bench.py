@@ -57,7 +57,7 @@ class Submission:
 
     @property
     def cached(self) -> int | None:
-        """The cached count its client is told; None while it is unknown."""
+        """The cached count reported to its client; None while it is unknown."""
         return shown(self.account.cached) if self.account.admitted_prompts else None
 
     @property
@@ -128,7 +128,7 @@ class EngineBench:
         self._num_grants = 0
         self._sent: deque[SentPlan] = deque()
         self._next_id = 1
-        # what the reports must contain, from the results handled
+        # the expected contents of reports, from the results handled
         self._spans: list[tuple[int, int, int]] = []
         self._failing: set[int] = set()
 
@@ -255,7 +255,7 @@ class EngineBench:
         else:
             raise AssertionError("the engine never stops taking steps")
         left = [submission.id for submission in self.submissions.values() if not submission.terminal]
-        assert not left, f"the engine is stuck: nothing is running, and {left} have not ended"
+        assert not left, f"the engine is stuck: nothing runs, but {left} have not ended"
 
     # ------------------------------------------------------------ what the scheduler's actor does
 
@@ -325,7 +325,7 @@ class EngineBench:
         """Note what has to follow from a result, before the batcher handles it."""
         sent = self._sent.popleft()
         plan = sent.plan
-        assert plan.step == result.step, "results arrive in the order of plans"
+        assert plan.step == result.step, "results must arrive in the order of their plans"
         match result:
             case StepDone():
                 copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
@@ -358,9 +358,9 @@ class EngineBench:
             assert reused % self.limits.block_size == 0
             assert reused == submission.admissions[number - 1]
             assert number == submission.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
-                "admissions are numbered without gaps"
+                "admissions must be numbered without gaps"
             )
-            assert copied == copyable, "the executor copies every block that it is offered"
+            assert copied == copyable, "the executor must copy every block that it is offered"
             self.num_copied += copied > 0
             admission = Admission(
                 number=number,
@@ -374,7 +374,7 @@ class EngineBench:
             )
             submission.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
-        assert spans == self._spans, "the reports book exactly the rows that ran"
+        assert spans == self._spans, "the reports must book exactly the rows that ran"
         self._spans = []
         for sequence_id, start, end in spans:
             assert self.submissions[sequence_id].admissions, "a span before its admission"
@@ -408,7 +408,7 @@ class EngineBench:
             if error is not None and kind == ErrorKind.INVALID:
                 self.refused.add(sequence_id)
             elif error is not None:
-                assert sequence_id in self._failing, "a sequence failed that was in no failed step"
+                assert sequence_id in self._failing, "a sequence failed without being in a failed step"
                 self._failing.remove(sequence_id)
 
     def _check_not_ended(self, report: StepReport) -> None:
@@ -471,7 +471,7 @@ class EngineBench:
             if submission.error is None and not submission.aborted:
                 assert submission.reason is not None
                 assert submission.tokens == self.expected_tokens(submission)
-            assert (submission.id in self.refused) == (not fits), "a wrong sequence is refused"
+            assert (submission.id in self.refused) == (not fits), "the wrong sequence was refused"
 
     def check_at_rest(self) -> None:
         """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
@@ -509,7 +509,7 @@ class EngineBench:
                 assert book.restored_first in (0, spared)
                 if book.restored_first:
                     assert len(submission.prompt) == book.read + self.limits.block_size, (
-                        "only a whole last block is copied"
+                        "only a full last block may be copied"
                     )
         first = min(account.sequences.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]

@@ -24,7 +24,7 @@ class Server:
     http: HttpClient
     runtime: Runtime
     defaults: dict[str, Any]
-    """Fields of every request, where it does not say otherwise."""
+    """Default fields of every request."""
 
     async def ask(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         """Send one completion, which must succeed, and return the response."""

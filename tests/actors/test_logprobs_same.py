@@ -20,7 +20,7 @@ async def test_outputs() -> None:
     async with reference_runtime(ASKED, max_num_batched_tokens=23) as server:
         chunked = await server.ask_in_a_crowd(PROMPT)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
-    assert len(set(cold["choices"][0]["logprobs"]["token_logprobs"])) > 6, "logprobs that say something"
+    assert len(set(cold["choices"][0]["logprobs"]["token_logprobs"])) > 6, "the logprobs must not be trivial"
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
 
 

@@ -164,7 +164,7 @@ async def test_pins_yield_before_requests_wait(num_prompt_blocks: int, autojump_
         assert answer.record.completion_tokens == num_outputs
         yielded = [line for line in logs if line["event"] == "pins.yielded"]
         assert sum(line["num_pins"] for line in yielded) == chat.sample("pins_yielded_total") == 2
-        assert len(yielded) == (2 if num_prompt_blocks == 40 else 1), "when they are needed"
+        assert len(yielded) == (2 if num_prompt_blocks == 40 else 1), "pins must yield only when blocks are needed"
         assert chat.sample("num_preemptions_total") == 0
         assert pinned > 0 == chat.sample('kv_blocks{state="pinned"}')
         assert chat.sample('kv_blocks{state="used"}') == 0

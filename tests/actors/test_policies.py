@@ -94,7 +94,7 @@ async def waiting_time_of_warm_prompts(policy: str) -> float:
 async def test_fair_to_warm_prompts(autojump_clock: trio.abc.Clock) -> None:
     """Under `fair` one tenant's uncached prompts do not starve another's cached ones; under `fcfs` they do."""
     fair, fcfs = await waiting_time_of_warm_prompts("fair"), await waiting_time_of_warm_prompts("fcfs")
-    assert fair <= 0.05, "a step or two of wait, and its own"
+    assert fair <= 0.05, "it waits for a step or two, and runs one of its own"
     assert fcfs > 4 * fair
 
 

@@ -64,7 +64,7 @@ async def test_same_text_in_any_batch() -> None:
         chunked = await server.ask(PROMPT)
     assert (cached(cold), cached(warm), cached(crowded)) == (0, 64, 64)
     assert warm["choices"] == crowded["choices"] == chunked["choices"] == cold["choices"]
-    assert text_of(plain) != text_of(cold), "penalties that change something"
+    assert text_of(plain) != text_of(cold), "the penalties must change the text"
 
 
 async def test_same_text_after_preemption() -> None:
@@ -82,7 +82,7 @@ async def test_same_text_after_preemption() -> None:
         async with trio.open_nursery() as nursery:
             for index in range(len(prompts)):
                 nursery.start_soon(one, server, index)
-        assert value_of(server.runtime.metrics.num_preemptions) > 0, "the pool was meant to be too small"
+        assert value_of(server.runtime.metrics.num_preemptions) > 0, "the pool must be too small for all requests"
     assert [tight[index]["choices"] for index in range(5)] == [answer["choices"] for answer in roomy]
 
 

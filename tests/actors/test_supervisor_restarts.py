@@ -124,4 +124,4 @@ def test_engine_that_has_no_room_to_load(monkeypatch: pytest.MonkeyPatch, error:
     with ours:
         config = msgspec.json.encode(runtime_config().engine).decode()
         assert engine.main([str(theirs.detach()), "1", config]) == os.EX_TEMPFAIL
-        assert ours.recv(1) == b"", "it has refused nothing"
+        assert ours.recv(1) == b"", "the engine must not have sent a refusal"

@@ -73,7 +73,7 @@ def test_crash_at_message_k(baseline: tuple[ScenarioResult, int]) -> None:
         found, crashes = crash_once(POINTS[k % len(POINTS)], k)
         assert found == result, f"killed at message {k}"
         num_crashes += crashes
-    assert num_crashes > num_messages / 3, "not every message has every point"
+    assert num_crashes > num_messages / 3, "most crashes did not happen"
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
             for ticket in tickets:
                 assert (await expire(ticket)).error is not None
             await trio.testing.wait_all_tasks_blocked()
-            assert not nursery.child_tasks, "nobody waits to be handed over"
+            assert not nursery.child_tasks, "no task may still wait for the inbox"
         for ticket in tickets:
             ticket.leave()
         lane.cancel_reservation()

@@ -139,7 +139,7 @@ async def test_cancelled_at_checkpoint_k(autojump_clock: trio.abc.Clock, request
     finally:
         trio.lowlevel.remove_instrument(instrument)
     outcomes = [record.outcome for record in journal.closed]
-    assert num_checkpoints > 4, "the sweep has to go through a whole request"
+    assert num_checkpoints > 4, "the sweep must cover a whole request"
     assert outcomes.count(Outcome.CANCELLED) > 1
     assert set(outcomes) == {Outcome.CANCELLED, Outcome.FINISHED}
     assert disputed == 0
@@ -166,10 +166,10 @@ async def sweep(client: Client, journal: KeptJournal, instrument: Checkpoints, r
             nursery.start_soon(serve, client, instrument, request_, scope, k)
         await settle(client)
         assert Baseline.of(client, journal) == baseline, f"after a cancellation at checkpoint {k}"
-        assert len(journal.closed) - num_closed <= 1, "a request has one record, or was never opened"
+        assert len(journal.closed) - num_closed <= 1, "a request must have one record or none"
         if instrument.count < k:
             assert not scope.cancelled_caught
-            assert num_mailboxes() == mailboxes, "somebody still knows a request's mailbox"
+            assert num_mailboxes() == mailboxes, "something still refers to a request's mailbox"
             return instrument.count
     raise AssertionError(f"the request has more than {MOST} checkpoints")
 

@@ -72,7 +72,7 @@ async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
         for name, value in dials.items():
             setattr(faults, name, value)
         result = await ask(client, stream=stream)
-        assert faults.num_injected > 0 or not dials, "the dial was turned for nothing"
+        assert faults.num_injected > 0 or not dials, "the dial had no effect"
         return result
 
 
@@ -105,7 +105,7 @@ LIES: list[Any] = [
 async def test_fault_is_detected(
     autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
 ) -> None:
-    """Disputed, counted, logged, answered."""
+    """The account is disputed, counted and logged as an error; the client gets its response."""
     result = await with_dials(stream=stream, **dials)
     assert result.num_disputed == 1
     assert problem in result.problems()
@@ -114,7 +114,9 @@ async def test_fault_is_detected(
     assert result.usage["prompt_tokens_details"]["cached_tokens"] == cached
     assert result.usage["completion_tokens"] == 8
     is_wrong = result.text != text_of(continuation(PROMPT, 8))
-    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), "contents that were really wrong show"
+    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), (
+        "the text must be wrong exactly if KV contents were wrong"
+    )
 
 
 @BOTH
@@ -175,7 +177,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
         await settle(client)
         num_disputed = samples(client)["usage_disputed_total"]
     assert was_lost is (number <= NUM_REPORTS)
-    assert closed is not None, "its client waits for nothing that cannot come"
+    assert closed is not None, "its client must not wait for a report that was lost"
     assert closed.record.disputed is was_lost
     assert num_disputed >= was_lost
     assert [other.error for other in others] == [None, None]

@@ -44,7 +44,7 @@ async def test_abort_before_submit(autojump_clock: trio.abc.Clock) -> None:
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
         ticket.leave()
-        assert len(desk.lane) == 0, "nothing was submitted, so nothing is aborted"
+        assert len(desk.lane) == 0, "nothing was submitted, so nothing must be aborted"
         desk.lane.cancel_reservation()
         await settle(client)
         assert ticket.mailbox.closed is not None
@@ -58,7 +58,7 @@ async def test_submit_then_abort_before_the_engine_reads(autojump_clock: trio.ab
     async with small_runtime(restart_backoff_s=5.0) as client:
         kill_engine(client)
         await client.ask(PROMPT)
-        assert not client.runtime.desk.health().is_ready, "nobody takes from the lane now"
+        assert not client.runtime.desk.health().is_ready, "no engine reads from the lane now"
         ticket = client.open(PROMPT)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
@@ -193,7 +193,7 @@ async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int
                 outcomes.add(outcome)
         assert value_of(client.runtime.metrics.usage_disputed) == 0
     trio.lowlevel.remove_instrument(instrument)
-    assert 20 < k < 1999, "the sweep has to go through a whole request"
+    assert 20 < k < 1999, "the sweep must cover a whole request"
     assert outcomes == {"finished", "cancelled"}
 
 

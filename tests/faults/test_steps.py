@@ -39,7 +39,7 @@ async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: floa
                 nursery.start_soon(one, index)
             await trio.sleep(failing_at)
             dials.fail_steps = 1
-        assert dials.fail_steps == 0, "a step has raised"
+        assert dials.fail_steps == 0, "a step must have raised"
         await trio.testing.wait_all_tasks_blocked()
         client.assert_at_rest()
         after = await client.ask(prompts[0], max_tokens=10)
@@ -113,7 +113,7 @@ async def test_one_failed_sequence_fails_its_request(autojump_clock: trio.abc.Cl
     assert answer.error is not None
     assert "poisoned" in answer.error.message
     assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.STEP_FAILED)
-    assert answer.record.prompt_tokens == answer.started[-1].prompt_tokens, "what was admitted until then"
+    assert answer.record.prompt_tokens == answer.started[-1].prompt_tokens, "the prompt tokens admitted until then"
     assert answer.record.completion_tokens == 50
 
 
@@ -173,7 +173,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
         assert answer.error.kind is ErrorKind.INTERNAL
         assert "engine died" in answer.error.message
         assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.ENGINE_DIED)
-        assert answer.record.cached_tokens == 48, "what had been said before is not taken back"
+        assert answer.record.cached_tokens == 48, "numbers already reported must not change"
     assert during.error is None
     assert during.record.cached_tokens == 0, "the cache died with the engine"
     assert during.texts[0] == text_of(continuation(prompt, 8))

@@ -44,7 +44,7 @@ class BilledRuntime:
     client: Client
     http: HttpClient
     ids: list[str] = attrs.field(factory=list)
-    """Of the requests so far."""
+    """The ids of the requests so far."""
 
     async def send(self, headers: dict[str, str] | None = None, **fields: Any) -> int:
         """Send one request to its end and return the status."""

@@ -55,4 +55,4 @@ async def test_silent_prefill_side(autojump_clock: trio.abc.Clock) -> None:
     assert answer["usage"]["prompt_tokens"] == 70
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] is None
     assert after["prefix_cache_hits_total"] == 0
-    assert after["usage_disputed_total"] == 1, "books that begin in the middle"
+    assert after["usage_disputed_total"] == 1, "the account begins in the middle"

@@ -58,7 +58,7 @@ async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, logprob_fields:
         assert details["cached_tokens"] == 0
         assert details["cache_misses"] == [{"reason": MissReason.NEEDS_PROMPT_LOGPROBS, "token": 0}]
     assert cold["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 48
-    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "somebody owns them already"
+    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "another request already owns the write"
     assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
     assert warm["choices"] == cold["choices"]
     assert warm["choices"][0]["text"].endswith(plain["choices"][0]["text"])

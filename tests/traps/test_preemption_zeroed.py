@@ -23,5 +23,5 @@ async def test_preempted_request_keeps_its_hit(autojump_clock: trio.abc.Clock) -
         assert answer.record.cached_tokens == len(SHARED)
         assert answer.record.cached_by_tier is not None
         assert sum(answer.record.cached_by_tier.values()) == len(SHARED)
-        assert answer.started[-1].cached_tokens == len(SHARED), "a stream says what the record says"
+        assert answer.started[-1].cached_tokens == len(SHARED), "a stream must have the record's numbers"
         assert not answer.record.disputed

@@ -40,7 +40,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
         assert not answer.record.disputed
     assert [answer.record.cached_tokens for answer in answers[:2]] == [112, 112], "admitted before the reset"
     assert answers[2].record.cached_tokens == 0, "hashed before it, admitted after it"
-    assert fresh.record.cached_tokens in (0, 112), "what was computed since the reset may be hit, nothing older"
+    assert fresh.record.cached_tokens in (0, 112), "only blocks computed since the reset may be hit"
     assert warm.record.cached_tokens == 112
 
 
@@ -55,5 +55,5 @@ async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.a
         beginning = await client.ask(prompt[:305], max_tokens=1)
         assert beginning.record.cached_tokens == 0
         answer = await client.ask(prompt, max_tokens=1)
-        assert answer.record.cached_tokens == 304, "no further than what was computed since"
+        assert answer.record.cached_tokens == 304, "only blocks computed since the reset may be hit"
         await settle(client)

@@ -39,7 +39,7 @@ async def test_cached_is_a_part_of_the_prompt(autojump_clock: trio.abc.Clock, nu
             usages.append(chunks[-2]["usage"])
         await settle(client)
         after = samples(client)
-    assert rendered > 7 * num_messages, "the template was meant to be most of it"
+    assert rendered > 7 * num_messages, "most of the prompt must come from the template"
     full = (rendered - 1) // BLOCK * BLOCK
     for usage, cached in zip(usages, (0, full, full), strict=True):
         assert usage["prompt_tokens"] == rendered

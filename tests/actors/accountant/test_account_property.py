@@ -18,7 +18,7 @@ from quipu.actors.request_desk.mailbox import Mailbox
 from tests.actors.accountant.accounts import admission
 
 PROMPT, MOST = 24, 40
-"""Prompt tokens, and positions in all."""
+"""Number of prompt tokens, and of all positions."""
 
 
 @st.composite
@@ -145,7 +145,7 @@ def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) ->
         request.add(1, Ended())
         account.apply(1, Ended())
     assert seen(request.account()) == seen(account)
-    assert seen(request.account()) == seen(account), "looking changes nothing"
+    assert seen(request.account()) == seen(account), "reading an account must not change it"
 
 
 def test_spans_are_merged() -> None:

@@ -37,7 +37,7 @@ LISTED: dict[str, tuple[str, set[str]]] = {
     "quipu:kv_blocks": ("gauge", MODEL | {"state"}),
     "quipu:kv_cache_usage_ratio": ("gauge", MODEL),
 }
-"""Section 5 of the specification, by the name that stands in it."""
+"""The metrics of section 5 of the specification, by name."""
 VALUES = {
     "outcome": {"finished", "failed", "cancelled", "rejected"},
     "tier": {"device", "host", "disk", "remote", "unattributed"},

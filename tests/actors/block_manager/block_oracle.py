@@ -22,7 +22,7 @@ Content = tuple[str, tuple[int, ...]]
 class Block:
     holders: list[int] = attrs.field(factory=list)
     content: Content | None = None
-    """What it can be found by, once published."""
+    """The contents by which it is found, once published."""
     pending_step: int | None = None
     """The step that writes it, until the step is done."""
 

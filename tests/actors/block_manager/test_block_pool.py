@@ -110,7 +110,7 @@ def test_shared_block_is_freed_by_last_holder(make: Make) -> None:
     pool.share([block])
     assert pool.num_free == 1
     pool.share([block])
-    assert pool.num_free == 1, "it was taken already"
+    assert pool.num_free == 1, "the block must already be held"
     pool.release([block])
     assert not pool.is_free(block)
     pool.release([block])

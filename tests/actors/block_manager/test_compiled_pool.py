@@ -31,7 +31,7 @@ class Listener:
     def on_stored(
         self, keys: Sequence[bytes], parent_key: bytes, token_ids: list[int], start: int, block_index: int
     ) -> None:
-        raise AssertionError("a pool tells of losses only")
+        raise AssertionError("a pool reports removals only")
 
     def on_removed(self, keys: Sequence[bytes]) -> None:
         self.notified.append(list(keys))

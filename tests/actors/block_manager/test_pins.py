@@ -90,7 +90,7 @@ def test_pin_expires_after_last_use(manager: Manager, used_at: float | None) -> 
     manager.now = until
     granted = manager.grant()
     assert granted.num_pinned_blocks == 0 and granted.num_free_blocks == 16
-    assert granted.num_pins_yielded == 0, "it has expired, not yielded"
+    assert granted.num_pins_yielded == 0, "the pin must have expired, not yielded"
     manager.fill()
     assert manager.found(PROMPT) == 0
 
@@ -225,7 +225,7 @@ def test_failed_step_pins_nothing(manager: Manager) -> None:
     failing = manager.candidate(other(1), Pin(4, 300))
     manager.grant(candidates=[failing])
     granted = manager.grant(failed=[manager.step], free=[failing.id])
-    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first one is held by a sequence"
+    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first block is held by a sequence"
 
 
 def test_blocks_being_rewritten_are_not_pinned(manager: Manager) -> None:

@@ -78,10 +78,10 @@ class Pins(ReservationRules):
         )
         if refused and left > 0 and not granted.preempted_ids:
             num_needed = -(-len(refused[0].tokens) // self.size) + self.watermark
-            assert self.manager.allocations, "it would fit if it were alone"
+            assert self.manager.allocations, "a candidate waits that would fit if it were alone"
             assert pool.num_free + granted.num_pinned_blocks < num_needed
         if granted.num_pins_yielded:
-            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded for nothing"
+            assert granted.sequence_ids or granted.preempted_ids, "pins have yielded in vain"
 
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()

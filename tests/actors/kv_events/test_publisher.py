@@ -226,6 +226,6 @@ def test_off_by_default() -> None:
     num_threads = threading.active_count()
     engine = Engine(config, executor)
     assert engine.events is None
-    assert len(engine.block_manager.pool.observers) == 1, "only the tracker of misses"
+    assert len(engine.block_manager.pool.observers) == 1, "only the miss tracker observes the pool"
     assert threading.active_count() == num_threads
     executor.backend.close()

@@ -35,7 +35,7 @@ def test_keys_are_bounded() -> None:
     later = partial(request, "later", at=500.0)
     assert [index.first_of(later(f"d{number}")) for number in (0, 4899, 4900, 4999)] == [None, None, "r4900", "r4999"]
     index.admit(later("d0"))
-    assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key begins anew"
+    assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key starts again"
 
 
 def test_tenants_do_not_evict_each_other() -> None:

@@ -254,14 +254,14 @@ async def test_same_request_closed_twice_is_one_record(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "first" / "ledger.sqlite3", folder)
     async with opened(folder) as ledger:
         assert ledger.num_recovered == 1
-        assert ids_in(folder) == ["r"], "before anything of this life is loaded"
+        assert ids_in(folder) == ["r"], "before any record of this server is loaded"
         await loaded(ledger)
     with open_reader(data_dir=folder) as reader:
         (found,) = reader.records()
         assert found.record.outcome is Outcome.FINISHED
         assert reader.sums()[0].num_requests == 1
     assert not verify(data_dir=folder).bad
-    assert not verify(url=sqlite_url(folder)).bad, "the chain is whole without the file, too"
+    assert not verify(url=sqlite_url(folder)).bad, "the chain must be complete without the file as well"
     assert verify(url=sqlite_url(folder)).num_records == 1
 
 
@@ -333,7 +333,7 @@ async def test_retention(tmp_path: Path) -> None:
         with trio.fail_after(10):
             while rows_in(tmp_path) != 2:
                 await trio.sleep(0.005)
-    assert sorted(ids_in(tmp_path)) == ["new", "old-3"], "the chain has no gap"
+    assert sorted(ids_in(tmp_path)) == ["new", "old-3"], "the chain must have no gap"
     for number in DiskStorage(tmp_path / FOLDER).numbers()[:-1]:
         DiskStorage(tmp_path / FOLDER).delete(number)
     verdict = verify(data_dir=tmp_path)

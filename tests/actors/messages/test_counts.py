@@ -42,7 +42,7 @@ ONLY_TYPES = [
     "count.n",
     "UsageRecord(request_id='r', outcome=Outcome.FINISHED, cached=n)",
 ]
-"""Wrong as well, whatever they come to at run time."""
+"""Also wrong for the type checker, whatever happens at run time."""
 FINE = [
     "known + known",
     "known - known",

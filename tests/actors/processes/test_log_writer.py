@@ -109,9 +109,9 @@ def test_reader_stops_reading(pipe: Pipe) -> None:
     assert writer.num_dropped == dropped
     for _ in range(2 * ERROR_BYTES // len(LINE)):
         writer.put(LINE, is_error=True)
-    assert writer.num_dropped > dropped, "the additional room is bounded, too"
+    assert writer.num_dropped > dropped, "the additional room must be bounded as well"
     writer.drain(0.05)
-    assert time.monotonic() - began_s < PATIENCE_S / 2, "logging did not wait for the reader"
+    assert time.monotonic() - began_s < PATIENCE_S / 2, "logging must not wait for the reader"
     received = pipe.read_all(b"an error\n")
     assert received.partition(b"an error\n")[0] == LINE * (num_lines - dropped)
     os.close(pipe.reader)

@@ -151,7 +151,7 @@ def test_late_row_of_preempted_sequence_loses_its_token() -> None:
     while not second.num_preempted:
         bench.step()
     late = bench.plans[0]
-    assert second.id in late.row_ids, "it was in flight when its blocks were taken"
+    assert second.id in late.row_ids, "the row was in flight when its sequence lost its blocks"
     num_tokens = len(second.tokens)
     bench.step()
     report = last_report(bench)

@@ -180,7 +180,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def abort_ended(self) -> None:
         """Check that an Abort that arrives too late changes nothing."""
-        self.bench.pump()  # who was denied something is asked for again at the next occasion, whatever that is
+        self.bench.pump()  # sequences that were denied blocks are proposed again at the next opportunity
         self.bench.pump()  # whatever the scheduler does when it is woken for nothing
         before = self.bench.state()
         for submission in list(self.bench.submissions.values()):

@@ -186,7 +186,7 @@ def test_idle_processes_end(processes: EncodeProcesses, monkeypatch: pytest.Monk
     processes.run(lambda _: processes.run(lambda there: there.count("a", max_tokens=9), Lease()), Lease())
     assert len(processes.process_ids) == 2
     processes.end_idle()
-    assert len(processes.process_ids) == 2, "they were used a moment ago"
+    assert len(processes.process_ids) == 2, "recently used processes must be kept"
     monkeypatch.setattr(encode_processes, "IDLE_S", -1.0)
     processes.end_idle()
     processes.end_idle()

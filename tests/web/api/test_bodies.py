@@ -59,7 +59,7 @@ async def test_over_budget_is_503_until_memory_is_released() -> None:
         await eventually(lambda: app.bodies.num_bytes == 0)
         first_ticket, desk.script = desk.ticket, says(failure(ErrorKind.INVALID))
         exchange, _ = await Client(app).post("/v1/completions", large)
-        assert exchange.status == 400, "served, while the first one waits for its answer"
+        assert exchange.status == 400, "it must be served while the first one waits for its response"
         first_ticket.mailbox.put(failure(ErrorKind.INVALID))
         await first.json()
     assert app.bodies.num_bytes == 0

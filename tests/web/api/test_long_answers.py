@@ -112,7 +112,9 @@ async def test_streamed_echo() -> None:
     assert "".join(choice["text"] for choice in choices) == text_of(prompt()) + prompt()[-1].text
     joined: dict[str, list[Any]] = {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
     for choice in choices:
-        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), "each chunk tells of its own text"
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), (
+            "each chunk must have the logprobs of its own text"
+        )
         assert len(choice["logprobs"]["tokens"]) * (NUM_TOP + 1) <= MAX_ENTRIES
         for name, values in choice["logprobs"].items():
             joined[name] += values

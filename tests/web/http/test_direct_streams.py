@@ -195,7 +195,7 @@ async def test_slow_reader_gets_everything(writers: DirectWriters, way: WritePat
         await peer.stream.aclose()
     assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(150)]
     if way is WritePath.DIRECT:
-        assert 0 < writers.num_sends < 150, "it fell behind"
+        assert 0 < writers.num_sends < 150, "the slow reader must fall behind"
 
 
 @both_write_paths

@@ -27,7 +27,7 @@ from tests.web.telemetry.spans import KeepingTracer
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACED = TracedRequest("/v1/completions", {}, ("127.0.0.1", 8000), "req-1", model="demo", response_id="cmpl-req-1")
 SECRET = "xylophonquarz"
-"""In whatever a client writes; no name or number of ours has it."""
+"""A marker in everything that a client sends; none of our names or numbers contains it."""
 
 
 def closed(**changes: Any) -> Closed:

@@ -259,7 +259,7 @@ async def test_writer_failure_affects_only_its_own_stream() -> None:
         events = read_events(data + await exchange.read())
     assert [event["type"] for event in events][-2:] == ["error", "response.failed"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "a"
-    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "no record has come: what was counted so far"
+    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "without a record, usage must have the counts so far"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
@@ -304,7 +304,7 @@ async def test_cancellation_at_every_checkpoint() -> None:
             trio.lowlevel.remove_instrument(instrument)
             assert all(ticket.num_leaves == 1 for ticket in desk.tickets), k
             cancelled = scope.cancelled_caught
-        assert 5 < k < 500, "the sweep has to go through a whole request"
+        assert 5 < k < 500, "the sweep must cover a whole request"
 
 
 class CancelAt(trio.abc.Instrument):

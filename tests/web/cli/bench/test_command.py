@@ -119,7 +119,7 @@ def test_saved_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert run("--base-url", server.url, *SMALL, "--save-result", str(tmp_path / "none" / "x.json")) == 1
         output = capsys.readouterr()
         assert "--save-result" in output.err
-        assert "Completed requests" in output.out, "a run is not lost with its file"
+        assert "Completed requests" in output.out, "the results must be printed even if the file cannot be written"
 
 
 def test_some_fail(capsys: pytest.CaptureFixture[str]) -> None:
