@@ -32,7 +32,7 @@ from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
-from tests.actors.properties import never_write_a_shared_or_committed_block
+from tests.actors.properties import check_writes_are_private
 
 
 @attrs.define(eq=False)
@@ -132,7 +132,7 @@ class EngineBench:
         self._spans: list[tuple[int, int, int]] = []
         self._failing: set[int] = set()
 
-    # ------------------------------------------------------------ what a test can make happen
+    # ------------------------------------------------------------ actions of tests
 
     def submit(
         self,
@@ -183,7 +183,7 @@ class EngineBench:
             submission.aborted = True
             self._failing.discard(
                 submission.id
-            )  # its step has failed, but is not rolled back yet: it ends by being aborted
+            )  # its step has failed but is not rolled back yet, so it ends by the abort
         self.batcher.abort(submission.id)
         self.pump()
 
@@ -257,7 +257,7 @@ class EngineBench:
         left = [submission.id for submission in self.submissions.values() if not submission.terminal]
         assert not left, f"the engine is stuck: nothing runs, but {left} have not ended"
 
-    # ------------------------------------------------------------ what the scheduler's actor does
+    # ------------------------------------------------------------ the scheduler's actor
 
     def pump(self) -> None:
         batcher = self.batcher
@@ -299,7 +299,7 @@ class EngineBench:
             submission = self.submissions[sequence_id]
             submission.num_preempted += 1
             submission.last_preempted_at = self._num_grants
-        never_write_a_shared_or_committed_block(self.manager, granted)
+        check_writes_are_private(self.manager, granted)
 
     def check_no_preemption_for_worse_rank(self, granted: Granted) -> None:
         """After a preemption, every sequence still running has a better rank than those preempted."""
@@ -319,7 +319,7 @@ class EngineBench:
         assert set(plan.admitted_ids) <= set(plan.row_ids)
         assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
 
-    # ------------------------------------------------------------ the web side
+    # ------------------------------------------------------------ the web process
 
     def _expect(self, result: StepResult) -> None:
         """Note what has to follow from a result, before the batcher handles it."""
@@ -422,7 +422,7 @@ class EngineBench:
         for ids in groups:
             assert not any(self.submissions[i].terminal for i in ids), "something is reported after a Terminal"
 
-    # ------------------------------------------------------------ at any time
+    # ------------------------------------------------------------ checks at any time
 
     def state(self) -> dict[str, object]:
         """Return the whole state of the scheduler and the block manager, and what they have sent."""
@@ -444,7 +444,7 @@ class EngineBench:
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
         }
 
-    # ------------------------------------------------------------ at the end
+    # ------------------------------------------------------------ checks at the end
 
     def expected_tokens(self, submission: Submission) -> list[int]:
         """Return the tokens of `life` in an engine of its own that never fails."""
@@ -460,7 +460,7 @@ class EngineBench:
         for submission in self.submissions.values():
             assert submission.tokens == self.expected_tokens(submission)[: len(submission.tokens)]
 
-    def whatever_fits_alone_finishes(self) -> None:
+    def check_all_that_fit_finish(self) -> None:
         """Check that only sequences that do not fit into an empty engine are refused, and that all others get all their
         tokens, unless their clients left or one of their steps failed."""
         limits = self.limits

@@ -32,7 +32,7 @@ class Server:
         assert exchange.status == 200, answer
         return dict(answer)
 
-    async def ask_in_a_crowd(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
+    async def ask_beside_others(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
         """Send one completion while others, some of which begin alike, are served."""
         answers: list[dict[str, Any]] = []
 

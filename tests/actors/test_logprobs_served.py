@@ -71,7 +71,7 @@ def assert_logprobs(choice: dict[str, Any], prompt: list[int], count: int = 8) -
             [*outputs.top_logprobs[at], outputs.logprobs[at]],
             strict=True,
         ):
-            expected.setdefault(one_by_one(token_id), logprob)  # half characters look alike
+            expected.setdefault(one_by_one(token_id), logprob)  # incomplete characters have the same text
         assert reported == expected
     assert prompt_logprobs_of(choice) == by_id(prompt_scores(prompt, 2))
 

@@ -180,7 +180,7 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
         for ticket in (running, queued):
             assert ticket.mailbox.closed is not None and ticket.mailbox.closed.error is not None
             assert ticket.mailbox.closed.error.kind is ErrorKind.TIMEOUT
-            ticket.expire(0.2)  # once more changes nothing
+            ticket.expire(0.2)  # a second call changes nothing
             ticket.leave()
         await trio.sleep(0.1)
         client.assert_at_rest()

@@ -183,7 +183,7 @@ async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool)
     """
     prompt = prompt_of(50)
     async with small_runtime(share_pending_prefixes=sharing) as client, trio.open_nursery() as nursery:
-        nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight: what comes is planned at once
+        nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight; the others are planned together
         await trio.sleep(0.015)
         answer = await client.ask(prompt, prompt, prompt, max_tokens=8)
     assert answer.record.cached_tokens == (96 if sharing else 0)
@@ -220,7 +220,7 @@ async def test_domains_never_share(autojump_clock: trio.abc.Clock) -> None:
 async def test_stop_string_ends_the_count(autojump_clock: trio.abc.Clock) -> None:
     """Tokens after a stop string are neither shown nor counted; the one that completed it is counted."""
     prompt = prompt_of(40)
-    dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)  # printable ASCII, one character a token
+    dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)  # printable ASCII, one character per token
     outputs = continuation(prompt, 50, dials)
     whole = text_of(outputs)
     stop = whole[20:22]

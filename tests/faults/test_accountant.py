@@ -147,7 +147,7 @@ async def test_raising_release_affects_only_its_own_request(autojump_clock: trio
     assert len(journal.closed) == 2
 
 
-# ---------------------------------------------------------------- the end of patience
+# ---------------------------------------------------------------- limits on crashes
 
 
 class CrashingOnOneRequest(Accountant):

@@ -78,7 +78,7 @@ async def test_full_inbox_does_not_delay_the_timeout(autojump_clock: trio.abc.Cl
     journal = KeptJournal()
     async with small_runtime(submit_slots=1, encode_slots=1, journal=journal) as client:
         lane = client.runtime.desk.lane
-        await lane.reserve()  # nothing more goes to the engine
+        await lane.reserve()  # nothing more can be sent to the engine
         tickets = [client.open(PROMPT) for _ in range(4)]
         async with trio.open_nursery() as nursery:
             for ticket in tickets:

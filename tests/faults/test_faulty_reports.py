@@ -65,7 +65,7 @@ async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
     """Open a warm runtime without faults, then set the dials."""
     faults = EngineFaults()
     async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
-        for seed in (10, 11):  # every block has held something
+        for seed in (10, 11):  # every block has been used
             await client.ask(prompt_of(168, seed))
         await client.ask([*KNOWN, 300], max_tokens=1)
         await settle(client)
@@ -94,7 +94,7 @@ LIES: list[Any] = [
     pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
     pytest.param({"lose": first_span}, 32, "a report was lost", id="a report is lost"),
     pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
-    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor says it copied"),
+    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor reports a copy"),
     pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
     pytest.param({"ragged": True}, None, "a report was lost", id="a report that cannot be read"),
 ]

@@ -157,7 +157,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
             kill_engine(client)
-            await trio.sleep(0.2)  # within sixteen steps a block fills
+            await trio.sleep(0.2)  # a block is filled within sixteen steps
             health = client.runtime.desk.health()
             assert health.state is State.RESTARTING
             assert not health.is_healthy and not health.is_ready
@@ -227,7 +227,7 @@ async def test_duplicate_and_late_results(autojump_clock: trio.abc.Clock) -> Non
 
         def run_and_repeat(plan: StepPlan) -> StepResult:
             result = run(plan)
-            inbox.post(result)  # the actor posts it again
+            inbox.post(result)  # the actor repeats it
             return result
 
         executor.run = run_and_repeat

@@ -88,7 +88,7 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
         ([*script(64)[:-1], [Revise("host", 16)], *tokens(1)], 64, "revised after they were reported"),
         (script(64, [Revise("disk", 16)]), 64, "which were not granted"),
     ],
-    ids=["nobody says so", "with the first token", "after the first token", "of a tier that granted nothing"],
+    ids=["not reported", "with the first token", "after the first token", "of a tier that granted nothing"],
 )
 async def test_failed_loads_that_do_not_add_up(
     autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]], cached: int, problem: str

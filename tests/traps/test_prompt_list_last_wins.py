@@ -28,7 +28,7 @@ async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]
         await settle(client)
     usages: list[dict[str, Any]] = [whole["usage"], chunks[-2]["usage"]]
     assert [usage["prompt_tokens"] for usage in usages] == [110, 113]
-    # by the time of the stream the cold prompt's only full block is known, too
+    # by the time of the stream, the only full block of the cold prompt is cached as well
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [CACHED, CACHED + 16]
     assert [usage["prompt_tokens_details"]["cache_write_tokens"] for usage in usages] == [16, 0]
     assert [usage["completion_tokens"] for usage in usages] == [24, 24]

@@ -49,7 +49,7 @@ async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.a
     prompt = prompt_of(600)
     async with small_runtime(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt)
-        await trio.sleep(0.025)  # some of its ten chunks; the others are written after the reset
+        await trio.sleep(0.025)  # some of its ten chunks are written before the reset, the others after it
         client.runtime.desk.reset_prefix_cache()
         await trio.sleep(1)
         beginning = await client.ask(prompt[:305], max_tokens=1)

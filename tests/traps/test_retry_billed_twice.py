@@ -77,7 +77,7 @@ async def test_retry_after_a_crash(tmp_path: Path) -> None:
     """A server crashes with open requests: the next one closes their records, and they count no tokens."""
     crashed = tmp_path / "crashed"
     async with open_billed_runtime(tmp_path / "first") as billed, billed.streaming(KEY):
-        shutil.copytree(tmp_path / "first", crashed)  # as a kill would leave it
+        shutil.copytree(tmp_path / "first", crashed)  # as after a kill
     async with open_billed_runtime(crashed) as later:
         async with later.streaming(KEY) as exchange:
             await exchange.read()

@@ -23,7 +23,7 @@ async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bo
     disputed."""
     async with small_runtime(share_pending_prefixes=sharing) as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps the engine busy: the three are planned together
+            nursery.start_soon(client.ask, prompt_of(5, 1))  # busy engine: the three are planned together
             await trio.sleep(0.015)
             answer = await client.ask(PROMPT, PROMPT, PROMPT)
         again = await client.ask(PROMPT)

@@ -57,7 +57,7 @@ def repeat_results(client: Client) -> None:
 
     def run_twice(plan: StepPlan) -> StepResult:
         result = run(plan)
-        inbox.post(result)  # the actor posts it again
+        inbox.post(result)  # the actor repeats it
         return result
 
     executor.run = run_twice

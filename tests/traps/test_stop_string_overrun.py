@@ -13,7 +13,7 @@ from tests.runtimes import small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
-DIALS = Dials(first_token_id=35, num_token_ids=60)  # printable ASCII, one character a token
+DIALS = Dials(first_token_id=35, num_token_ids=60)  # printable ASCII, one character per token
 WHOLE = text_of(continuation(PROMPT, 300, DIALS))
 
 

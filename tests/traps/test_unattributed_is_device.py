@@ -14,7 +14,7 @@ from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples
-from tests.web.fakes import Client, FakeDesk, hello, record, says
+from tests.web.fakes import Client, FakeDesk, hello, record, scripted
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ async def test_unknown_tier(split: dict[str, int], device: int, unattributed: in
     """The device's part is exactly what was booked as the device's."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
     request = {"model": "tiny", "prompt": "x", "return_cached_tokens_details": True}
-    _, answer = await Client(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(COMPLETIONS, request)
+    _, answer = await Client(make_app(FakeDesk(scripted(*hello()[:-1], closed)))).post(COMPLETIONS, request)
     tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
     assert (tiers["device"], tiers["unattributed"]) == (device, unattributed)
 

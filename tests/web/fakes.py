@@ -213,7 +213,7 @@ class FakeDesk:
         return ticket
 
 
-def says(*events: OutletEvent) -> Script:
+def scripted(*events: OutletEvent) -> Script:
     """Return a script that ignores the request."""
     return lambda encode: events
 

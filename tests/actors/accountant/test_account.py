@@ -44,7 +44,7 @@ def test_coverage_counts_each_position_once(spans: list[tuple[int, int]]) -> Non
         assert {p for low, high in coverage.intervals for p in range(low, high)} == positions
 
 
-# ---------------------------------------------------------------- what balances
+# ---------------------------------------------------------------- accounts that balance
 
 
 def test_hit_and_computed_rest_balance() -> None:
@@ -138,7 +138,7 @@ def test_cut_short_request_balances_with_part_of_its_prompt() -> None:
     assert account.outcome is Outcome.CANCELLED
 
 
-# ---------------------------------------------------------------- what is disputed
+# ---------------------------------------------------------------- disputed accounts
 
 
 def test_executor_confirms_less_than_granted() -> None:

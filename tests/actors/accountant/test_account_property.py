@@ -105,7 +105,7 @@ def new_request() -> RequestEntries:
     return store.requests["r"]
 
 
-def seen(account: Account) -> object:
+def state_of(account: Account) -> object:
     """Return everything observable about an account."""
     sequence = sequence_of(account)
     return (
@@ -119,7 +119,7 @@ def seen(account: Account) -> object:
 
 
 PIECES = st.one_of(
-    st.tuples(span(), st.lists(st.integers(0, MOST), max_size=3)),  # and where it is cut
+    st.tuples(span(), st.lists(st.integers(0, MOST), max_size=3)),  # and where each span is cut
     admission_entries(),
     st.builds(Written, st.integers(0, PROMPT), st.integers(0, PROMPT)),
     st.just(FirstToken(12.0)),
@@ -144,8 +144,8 @@ def test_merged_spans_make_the_same_account(pieces: list[object], ends: bool) ->
     if ends:
         request.add(1, Ended())
         account.apply(1, Ended())
-    assert seen(request.account()) == seen(account)
-    assert seen(request.account()) == seen(account), "reading an account must not change it"
+    assert state_of(request.account()) == state_of(account)
+    assert state_of(request.account()) == state_of(account), "reading an account must not change it"
 
 
 def test_spans_are_merged() -> None:

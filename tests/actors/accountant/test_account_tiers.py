@@ -93,7 +93,7 @@ def test_tiers_sum_to_the_total(tiers: dict[str, int], unattributed: int, disput
     assert bool(account.problems()) is disputed
 
 
-# ---------------------------------------------------------------- engines that say less, and routers
+# ---------------------------------------------------------------- engines that report less, and routers
 
 
 @pytest.mark.parametrize(("estimated", "cached"), [(None, UNKNOWN), (32, Estimate(32)), (0, Estimate(0))])

@@ -130,7 +130,7 @@ async def test_histograms_match_the_records(autojump_clock: trio.abc.Clock) -> N
     check("request_queue_seconds", times("admitted_at"))
     check("time_to_first_token_seconds", times("first_token_at"))
     check("e2e_request_latency_seconds", times("closed_at"))
-    # a token a step, and the first of each sequence has none before it
+    # one token per step; the first token of each sequence follows none
     assert found["inter_token_latency_seconds_count"] == 4 + 2 + 2 * 3
     assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.01 * (4 + 2 + 2 * 3))
 
@@ -139,7 +139,7 @@ async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock)
     """Rejected, left and failed requests are counted by outcome; never-admitted ones are in no sum and no ratio."""
     dials, journal = Dials(step_seconds=0.01), KeptJournal()
     async with small_runtime(dials, journal=journal, max_model_len=100) as client:
-        await client.ask(prompt_of(100))  # does not fit
+        await client.ask(prompt_of(100))  # does not fit into the cache
         dials.fail_steps = 1
         await client.ask(prompt_of(40))
         ticket = client.open(prompt_of(50, 1), max_tokens=50)

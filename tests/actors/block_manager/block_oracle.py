@@ -185,7 +185,7 @@ class NaiveManager:
             if self.pin(mark, now):
                 outcome.pinned.append((mark.sequence_id, mark.pin.num_blocks * self.size))
 
-    # ------------------------------------------------------------ one grant
+    # ------------------------------------------------------------ a grant
 
     def reset(self) -> None:
         """Forget the contents of all blocks, so that nothing in the cache is found."""
@@ -229,7 +229,7 @@ class NaiveManager:
     def grant_rows(self, rows: Sequence[tuple[int, int, int]], victims: Sequence[int], outcome: Outcome) -> None:
         for sequence_id, start, count in rows:
             if sequence_id not in self.tables:
-                continue  # preempted for a row before it
+                continue  # preempted for an earlier row
             wanted = -(-(start + count) // self.size)
             while sequence_id in self.tables and wanted - len(self.tables[sequence_id]) > self.num_free:
                 if self.pinned_only:
@@ -298,7 +298,7 @@ class NaiveManager:
                     self.marks.append(Mark(step, sequence_id, candidate, pin))
             for index in range(start // self.size, (start + count) // self.size):
                 if (index + 1) * self.size > len(candidate.tokens):
-                    break  # its tokens were not all known at the admission
+                    break  # not all of its tokens were known at its admission
                 content = self.content_of(candidate, index)
                 if self.find(content) is None:
                     number = self.tables[sequence_id][index]
@@ -307,7 +307,7 @@ class NaiveManager:
                     self.blocks[number].pending_step = step
                     self.announcements.append(Announcement(step, sequence_id, index, number, content))
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def check_writes(self, sequence_id: int, start: int, count: int) -> None:
         """Check that a row writes only to blocks that no other sequence holds and that cannot be found."""

@@ -139,7 +139,7 @@ class ReservationRules(RuleBasedStateMachine):
     def waiting(self) -> list[Sequence]:
         return [s for s in self.sequences.values() if not s.running]
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ rules
 
     @precondition(lambda self: len(self.waiting) < 6)
     @rule(domain=st.sampled_from("aab"), tokens=PROMPTS, marks=MARKS)
@@ -153,7 +153,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), marks=MARKS)
-    def submit_what_was_seen(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
+    def submit_seen_tokens(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
         """Submit a prompt that repeats another sequence's tokens, including outputs, and continues."""
         other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
         self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"), marks)
@@ -260,7 +260,7 @@ class ReservationRules(RuleBasedStateMachine):
         sequence.lose_blocks()
         del self.sequences[sequence.id]
 
-    # ------------------------------------------------------------ one grant
+    # ------------------------------------------------------------ a grant
 
     def grant(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int

@@ -219,7 +219,7 @@ def test_unpublish_spares_other_steps(make: Make) -> None:
     pool.unpublish(block, 3)
     assert pool.match([k("k")], 1) == [block]
     pool.release([block])
-    assert pool.take(1) == [block]  # evicted
+    assert pool.take(1) == [block]  # evicts the cached blocks
     pool.publish([block], [k("k")], 5)
     pool.unpublish(block, 4)
     assert pool.match([k("k")], 1) == [block]

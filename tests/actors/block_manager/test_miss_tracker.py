@@ -116,7 +116,7 @@ def test_growing_chat_is_kept_once() -> None:
     tracemalloc.start()
     try:
         for turn in range(num_turns):
-            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has a list of its own
+            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has its own list
             keys.append(next(fresh))
             tracker.on_stored(keys[-1:], keys[-2] if turn else b"root", tokens, turn * size, turn)
         del tokens

@@ -196,7 +196,7 @@ def test_pin_that_frees_nothing_stays(manager: Manager) -> None:
     manager.serve(other(1), Pin(4, 3600))
     manager.serve(PROMPT, Pin(4, 300))
     holder = manager.candidate(PROMPT[:16] + other(2, 24))
-    manager.core.grant(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it the later one
+    manager.core.grant(reserve(90, SIZE, candidates=[holder]), -200.0)  # a hit that does not make it expire later
     granted = manager.grant(rows=[(holder.id, 40, 12)], victims=[holder.id])
     assert granted.preempted_ids == [] and granted.num_pins_yielded == 1
     assert manager.found(PROMPT) == 4 and manager.core.pins.blocks() == [manager.core.allocations[holder.id].table[:4]]

@@ -82,7 +82,7 @@ TestMirror = MirroredMachine.TestCase
 TestMirror.settings = settings(max_examples=max(80, settings.default.max_examples))
 
 
-# ---------------------------------------------------------------- one grant after another
+# ---------------------------------------------------------------- single grants
 
 
 @attrs.define

@@ -131,7 +131,7 @@ def test_kept_batches_are_bounded() -> None:
 def test_long_replay(cache: Cache) -> None:
     """A replay arrives completely however slowly it is read: ZeroMQ drops what exceeds 1000 messages by default."""
     for _ in range(3000):
-        for _ in range(120):  # 12 MB in all, more than the kernel takes for a reader that does not read
+        for _ in range(120):  # 12 MB in all, more than the kernel buffers for a subscriber that does not read
             cache.log.on_removed([ROOT])
         cache.publisher.flush()
     context = zmq.Context()
@@ -170,7 +170,7 @@ def test_malformed_requests(cache: Cache) -> None:
     dealer.send_multipart([b"", b"\0" * 8])
     assert dealer.recv_multipart()[2] == b"\0" * 8
     assert dealer.recv_multipart() == [b"", b"", END, b""]
-    dealer.send_multipart([b"", b"\0" * 10_000])  # disconnected; ZeroMQ connects it again
+    dealer.send_multipart([b"", b"\0" * 10_000])  # disconnected; ZeroMQ reconnects
     with watching(cache) as subscriber:
         assert len(subscriber.replay(0)) == 1
     context.destroy(linger=0)

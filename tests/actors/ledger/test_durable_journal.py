@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
-# ---------------------------------------------------------------- what is written when
+# ---------------------------------------------------------------- when entries are written
 
 
 def test_many_records_one_write(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
     assert desk.journal.oldest_needed == desk.journal.durable.segment
 
 
-# ---------------------------------------------------------------- a disk that is full
+# ---------------------------------------------------------------- a full disk
 
 
 async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_refused_requests_are_released_at_once_and_written_later(tmp_path: Path)
     assert sorted(desk.written) == sorted([*names, "refused"]) and desk.released.count("refused") == 1
 
 
-# ---------------------------------------------------------------- a disk that fails
+# ---------------------------------------------------------------- a failing disk
 
 
 async def test_failed_write_is_retried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:

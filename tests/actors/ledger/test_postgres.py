@@ -92,7 +92,7 @@ async def test_same_numbers_as_sqlite(postgres: Postgres, tmp_path: Path) -> Non
                 ledger.journal.close(record, partial(int))
             ledger.journal.flush()
             await loaded(ledger)
-        # the write-ahead file is still there, and must not be counted beside the database
+        # the write-ahead file still exists, and must not be counted in addition to the database
         with open_reader(data_dir=tmp_path / name, url=url) as reader:
             answers.append(everything(reader))
     in_memory = sorted(records, key=lambda record: (record.closed_at, record.request_id))

@@ -69,7 +69,7 @@ def rows_in(folder: Path, table: str = "usage_records") -> int:
     return int(number or 0)
 
 
-# ---------------------------------------------------------------- lives
+# ---------------------------------------------------------------- starts and stops
 
 
 async def test_closed_and_loaded(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_crash_during_recovery(tmp_path: Path) -> None:
         shutil.copytree(dead / "1", dead / "2")
     newest = max((dead / "2" / FOLDER).glob("*.wal"))
     lines = newest.read_bytes().rstrip(b"\0").splitlines(keepends=True)
-    newest.write_bytes(b"".join(lines[:4])[:-7] + bytes(100))  # its start, two closings, and a torn one
+    newest.write_bytes(b"".join(lines[:4])[:-7] + bytes(100))  # its start entry, two closings, and a torn one
     (dead / "2" / "ledger.sqlite3").unlink()
     for leftover in (dead / "2").glob("ledger.sqlite3-*"):
         leftover.unlink()
@@ -340,7 +340,7 @@ async def test_retention(tmp_path: Path) -> None:
     assert not verdict.bad, verdict.bad
 
 
-# ---------------------------------------------------------------- verify names what is bad
+# ---------------------------------------------------------------- verify
 
 
 async def ledger_of_ten(folder: Path, *, num_restarts: int = 0) -> None:

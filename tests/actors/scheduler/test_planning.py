@@ -71,7 +71,7 @@ def test_equal_prompts_in_one_step_both_miss() -> None:
     first, second = (bench.submit(PROMPT, 1, num_choices=1)[0] for _ in range(2))
     bench.finish()
     bench.check_at_rest()
-    assert (first.admissions, second.admissions) == ([0], [8])  # the second arrived while the first was in flight
+    assert (first.admissions, second.admissions) == ([0], [8])  # the second one arrived while the first was in flight
 
     bench = bench_of(max_steps_in_flight=1)
     bench.submit([1], 1)

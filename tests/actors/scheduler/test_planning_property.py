@@ -1,6 +1,6 @@
 """The engine's decisions as a whole: one named property each, whatever happens in whatever order.
 
-whatever fits alone finishes, and accounts balance       TestEngine: `whatever_fits_alone_finishes` at its end
+whatever fits alone finishes, and accounts balance       TestEngine: `check_all_that_fit_finish` at its end
 never write a shared or committed block                  TestEngine: at every grant and every plan
 late rows are booked and emit nothing                    TestEngine: at every result
 duplicate messages are no-ops                            TestDuplicates: every message is sent twice
@@ -110,7 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
     def live(self) -> list[Submission]:
         return [submission for submission in self.bench.submissions.values() if not submission.terminal]
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ rules
 
     @rule(
         prompt=PROMPTS,
@@ -181,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
     def abort_ended(self) -> None:
         """Check that an Abort that arrives too late changes nothing."""
         self.bench.pump()  # sequences that were denied blocks are proposed again at the next opportunity
-        self.bench.pump()  # whatever the scheduler does when it is woken for nothing
+        self.bench.pump()  # and once more: a wake-up without a reason may change the scheduler's own state
         before = self.bench.state()
         for submission in list(self.bench.submissions.values()):
             if submission.terminal:
@@ -217,13 +217,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def deny(self, data: st.DataObject) -> None:
         """Grant nothing to one sequence in the next step, so that it may be only in the step after a failing one."""
-        if self.bench.plans or self.bench.results:  # whose end makes the scheduler ask again
+        if self.bench.plans or self.bench.results:  # the end of a sequence makes the scheduler ask again
             self.bench.denied = {data.draw(st.sampled_from(self.live()), "sequence").id}
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     @invariant()
-    def tokens_are_what_they_would_be_alone(self) -> None:
+    def tokens_are_those_of_running_alone(self) -> None:
         if hasattr(self, "bench"):
             self.bench.check_tokens_so_far()
 
@@ -234,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.bench.denied = set()
             self.bench.pump()
             self.bench.finish()
-            self.bench.whatever_fits_alone_finishes()
+            self.bench.check_all_that_fit_finish()
             self.bench.check_at_rest()
 
 
@@ -250,10 +250,10 @@ class TwiceBench(EngineBench):
         super().abort(submission)
         self.duplicate_messages_are_no_ops(lambda: EngineBench.abort(self, submission))
 
-    def duplicate_messages_are_no_ops(self, say_again: Callable[[], object]) -> None:
-        self.pump()  # whatever the scheduler does when it is woken for nothing
+    def duplicate_messages_are_no_ops(self, repeat: Callable[[], object]) -> None:
+        self.pump()  # a wake-up without a reason may change the scheduler's own state
         before = self.state()
-        say_again()
+        repeat()
         assert self.state() == before, "a duplicate message has changed something"
 
 

@@ -32,7 +32,7 @@ def test_invalid_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="float8"):
         read_info(DEMO, dtype="float8")
     with pytest.raises(CheckpointError, match="could not be fetched from the hub"):
-        resolve("nobody/no-such-model")  # the suite runs offline
+        resolve("nobody/no-such-model")  # the tests run offline
 
 
 def test_yarn_extends_the_context(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_panic_in_rust_is_an_error(name: str, capfd: pytest.CaptureFixture[str])
     with pytest.raises(LibraryPanic, match="retry-limit"):
         encode(PANICKING, max_tokens=100)
     assert encode("another text", max_tokens=100) == before
-    assert "panicked" in capfd.readouterr().err  # printed by the library itself, which cannot be prevented
+    assert "panicked" in capfd.readouterr().err  # printed by the library itself, which we cannot prevent
 
 
 @pytest.mark.slow

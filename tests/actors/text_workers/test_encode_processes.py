@@ -54,7 +54,7 @@ def processes() -> Iterator[EncodeProcesses]:
     assert pool.process_ids == []
 
 
-# ---------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("text", ["", "a", WORDS, LONG, "\0\x7f\n" * 100, "🦙" * (encode_process.PIECE_CHARACTERS + 1)])
@@ -158,7 +158,7 @@ def test_process_that_dies(processes: EncodeProcesses) -> None:
         os.kill(there.backend.pid, signal.SIGKILL)
         return there.count(LONG, max_tokens=10**7)
 
-    for _ in range(2):  # the second time the process was idle before, so another one is tried
+    for _ in range(2):  # the second time the process was idle before, so another one is used
         with pytest.raises(LibraryPanic, match="has died"):
             processes.run(kill_and_count, Lease())
         processes.warm_up()

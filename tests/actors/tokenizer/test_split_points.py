@@ -91,7 +91,7 @@ def test_thousands_of_added_tokens() -> None:
         min(timeit.repeat(lambda points=points: points.starts(text), number=1, repeat=5))
         for points in (SplitPoints([START, END], []), split_points)
     )
-    assert many < 500 * few  # a list: 25,000
+    assert many < 500 * few  # a list would have 25,000
 
 
 def test_appending_moves_no_split_point() -> None:

@@ -225,7 +225,7 @@ def test_shrinking_by_normal_forms() -> None:
         for code in (*range(0xD800), *range(0xE000, 0x110000)):
             char = chr(code)
             source = sum(most.get(part, len(part.encode())) for part in unicodedata.normalize(decomposed, char))
-            assert len(char.encode()) <= source  # no character is longer than what its parts may come from
+            assert len(char.encode()) <= source  # no character is longer than the parts it may come from
             if unicodedata.normalize(composed, char) == char:
                 assert source <= len(char.encode()) * text_bound.SHRINK[composed]
         assert all(size <= len(char.encode()) * text_bound.SHRINK[decomposed] for char, size in most.items())
