@@ -1,8 +1,8 @@
-"""The whole engine without a loop: batcher, block manager and executor on the fake backend, driven by hand.
+"""The whole engine without an event loop: batcher, block manager and executor on the fake backend, driven by hand.
 
 A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
-bench does what the scheduler's actor would do, and checks on the way whatever must hold at every moment. It keeps the
-accounts, too.
+bench does what the scheduler's actor would do, and checks at every step what must always hold. It keeps the accounts as
+well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend, continuation
 from tests.actors.block_manager.proposals import keys_of, reused_of, root_of
-from tests.actors.properties import never_write_a_shared_or_committed_block
+from tests.actors.properties import check_writes_are_private
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,7 @@ class Submission:
 
     @property
     def cached(self) -> int | None:
-        """The cached count its client is told; None while it is unknown."""
+        """The cached count reported to its client; None while it is unknown."""
         return shown(self.account.cached) if self.account.admitted_prompts else None
 
     @property
@@ -128,11 +128,11 @@ class EngineBench:
         self._num_grants = 0
         self._sent: deque[SentPlan] = deque()
         self._next_id = 1
-        # what the reports must contain, from the results handled
+        # the expected contents of reports, from the results handled
         self._spans: list[tuple[int, int, int]] = []
         self._failing: set[int] = set()
 
-    # ------------------------------------------------------------ what a test can make happen
+    # ------------------------------------------------------------ actions of tests
 
     def submit(
         self,
@@ -183,7 +183,7 @@ class EngineBench:
             submission.aborted = True
             self._failing.discard(
                 submission.id
-            )  # its step has failed, but is not rolled back yet: it ends by being aborted
+            )  # its step has failed but is not rolled back yet, so it ends by the abort
         self.batcher.abort(submission.id)
         self.pump()
 
@@ -218,8 +218,8 @@ class EngineBench:
     def check_late_rows_are_booked_without_tokens(
         self, done: StepDone, late: list[int], reports: list[StepReport]
     ) -> None:
-        """The span of a late row is in the report that follows; its token, and an end that it might have meant, are
-        not."""
+        """Check that a late row's span is in the next report, but not its token, nor an end that the token would have
+        caused."""
         for row in late:
             sequence_id = done.row_ids[row]
             spans = [s for r in reports for s in zip(r.span_ids, r.span_starts, r.span_ends, strict=True)]
@@ -255,9 +255,9 @@ class EngineBench:
         else:
             raise AssertionError("the engine never stops taking steps")
         left = [submission.id for submission in self.submissions.values() if not submission.terminal]
-        assert not left, f"the engine is stuck: nothing is running, and {left} have not ended"
+        assert not left, f"the engine is stuck: nothing runs, but {left} have not ended"
 
-    # ------------------------------------------------------------ what the scheduler's actor does
+    # ------------------------------------------------------------ the scheduler's actor
 
     def pump(self) -> None:
         batcher = self.batcher
@@ -299,7 +299,7 @@ class EngineBench:
             submission = self.submissions[sequence_id]
             submission.num_preempted += 1
             submission.last_preempted_at = self._num_grants
-        never_write_a_shared_or_committed_block(self.manager, granted)
+        check_writes_are_private(self.manager, granted)
 
     def check_no_preemption_for_worse_rank(self, granted: Granted) -> None:
         """After a preemption, every sequence still running has a better rank than those preempted."""
@@ -319,13 +319,13 @@ class EngineBench:
         assert set(plan.admitted_ids) <= set(plan.row_ids)
         assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
 
-    # ------------------------------------------------------------ the web side
+    # ------------------------------------------------------------ the web process
 
     def _expect(self, result: StepResult) -> None:
         """Note what has to follow from a result, before the batcher handles it."""
         sent = self._sent.popleft()
         plan = sent.plan
-        assert plan.step == result.step, "results arrive in the order of plans"
+        assert plan.step == result.step, "results must arrive in the order of their plans"
         match result:
             case StepDone():
                 copied = dict(zip(result.read_ids, result.copied_tokens, strict=False))
@@ -358,9 +358,9 @@ class EngineBench:
             assert reused % self.limits.block_size == 0
             assert reused == submission.admissions[number - 1]
             assert number == submission.account.sequences[sequence_id].num_admissions.get(Side.PREFILL, 0) + 1, (
-                "admissions are numbered without gaps"
+                "admissions must be numbered without gaps"
             )
-            assert copied == copyable, "the executor copies every block that it is offered"
+            assert copied == copyable, "the executor must copy every block that it is offered"
             self.num_copied += copied > 0
             admission = Admission(
                 number=number,
@@ -374,7 +374,7 @@ class EngineBench:
             )
             submission.account.apply(sequence_id, admission)
         spans = list(zip(report.span_ids, report.span_starts, report.span_ends, strict=True))
-        assert spans == self._spans, "the reports book exactly the rows that ran"
+        assert spans == self._spans, "the reports must book exactly the rows that ran"
         self._spans = []
         for sequence_id, start, end in spans:
             assert self.submissions[sequence_id].admissions, "a span before its admission"
@@ -408,7 +408,7 @@ class EngineBench:
             if error is not None and kind == ErrorKind.INVALID:
                 self.refused.add(sequence_id)
             elif error is not None:
-                assert sequence_id in self._failing, "a sequence failed that was in no failed step"
+                assert sequence_id in self._failing, "a sequence failed without being in a failed step"
                 self._failing.remove(sequence_id)
 
     def _check_not_ended(self, report: StepReport) -> None:
@@ -422,7 +422,7 @@ class EngineBench:
         for ids in groups:
             assert not any(self.submissions[i].terminal for i in ids), "something is reported after a Terminal"
 
-    # ------------------------------------------------------------ at any time
+    # ------------------------------------------------------------ checks at any time
 
     def state(self) -> dict[str, object]:
         """Return the whole state of the scheduler and the block manager, and what they have sent."""
@@ -444,7 +444,7 @@ class EngineBench:
             "sent": [len(self.plans), len(self._sent), len(self.reports), batcher._plans.next_step],
         }
 
-    # ------------------------------------------------------------ at the end
+    # ------------------------------------------------------------ checks at the end
 
     def expected_tokens(self, submission: Submission) -> list[int]:
         """Return the tokens of `life` in an engine of its own that never fails."""
@@ -460,11 +460,9 @@ class EngineBench:
         for submission in self.submissions.values():
             assert submission.tokens == self.expected_tokens(submission)[: len(submission.tokens)]
 
-    def whatever_fits_alone_finishes(self) -> None:
-        """Only sequences that do not fit into an empty engine are refused; all others get all their tokens.
-
-        Unless their clients left, or one of their steps failed.
-        """
+    def check_all_that_fit_finish(self) -> None:
+        """Check that only sequences that do not fit into an empty engine are refused, and that all others get all their
+        tokens, unless their clients left or one of their steps failed."""
         limits = self.limits
         for submission in self.submissions.values():
             length = len(submission.prompt) + submission.sampling.max_tokens
@@ -473,10 +471,10 @@ class EngineBench:
             if submission.error is None and not submission.aborted:
                 assert submission.reason is not None
                 assert submission.tokens == self.expected_tokens(submission)
-            assert (submission.id in self.refused) == (not fits), "a wrong sequence is refused"
+            assert (submission.id in self.refused) == (not fits), "the wrong sequence was refused"
 
     def check_at_rest(self) -> None:
-        """Everything has ended, all blocks are free or pinned, and all accounts balance."""
+        """Check that everything has ended, all blocks are free or pinned, and all accounts balance."""
         assert not self._failing, "a sequence survived its failed step"
         assert self.batcher.sequences == {}
         assert self.manager.allocations == {}
@@ -511,7 +509,7 @@ class EngineBench:
                 assert book.restored_first in (0, spared)
                 if book.restored_first:
                     assert len(submission.prompt) == book.read + self.limits.block_size, (
-                        "only a whole last block is copied"
+                        "only a full last block may be copied"
                     )
         first = min(account.sequences.values(), key=lambda book: book.choice_index)
         prompt = account.prompts[0]

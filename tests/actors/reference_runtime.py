@@ -1,4 +1,4 @@
-"""The whole of quipu in one loop, over HTTP, on the reference backend with the demo checkpoint."""
+"""The whole of quipu on one event loop, over HTTP, with the reference backend and the demo checkpoint."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Server:
     http: HttpClient
     runtime: Runtime
     defaults: dict[str, Any]
-    """Fields of every request, where it does not say otherwise."""
+    """Default fields of every request."""
 
     async def ask(self, prompt: Any, **fields: Any) -> dict[str, Any]:
-        """One completion, which is served."""
+        """Send one completion, which must succeed, and return the response."""
         exchange, answer = await self.http.post(COMPLETIONS, body(prompt, **{**self.defaults, **fields}))
         assert exchange.status == 200, answer
         return dict(answer)
 
-    async def ask_in_a_crowd(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
-        """While others, some of which begin alike, are served."""
+    async def ask_beside_others(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
+        """Send one completion while others, some of which begin alike, are served."""
         answers: list[dict[str, Any]] = []
 
         async def one(index: int) -> None:

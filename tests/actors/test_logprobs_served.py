@@ -71,7 +71,7 @@ def assert_logprobs(choice: dict[str, Any], prompt: list[int], count: int = 8) -
             [*outputs.top_logprobs[at], outputs.logprobs[at]],
             strict=True,
         ):
-            expected.setdefault(one_by_one(token_id), logprob)  # half characters look alike
+            expected.setdefault(one_by_one(token_id), logprob)  # incomplete characters have the same text
         assert reported == expected
     assert prompt_logprobs_of(choice) == by_id(prompt_scores(prompt, 2))
 
@@ -161,7 +161,7 @@ async def test_preempted_requests_with_logprobs(autojump_clock: trio.abc.Clock, 
                 nursery.start_soon(one, index)
         await settle(client)
         counters = samples(client)
-    assert counters["num_preemptions_total"] > 0, "the runtime was meant to be too small"
+    assert counters["num_preemptions_total"] > 0, "the runtime must be too small for all requests"
     assert counters["usage_disputed_total"] == 0
     for index, answer in answers.items():
         assert_logprobs(answer["choices"][0], prompts[index], 70)
@@ -181,7 +181,8 @@ async def test_several_prompts_and_choices(autojump_clock: trio.abc.Clock) -> No
 
 
 async def test_echo(autojump_clock: trio.abc.Clock) -> None:
-    """The prompt and its continuation, with logprobs for all but the first token; a request beside it is unaffected."""
+    """The response has the prompt and its continuation, with logprobs for all but the first token; a concurrent request
+    is unaffected."""
     async with small_runtime() as client:
         plain: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""An engine dies just after a request's Terminal: what had arrived counts, and the request is finished."""
+"""An engine dies just after a request's Terminal: everything that had arrived counts, and the request is finished."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def script(submit: Submit) -> Sequence[Sequence[ScriptedEntry]]:
 
 
 class DyingHost(ScriptedHost):
-    """Its first engine dies once all requests are reported, except for `num_unsaid` reports."""
+    """Its first engine dies once all requests are reported, except for `num_undelivered` reports."""
 
     num_undelivered = 0
 

@@ -28,7 +28,7 @@ PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.u
 
 @attrs.frozen
 class Outcomes:
-    """What a client, an operator and the log were told about one request."""
+    """What the client got, and what metrics and log contain, for one request."""
 
     status: int
     text: str
@@ -65,14 +65,14 @@ async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
     """Open a warm runtime without faults, then set the dials."""
     faults = EngineFaults()
     async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
-        for seed in (10, 11):  # every block has held something
+        for seed in (10, 11):  # every block has been used
             await client.ask(prompt_of(168, seed))
         await client.ask([*KNOWN, 300], max_tokens=1)
         await settle(client)
         for name, value in dials.items():
             setattr(faults, name, value)
         result = await ask(client, stream=stream)
-        assert faults.num_injected > 0 or not dials, "the dial was turned for nothing"
+        assert faults.num_injected > 0 or not dials, "the dial had no effect"
         return result
 
 
@@ -94,7 +94,7 @@ LIES: list[Any] = [
     pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
     pytest.param({"lose": first_span}, 32, "a report was lost", id="a report is lost"),
     pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
-    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor says it copied"),
+    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor reports a copy"),
     pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
     pytest.param({"ragged": True}, None, "a report was lost", id="a report that cannot be read"),
 ]
@@ -105,7 +105,7 @@ LIES: list[Any] = [
 async def test_fault_is_detected(
     autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
 ) -> None:
-    """Disputed, counted, logged, answered."""
+    """The account is disputed, counted and logged as an error; the client gets its response."""
     result = await with_dials(stream=stream, **dials)
     assert result.num_disputed == 1
     assert problem in result.problems()
@@ -114,7 +114,9 @@ async def test_fault_is_detected(
     assert result.usage["prompt_tokens_details"]["cached_tokens"] == cached
     assert result.usage["completion_tokens"] == 8
     is_wrong = result.text != text_of(continuation(PROMPT, 8))
-    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), "contents that were really wrong show"
+    assert is_wrong is bool({"over_grant", "overwritten"} & dials.keys()), (
+        "the text must be wrong exactly if KV contents were wrong"
+    )
 
 
 @BOTH
@@ -158,7 +160,8 @@ NUM_REPORTS = 11
 
 @pytest.mark.parametrize("number", range(1, NUM_REPORTS + 2))
 async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: int) -> None:
-    """Even one with tokens or a Terminal: the next report reveals it, nothing leaks, and others are served."""
+    """Even if a report with tokens or a Terminal is lost, the next report reveals it, nothing leaks, and others are
+    served."""
     faults = EngineFaults()
     async with faulty_runtime(faults, max_num_batched_tokens=32) as client:
         ticket = client.open(PROMPT)
@@ -174,7 +177,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
         await settle(client)
         num_disputed = samples(client)["usage_disputed_total"]
     assert was_lost is (number <= NUM_REPORTS)
-    assert closed is not None, "its client waits for nothing that cannot come"
+    assert closed is not None, "its client must not wait for a report that was lost"
     assert closed.record.disputed is was_lost
     assert num_disputed >= was_lost
     assert [other.error for other in others] == [None, None]
@@ -182,7 +185,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
 
 
 async def test_spans_after_the_end_are_disputed(autojump_clock: trio.abc.Clock) -> None:
-    """They come while a sibling still runs, too late to be counted, though everything would balance."""
+    """They arrive while a sibling still runs, too late to be counted, though everything would balance."""
     faults = EngineFaults(spans_after_terminal=True)
     async with faulty_runtime(faults, max_num_seqs=1) as client:
         with structlog.testing.capture_logs() as lines:

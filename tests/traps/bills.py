@@ -39,12 +39,12 @@ class Bill:
 
 @attrs.define
 class BilledRuntime:
-    """A runtime whose requests are recorded in the ledger of a folder."""
+    """A runtime whose requests are recorded in a ledger."""
 
     client: Client
     http: HttpClient
     ids: list[str] = attrs.field(factory=list)
-    """Of the requests so far."""
+    """The ids of the requests so far."""
 
     async def send(self, headers: dict[str, str] | None = None, **fields: Any) -> int:
         """Send one request to its end and return the status."""
@@ -98,7 +98,7 @@ def records_of(folder: Path, ids: list[str]) -> list[UsageRecord]:
 
 
 async def bill_of(folder: Path, **parameters: str) -> Bill:
-    """Return what OpenAI's report says, having checked that Anthropic's agrees."""
+    """Return the sums of OpenAI's report, after checking that Anthropic's agrees."""
     now = time.time()
     since = int(now) - 3600
     client = client_of(LedgerUsage(folder), now=now)

@@ -31,7 +31,7 @@ GOING_ON: list[list[ScriptedEntry]] = [[Compute(70, 71), Token()], *tokens(2)]
     ids=["in order", "in one report", "decode first", "first token from prefill", "decode side preempted"],
 )
 async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]]) -> None:
-    """In whatever order the two sides report: 16 of 70 tokens, to the client and in every counter."""
+    """In whatever order the two sides report, 16 of 70 tokens are cached, for the client and in every counter."""
     async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT))
@@ -47,7 +47,7 @@ async def test_prefill_side_is_reported(autojump_clock: trio.abc.Clock, reports:
 
 
 async def test_silent_prefill_side(autojump_clock: trio.abc.Clock) -> None:
-    """Then the count is unknown, which is not 70."""
+    """Without the prefill side's report the count is unknown, not 70."""
     async with scripted_runtime(lambda submit: [DECODE, *GOING_ON]) as client:
         _, answer = await over_http(client).post(COMPLETIONS, body(PROMPT))
         await settle_scripted(client)
@@ -55,4 +55,4 @@ async def test_silent_prefill_side(autojump_clock: trio.abc.Clock) -> None:
     assert answer["usage"]["prompt_tokens"] == 70
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] is None
     assert after["prefix_cache_hits_total"] == 0
-    assert after["usage_disputed_total"] == 1, "books that begin in the middle"
+    assert after["usage_disputed_total"] == 1, "the account begins in the middle"

@@ -29,8 +29,8 @@ def prompt_logprobs_of(choice: dict[str, Any], logprob_fields: dict[str, Any]) -
     return logprobs
 
 
-def own_logprob_of(prompt_logprobs_of: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
-    return {"logprob": None} if prompt_logprobs_of is None else dict(prompt_logprobs_of[str(token_id)])
+def own_logprob_of(entry: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
+    return {"logprob": None} if entry is None else dict(entry[str(token_id)])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, logprob_fields:
         assert details["cached_tokens"] == 0
         assert details["cache_misses"] == [{"reason": MissReason.NEEDS_PROMPT_LOGPROBS, "token": 0}]
     assert cold["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 48
-    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "somebody owns them already"
+    assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "another request already owns the write"
     assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
     assert warm["choices"] == cold["choices"]
     assert warm["choices"][0]["text"].endswith(plain["choices"][0]["text"])

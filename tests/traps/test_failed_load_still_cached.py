@@ -34,7 +34,7 @@ def script(read: int, *before_the_first_token: list[ScriptedEntry]) -> list[list
 
 
 async def usages(reports: list[list[ScriptedEntry]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return what both kinds of client are told, and what /metrics says afterwards."""
+    """Return the usage of a whole and of a streamed response, and the metrics afterwards."""
     async with scripted_runtime(lambda submit: reports) as client:
         http = over_http(client)
         _, whole = await http.post(COMPLETIONS, body(PROMPT, **DETAILS))
@@ -56,7 +56,7 @@ async def usages(reports: list[list[ScriptedEntry]]) -> tuple[list[dict[str, Any
 async def test_failed_loads(
     autojump_clock: trio.abc.Clock, failed: list[Revise], tiers: dict[str, int], read: int
 ) -> None:
-    """Reported late, but before the first token: no client, counter or histogram has counted them as cached."""
+    """Failed loads reported before the first token are counted as cached by no client, counter or histogram."""
     usage_objects, after = await usages(script(read, [], list(failed), []))
     for usage in usage_objects:
         details = usage["prompt_tokens_details"]
@@ -88,12 +88,12 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
         ([*script(64)[:-1], [Revise("host", 16)], *tokens(1)], 64, "revised after they were reported"),
         (script(64, [Revise("disk", 16)]), 64, "which were not granted"),
     ],
-    ids=["nobody says so", "with the first token", "after the first token", "of a tier that granted nothing"],
+    ids=["not reported", "with the first token", "after the first token", "of a tier that granted nothing"],
 )
 async def test_failed_loads_that_do_not_add_up(
     autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]], cached: int, problem: str
 ) -> None:
-    """Disputed, logged, answered; reported numbers do not change, and no count becomes negative."""
+    """The account is disputed, logged and answered; reported numbers do not change, and no count becomes negative."""
     with structlog.testing.capture_logs() as lines:
         usage_objects, after = await usages(reports)
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usage_objects] == [cached, cached]

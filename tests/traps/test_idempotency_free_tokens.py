@@ -28,11 +28,13 @@ async def test_complete_retries_are_billed(tmp_path: Path) -> None:
         generated, prompted = billed.num_generated, billed.num_prompt_tokens
     records = records_of(tmp_path, billed.ids)
     first = records[0].request_id
-    assert [record.retry_of for record in records] == [None, *[first] * (NUM - 1)], "the key links them"
+    assert [record.retry_of for record in records] == [None, *[first] * (NUM - 1)], "the key must link them"
     assert (generated, prompted) == (NUM * MAX_TOKENS, NUM * 50)
     cached = sum(record.cached_tokens or 0 for record in records)
     assert await bill_of(tmp_path) == Bill(NUM, prompted, cached, generated)
-    assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, 0, MAX_TOKENS), "who asks for it"
+    assert await bill_of(tmp_path, retries="collapse") == Bill(1, 50, 0, MAX_TOKENS), (
+        "retries must be collapsed on request"
+    )
 
 
 async def test_cut_short_retries_are_billed(tmp_path: Path) -> None:

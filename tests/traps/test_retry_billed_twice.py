@@ -35,7 +35,7 @@ async def fail_in_midstream(billed: BilledRuntime, fault: Fault, headers: dict[s
 
 
 async def recover(billed: BilledRuntime) -> None:
-    """Start the next engine if one has died."""
+    """Start the next engine if the current one has died."""
     runtime = billed.client.runtime
     with trio.fail_after(10):
         while runtime.entry_store.num_open_accounts or not runtime.desk.health().is_ready:
@@ -46,7 +46,7 @@ async def recover(billed: BilledRuntime) -> None:
 @pytest.mark.parametrize("fault", [Fault.ENGINE_DIED, Fault.STEP_FAILED])
 @pytest.mark.parametrize("headers", [KEY, NO_KEY], ids=["key", "no key"])
 async def test_retry_after_a_server_failure(tmp_path: Path, fault: Fault, headers: dict[str, str]) -> None:
-    """Two requests, and the tokens of the one that was served."""
+    """The bill has two requests, and the tokens of the one that was served."""
     async with open_billed_runtime(tmp_path) as billed:
         await fail_in_midstream(billed, fault, headers)
         assert await billed.send(headers, max_tokens=300, stream=True) == 200
@@ -77,7 +77,7 @@ async def test_retry_after_a_crash(tmp_path: Path) -> None:
     """A server crashes with open requests: the next one closes their records, and they count no tokens."""
     crashed = tmp_path / "crashed"
     async with open_billed_runtime(tmp_path / "first") as billed, billed.streaming(KEY):
-        shutil.copytree(tmp_path / "first", crashed)  # as a kill would leave it
+        shutil.copytree(tmp_path / "first", crashed)  # as after a kill
     async with open_billed_runtime(crashed) as later:
         async with later.streaming(KEY) as exchange:
             await exchange.read()
@@ -90,7 +90,7 @@ async def test_retry_after_a_crash(tmp_path: Path) -> None:
 
 
 async def test_ledger_keeps_the_true_numbers(tmp_path: Path) -> None:
-    """Counters and `quipu ledger reconcile` ignore faults: both have what was computed."""
+    """Counters and `quipu ledger reconcile` ignore faults: both include the work that was computed."""
     async with open_billed_runtime(tmp_path) as billed:
         await fail_in_midstream(billed, Fault.ENGINE_DIED, KEY)
         live = parse_metrics(billed.client.runtime.metrics.render().decode())
@@ -103,10 +103,8 @@ async def test_ledger_keeps_the_true_numbers(tmp_path: Path) -> None:
 
 
 async def test_billed_if_not_the_servers_fault(tmp_path: Path) -> None:
-    """A client that leaves is billed for the work done, even if the engine dies before it is told.
-
-    So is a request that exceeds its deadline.
-    """
+    """A client that leaves is billed for the work done, even if the engine dies before it learns of this. So is a
+    request that exceeds its deadline."""
     async with open_billed_runtime(tmp_path, Dials(step_seconds=0.02)) as billed:
         await billed.send_and_leave()
         async with billed.streaming() as exchange:

@@ -16,7 +16,7 @@ from tests.runtimes import small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import Client as HttpClient
-from tests.web.fakes import FakeDesk, hello, record, says
+from tests.web.fakes import FakeDesk, hello, record, scripted
 
 ASKED = {"return_cached_tokens_details": True}
 
@@ -46,7 +46,7 @@ async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
 async def test_split_that_lags_behind(split: dict[str, int]) -> None:
     """Whatever tiers a record names for 48 tokens, the parts in the response sum to 48, none below 0."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
-    _, answer = await HttpClient(make_app(FakeDesk(says(*hello()[:-1], closed)))).post(
+    _, answer = await HttpClient(make_app(FakeDesk(scripted(*hello()[:-1], closed)))).post(
         COMPLETIONS, {"model": "tiny", "prompt": "x", **ASKED}
     )
     tiers: dict[str, Any] = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]

@@ -35,14 +35,14 @@ class ResponseUsage:
     """All usage in one response."""
 
     finals: list[Numbers]
-    """Where the request is over."""
+    """At the end of the request."""
     starts: list[Numbers]
     """Before the first token."""
     running: list[Numbers]
-    """On the way."""
+    """In between."""
     is_error: bool
     has_ended: bool
-    """A stream ended as its API says it does."""
+    """Whether a stream ended as documented by its API."""
 
 
 @attrs.frozen

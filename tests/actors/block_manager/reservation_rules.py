@@ -1,8 +1,8 @@
-"""What can happen to a block manager, as rules of a Hypothesis state machine that plays the scheduler freely.
+"""A Hypothesis state machine that plays the scheduler: everything that can happen to a block manager, as rules.
 
-Any rows, chunks, victims, candidates and marks that a scheduler could propose; results, failures, resets and ends in
-any order, at any time. The machines of `test_reservation_property.py` add what must hold after a grant (`check_grant`)
-or at any moment.
+A rule may propose any rows, chunks, victims, candidates and marks that a scheduler could; results, failures, resets and
+ends come in any order, at any time. The machines of `test_reservation_property.py` add what must hold after a grant
+(`check_grant`) or at any moment.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ReservationRules(RuleBasedStateMachine):
     def waiting(self) -> list[Sequence]:
         return [s for s in self.sequences.values() if not s.running]
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ rules
 
     @precondition(lambda self: len(self.waiting) < 6)
     @rule(domain=st.sampled_from("aab"), tokens=PROMPTS, marks=MARKS)
@@ -153,7 +153,7 @@ class ReservationRules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), marks=MARKS)
-    def submit_what_was_seen(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
+    def submit_seen_tokens(self, data: st.DataObject, marks: list[tuple[int, int]]) -> None:
         """Submit a prompt that repeats another sequence's tokens, including outputs, and continues."""
         other = data.draw(st.sampled_from(list(self.sequences.values())), "like")
         self.submit(other.domain, other.tokens + data.draw(st.lists(st.integers(0, 1), max_size=3), "more"), marks)
@@ -184,7 +184,7 @@ class ReservationRules(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < MAX_IN_FLIGHT)
     @rule()
     def propose_everything(self) -> None:
-        """As the real scheduler does: every running sequence advances, and the waiting ones follow."""
+        """Propose what the real scheduler would: every running sequence advances, then the waiting ones follow."""
         capacity = self.usable * self.size
         able = [s for s in self.running if s.remaining and s.computed < capacity]
         rows = [(s.id, s.computed, s.remaining) for s in able if s.computed + s.remaining <= capacity]
@@ -260,7 +260,7 @@ class ReservationRules(RuleBasedStateMachine):
         sequence.lose_blocks()
         del self.sequences[sequence.id]
 
-    # ------------------------------------------------------------ one grant
+    # ------------------------------------------------------------ a grant
 
     def grant(
         self, rows: list[tuple[int, int, int]], victims: list[int], candidates: list[Sequence], budget: int

@@ -116,7 +116,7 @@ def test_growing_chat_is_kept_once() -> None:
     tracemalloc.start()
     try:
         for turn in range(num_turns):
-            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has a list of its own
+            tokens = [*tokens, *range(turn * size, (turn + 1) * size)]  # each turn's request has its own list
             keys.append(next(fresh))
             tracker.on_stored(keys[-1:], keys[-2] if turn else b"root", tokens, turn * size, turn)
         del tokens
@@ -134,5 +134,5 @@ def test_tokens_of_evicted_blocks_are_dropped() -> None:
     keys = [index.to_bytes(32, "big") for index in range(num_blocks)]
     tracker.on_stored(keys, b"root", list(range(num_blocks * SIZE)), 0, 0)
     tracker.on_removed(keys[:0:-1])
-    (run,) = tracker._by_first_key.values()  # noqa: SLF001 (what is kept is not told)
+    (run,) = tracker._by_first_key.values()  # noqa: SLF001 (what is kept is not public)
     assert len(run.keys) == MAX_RUN_BLOCKS and len(run.token_ids) == MAX_RUN_BLOCKS * SIZE

@@ -1,4 +1,4 @@
-"""What an executor's logit processors know of their sequences: every token before the next sampled one, and none after.
+"""The history that logit processors see: every token before the next sampled one, and none after.
 
 The fake backend's tokens are a function of prompt and position, so the expected history is known.
 """
@@ -123,7 +123,7 @@ def test_masks_reach_the_batch() -> None:
 
 @pytest.mark.parametrize("rules", [None, RULES])
 def test_ended_sequence_is_forgotten(rules: LogitRules | None) -> None:
-    """This holds with and without rules."""
+    """Nothing is kept of an ended sequence, with or without rules."""
     bench = EngineBench(LIMITS)
     bench.submit([1, 2, 3], 3, rules=rules)
     bench.finish()

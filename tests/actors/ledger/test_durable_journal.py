@@ -1,4 +1,4 @@
-"""The durable journal: what is written when, when clients are released, and what a failing disk may not do."""
+"""The durable journal: what is written when, when clients are released, and behaviour on a failing disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.actors.ledger.ledgers import (
 
 @attrs.define
 class Desk:
-    """A journal, and which clients were released."""
+    """A journal, and the names of the clients that were released."""
 
     folder: Path
     dials: DiskDials
@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
-# ---------------------------------------------------------------- what is written when
+# ---------------------------------------------------------------- when entries are written
 
 
 def test_many_records_one_write(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_many_records_one_write(tmp_path: Path) -> None:
     desk.journal.flush()
     assert desk.dials.num_writes == 1 and desk.released == ["a", "b"]
     kinds = [entry.kind for entry in entries_in(tmp_path)]
-    assert kinds.count(EntryKind.ADMITTED) == 4, "what is closed already needs no open entry"
+    assert kinds.count(EntryKind.ADMITTED) == 4, "a request that is already closed needs no open entry"
     assert kinds.count(EntryKind.CLOSED) == 2
 
 
@@ -146,7 +146,7 @@ def test_segments_of_open_entries_are_needed(tmp_path: Path) -> None:
     assert desk.journal.oldest_needed == desk.journal.durable.segment
 
 
-# ---------------------------------------------------------------- a disk that is full
+# ---------------------------------------------------------------- a full disk
 
 
 async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
         desk.close(name, cache_misses=record_of("").cache_misses * 40)
         desk.journal.flush()
     assert desk.written == desk.released == admitted
-    assert desk.admit("small again") is True, "what was reserved and not needed is free again"
+    assert desk.admit("small again") is True, "reserved room that was not needed must be free again"
     while desk.admit(f"{len(admitted)}", **long):
         admitted.append(f"{len(admitted)}")
     desk.dials.max_segments = None
@@ -203,7 +203,7 @@ def test_refused_requests_are_released_at_once_and_written_later(tmp_path: Path)
     assert sorted(desk.written) == sorted([*names, "refused"]) and desk.released.count("refused") == 1
 
 
-# ---------------------------------------------------------------- a disk that fails
+# ---------------------------------------------------------------- a failing disk
 
 
 async def test_failed_write_is_retried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
@@ -295,7 +295,7 @@ def test_first_admitted_request_wins(tmp_path: Path) -> None:
     same: dict[str, Any] = {"idempotency_digest": "d" * 64}
     assert desk.journal.retry_of(so_far_of("refused", **same)) is None
     assert desk.admit("first", **same)
-    assert desk.journal.retry_of(so_far_of("first", **same)) is None, "nobody is a retry of itself"
+    assert desk.journal.retry_of(so_far_of("first", **same)) is None, "a request is not a retry of itself"
     assert desk.journal.retry_of(so_far_of("second", received_at=T0 + 60, **same)) == "first"
     assert desk.admit("second", retry_of="first", admitted_at=T0 + 3000.0, **same)
     assert desk.journal.retry_of(so_far_of("third", received_at=T0 + 3590, **same)) == "first"

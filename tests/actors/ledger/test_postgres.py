@@ -92,7 +92,7 @@ async def test_same_numbers_as_sqlite(postgres: Postgres, tmp_path: Path) -> Non
                 ledger.journal.close(record, partial(int))
             ledger.journal.flush()
             await loaded(ledger)
-        # the write-ahead file is still there, and must not be counted beside the database
+        # the write-ahead file still exists, and must not be counted in addition to the database
         with open_reader(data_dir=tmp_path / name, url=url) as reader:
             answers.append(everything(reader))
     in_memory = sorted(records, key=lambda record: (record.closed_at, record.request_id))
@@ -119,7 +119,7 @@ async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path
             if at == 600:
                 await trio.to_thread.run_sync(postgres.start)
             write(ledger, name, released=released)
-            assert released[-1] == name, "a client hears at once, database or not"
+            assert released[-1] == name, "a client is released at once, with or without the database"
             if at % 20 == 0:
                 await trio.sleep(0.01)
             if at == 599:
@@ -132,7 +132,7 @@ async def test_stopped_and_started_under_load(postgres: Postgres, tmp_path: Path
         assert sorted(found.record.request_id for found in reader.records()) == sorted(names)
     verdict = verify(data_dir=tmp_path, url=url)
     assert not verdict.bad and verdict.num_records == 900
-    assert len(DiskStorage(tmp_path / FOLDER).numbers()) <= 2, "what is loaded is deleted"
+    assert len(DiskStorage(tmp_path / FOLDER).numbers()) <= 2, "loaded segments must be deleted"
 
 
 async def test_server_runs_without_its_database(postgres: Postgres, tmp_path: Path) -> None:

@@ -84,7 +84,9 @@ def test_requests_without_record_are_answered(tmp_path: Path) -> None:
     desk = open_desk(tmp_path)
     for number in range(150):
         desk.close(f"r{number}", **REFUSED)
-    assert desk.released == [f"r{number}" for number in range(100, 150)], "nothing to wait for"
+    assert desk.released == [f"r{number}" for number in range(100, 150)], (
+        "clients without a record have nothing to wait for"
+    )
     desk.journal.flush()
     assert sorted(desk.released) == sorted(f"r{number}" for number in range(150))
     assert desk.written == [f"r{number}" for number in range(100)] and desk.journal.num_suppressed == 50
@@ -92,9 +94,9 @@ def test_requests_without_record_are_answered(tmp_path: Path) -> None:
     desk.close("served")
     desk.close("left the queue", outcome=Outcome.CANCELLED, admitted_at=None)
     desk.close("could not be tokenised", outcome=Outcome.FAILED, admitted_at=None)
-    desk.close("of somebody else", tenant="bolt", **REFUSED)
+    desk.close("of another tenant", tenant="bolt", **REFUSED)
     desk.journal.flush()
-    assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of somebody else"]
+    assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of another tenant"]
 
 
 def test_held_back_records_are_within_the_budget(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_keys_are_bounded() -> None:
     later = partial(request, "later", at=500.0)
     assert [index.first_of(later(f"d{number}")) for number in (0, 4899, 4900, 4999)] == [None, None, "r4900", "r4999"]
     index.admit(later("d0"))
-    assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key begins anew"
+    assert index.first_of(request("last", "d0", 501.0)) == "later", "a forgotten key starts again"
 
 
 def test_tenants_do_not_evict_each_other() -> None:
@@ -120,7 +120,7 @@ class Servers:
 
 
 async def three_servers(servers: Servers) -> None:
-    """The newest keys of each tenant are known to the next server, within the bound, wherever they are stored."""
+    """The next server knows the newest keys of each tenant, within the bound, wherever they are stored."""
     async with servers.open() as ledger:
         await servers.write(ledger, "acme", 20)
         await servers.write(ledger, "bolt", 3)
@@ -153,7 +153,7 @@ async def three_servers(servers: Servers) -> None:
 
 
 async def test_bounded_after_a_start(tmp_path: Path) -> None:
-    """From the write-ahead file, from both, and from the database alone."""
+    """The bound holds with keys from the write-ahead file, from both sources, and from the database alone."""
     await three_servers(Servers(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's decisions one at a time, on the whole engine without a loop."""
+"""The scheduler's decisions one at a time, on the whole engine without an event loop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_equal_prompts_in_one_step_both_miss() -> None:
     first, second = (bench.submit(PROMPT, 1, num_choices=1)[0] for _ in range(2))
     bench.finish()
     bench.check_at_rest()
-    assert (first.admissions, second.admissions) == ([0], [8])  # the second arrived while the first was in flight
+    assert (first.admissions, second.admissions) == ([0], [8])  # the second one arrived while the first was in flight
 
     bench = bench_of(max_steps_in_flight=1)
     bench.submit([1], 1)
@@ -113,8 +113,8 @@ def test_failed_step_fails_only_its_sequences() -> None:
 
 
 def test_admission_in_dropped_step_is_not_counted() -> None:
-    """It was granted what the failed step should have written. Its next admission counts as the first and hits
-    nothing."""
+    """The sequence was granted what the failed step should have written. Its next admission counts as the first and
+    hits nothing."""
     bench = bench_of(dials=Dials(fail_steps=1))
     bench.submit(PROMPT, 1)
     (follower,) = bench.submit(PROMPT, 2)
@@ -151,7 +151,7 @@ def test_late_row_of_preempted_sequence_loses_its_token() -> None:
     while not second.num_preempted:
         bench.step()
     late = bench.plans[0]
-    assert second.id in late.row_ids, "it was in flight when its blocks were taken"
+    assert second.id in late.row_ids, "the row was in flight when its sequence lost its blocks"
     num_tokens = len(second.tokens)
     bench.step()
     report = last_report(bench)
@@ -286,7 +286,7 @@ def test_stop_tokens_and_ignore_eos() -> None:
 
 
 def test_abort_of_waiting_sequence() -> None:
-    """It ends at once with nothing booked; its cached count stays unknown, which is not 0."""
+    """The sequence ends at once with nothing booked; its cached count stays unknown, which is not 0."""
     bench = bench_of(max_num_seqs=1)
     bench.submit(PROMPT, 4)
     (waiting,) = bench.submit(PROMPT, 4)

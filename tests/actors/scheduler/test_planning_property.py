@@ -1,6 +1,6 @@
 """The engine's decisions as a whole: one named property each, whatever happens in whatever order.
 
-whatever fits alone finishes, and accounts balance       TestEngine: `whatever_fits_alone_finishes` at its end
+whatever fits alone finishes, and accounts balance       TestEngine: `check_all_that_fit_finish` at its end
 never write a shared or committed block                  TestEngine: at every grant and every plan
 late rows are booked and emit nothing                    TestEngine: at every result
 duplicate messages are no-ops                            TestDuplicates: every message is sent twice
@@ -110,7 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
     def live(self) -> list[Submission]:
         return [submission for submission in self.bench.submissions.values() if not submission.terminal]
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ rules
 
     @rule(
         prompt=PROMPTS,
@@ -179,9 +179,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def abort_ended(self) -> None:
-        """An Abort that arrives too late changes nothing."""
-        self.bench.pump()  # who was denied something is asked for again at the next occasion, whatever that is
-        self.bench.pump()  # whatever the scheduler does when it is woken for nothing
+        """Check that an Abort that arrives too late changes nothing."""
+        self.bench.pump()  # sequences that were denied blocks are proposed again at the next opportunity
+        self.bench.pump()  # and once more: a wake-up without a reason may change the scheduler's own state
         before = self.bench.state()
         for submission in list(self.bench.submissions.values()):
             if submission.terminal:
@@ -217,23 +217,24 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def deny(self, data: st.DataObject) -> None:
         """Grant nothing to one sequence in the next step, so that it may be only in the step after a failing one."""
-        if self.bench.plans or self.bench.results:  # whose end makes the scheduler ask again
+        if self.bench.plans or self.bench.results:  # the end of a sequence makes the scheduler ask again
             self.bench.denied = {data.draw(st.sampled_from(self.live()), "sequence").id}
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     @invariant()
-    def tokens_are_what_they_would_be_alone(self) -> None:
+    def tokens_are_those_of_running_alone(self) -> None:
         if hasattr(self, "bench"):
             self.bench.check_tokens_so_far()
 
     def teardown(self) -> None:
-        """Left alone, everything that fits finishes; then nothing is held and every account balances."""
+        """Check that everything that fits finishes if nothing else happens; then no blocks are held and every account
+        balances."""
         if hasattr(self, "bench"):
             self.bench.denied = set()
             self.bench.pump()
             self.bench.finish()
-            self.bench.whatever_fits_alone_finishes()
+            self.bench.check_all_that_fit_finish()
             self.bench.check_at_rest()
 
 
@@ -249,10 +250,10 @@ class TwiceBench(EngineBench):
         super().abort(submission)
         self.duplicate_messages_are_no_ops(lambda: EngineBench.abort(self, submission))
 
-    def duplicate_messages_are_no_ops(self, say_again: Callable[[], object]) -> None:
-        self.pump()  # whatever the scheduler does when it is woken for nothing
+    def duplicate_messages_are_no_ops(self, repeat: Callable[[], object]) -> None:
+        self.pump()  # a wake-up without a reason may change the scheduler's own state
         before = self.state()
-        say_again()
+        repeat()
         assert self.state() == before, "a duplicate message has changed something"
 
 
@@ -269,7 +270,7 @@ class Duplicates(EngineMachine):
 
 
 class Preemption(EngineMachine):
-    """Follows what each sequence was told at its first admission."""
+    """Follows what was reported for each sequence at its first admission."""
 
     @invariant()
     def preempt_and_resume_change_neither_output_nor_cached(self) -> None:
@@ -292,10 +293,8 @@ class Preemption(EngineMachine):
 def test_preempt_and_resume_change_neither_output_nor_cached(
     prompts: list[list[int]], max_tokens: int, room: int, caching: bool
 ) -> None:
-    """The same requests, together where there is hardly room for one, and together where there is room for all.
-
-    Texts are the same. So is `cached` of those that were admitted together, whatever happened to them later.
-    """
+    """Run the same requests together with hardly room for one, and together with room for all: the texts are the same.
+    So is `cached` of those that were admitted together, whatever happened to them later."""
     num_needed = max(-(-(len(prompt) + max_tokens) // 4) for prompt in prompts)
     outcomes = []
     for usable in (num_needed + room, 200):

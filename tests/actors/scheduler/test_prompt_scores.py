@@ -1,4 +1,4 @@
-"""Which prompt tokens a step is asked to score, and which scores are reported."""
+"""Which prompt tokens a step scores, and which scores are reported."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_token_once_in_order(seed: int) -> None:
     while start < 43:
         end = min(43, start + draw.randrange(1, 12))
         found = answer(add_prompt_scoring(None, sequence, 0, start, end), 1)
-        if draw.random() < 0.3:  # preempted: what was found is void
+        if draw.random() < 0.3:  # preempted: the scores found so far are void
             hand_out_scores(found, [], report)
             start = 0
         else:

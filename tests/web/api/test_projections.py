@@ -45,7 +45,7 @@ class End:
     outcome: Outcome
     finish_reason: FinishReason | None = None
     completion: int | None = None
-    """None: as far as it came."""
+    """None if it depends on how far the request came."""
     fields: dict[str, Any] = attrs.field(factory=dict)
     eos_after: int | None = None
     words: str = WORDS

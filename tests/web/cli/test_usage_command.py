@@ -16,7 +16,7 @@ from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.web.cli.cli import main as quipu
 from tests.actors.ledger.ledgers import record_of
-from tests.web.api.admin.usage_books import DAY, MIDNIGHT, copy_database, lose_the_table, make_database, record_at
+from tests.web.api.admin.usage_books import DAY, MIDNIGHT, copy_database, drop_records_table, make_database, record_at
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def usage(*arguments: str) -> int:
     return quipu(["usage", *arguments])
 
 
-def refused(*arguments: str) -> int:
+def exit_code_of(*arguments: str) -> int:
     """Return the exit code of a command line that argparse refuses."""
     with pytest.raises(SystemExit) as ended:
         usage(*arguments)
@@ -149,7 +149,7 @@ def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--by", "colour"), "unknown group 'colour' (one of model, api_key, tenant, endpoint, outcome)"),
         (("--by", "model,"), "unknown group ''"),
@@ -160,15 +160,15 @@ def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.Captu
         (("--retries", "once"), "once"),
     ],
 )
-def test_invalid_flags(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Invalid flags are named with what is allowed; exit code 2."""
-    assert refused(*arguments) == 2
-    assert says in capsys.readouterr().err
+    assert exit_code_of(*arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_unreadable_ledger(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No ledger, an empty range, an unavailable or broken database: a message and exit code 2."""
-    for arguments, says in (
+    for arguments, message in (
         (("--data-dir", str(tmp_path / "gone")), "there is no ledger in"),
         (("--data-dir", str(data_dir), "--since", "1h", "--until", "2h"), "--until must be later"),
         (("--ledger-url", "postgresql://nobody@127.0.0.1:1/none"), "cannot read the ledger's database"),
@@ -176,8 +176,8 @@ def test_unreadable_ledger(tmp_path: Path, data_dir: Path, capsys: pytest.Captur
     ):
         assert usage(*arguments) == 2
         output = capsys.readouterr()
-        assert says in output.err and output.out == "" and "Traceback" not in output.err
-    lose_the_table(data_dir)
+        assert message in output.err and output.out == "" and "Traceback" not in output.err
+    drop_records_table(data_dir)
     assert usage("--data-dir", str(data_dir)) == 2
     assert "no such table" in capsys.readouterr().err
     (data_dir / "ledger.sqlite3").write_bytes(b"this is no database" * 500)

@@ -25,9 +25,9 @@ from quipu.web.http.scope import ScopedHTTP, request_scope
 from quipu.web.http.server import Address, ServerConfig, serve
 
 PATIENCE_S = 5.0
-"""How long a test waits for what must happen."""
+"""How long a test waits for something that must happen."""
 GLANCE_S = 0.25
-"""How long a test waits to see that something does not happen."""
+"""How long a test waits before it concludes that something does not happen."""
 
 
 class Kind(Enum):
@@ -177,7 +177,7 @@ class Answer:
     head: bytes
     body: bytes
     is_complete: bool
-    """It ended as its head said that it would."""
+    """Whether it ended as announced in its head."""
 
 
 class Client:
@@ -260,7 +260,7 @@ class Running:
     ended: trio.Event
     """`serve` has returned or raised."""
     failures: list[BaseException]
-    """What it raised."""
+    """The exceptions that it raised."""
     clients: list[Client] = attrs.field(factory=list)
 
     async def connect(self) -> Client:

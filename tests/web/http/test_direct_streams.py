@@ -13,7 +13,7 @@ import trio.testing
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.http.server import ServerConfig
-from tests.web.fakes import STARTED, FakeDesk, hello, record, says
+from tests.web.fakes import STARTED, FakeDesk, hello, record, scripted
 from tests.web.wires import (
     SURFACES,
     DirectWriters,
@@ -46,7 +46,7 @@ CASES = [
 
 async def exchange(way: WritePath, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
     """Return all bytes of a response whose events came one by one, without those that depend on the time of day."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
         await peer.ask(path, **fields)
@@ -72,7 +72,7 @@ async def test_same_bytes(writers: DirectWriters, path: str, name: str, fields: 
 @both_write_paths
 async def test_two_choices_with_logprobs(writers: DirectWriters, way: WritePath) -> None:
     """All choices of a step arrive, each in its order."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions", n=2, logprobs=1)
@@ -91,7 +91,7 @@ async def test_two_choices_with_logprobs(writers: DirectWriters, way: WritePath)
 @pytest.mark.parametrize("path", SURFACES)
 async def test_events_without_output(writers: DirectWriters, way: WritePath, path: str) -> None:
     """Events without output end no stream, neither by an empty chunk nor by an empty write."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         peer = await served.connect()
         await peer.ask(path)
@@ -106,7 +106,7 @@ async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
     """Whether the kernel takes none, part or all of a chunk, the client gets every event once and in order."""
     rng = random.Random(seed)
     writers.kernel = accepts(*(rng.choice([None, None, 0, 1, 2, 5, 100]) for _ in range(50)))
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
@@ -126,7 +126,7 @@ async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
 @pytest.mark.parametrize("when", ["first", "later"])
 async def test_failing_send(writers: DirectWriters, when: str) -> None:
     """The ticket is left once and its connection reset; the producer of the tokens is not affected."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
@@ -153,7 +153,7 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
 @pytest.mark.parametrize("num_read", [0, 2])
 async def test_client_disconnects(writers: DirectWriters, way: WritePath, how: str, num_read: int) -> None:
     """The ticket is left once and at once, even without tokens; later tokens are ignored."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options()) as served:
         num_tasks = trio.lowlevel.current_statistics().tasks_living
         peer = await served.connect()
@@ -180,7 +180,7 @@ async def test_client_disconnects(writers: DirectWriters, way: WritePath, how: s
 @both_write_paths
 async def test_slow_reader_gets_everything(writers: DirectWriters, way: WritePath) -> None:
     """A reader within the limit gets every event, in order."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     text = "x" * 20_000
     async with serving(desk, way.options()) as served:
         peer = await served.connect(receive_bytes=4096)
@@ -195,13 +195,13 @@ async def test_slow_reader_gets_everything(writers: DirectWriters, way: WritePat
         await peer.stream.aclose()
     assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(150)]
     if way is WritePath.DIRECT:
-        assert 0 < writers.num_sends < 150, "it fell behind"
+        assert 0 < writers.num_sends < 150, "the slow reader must fall behind"
 
 
 @both_write_paths
 async def test_slow_reader_delays_nobody(writers: DirectWriters, way: WritePath) -> None:
     """While one stream is not read, the others get every token as it is made."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, way.options(sink_limit_bytes=2_000_000)) as served:
         slow = await served.connect(receive_bytes=4096)
         peers = [slow, *[await served.connect() for _ in range(7)]]
@@ -249,7 +249,7 @@ async def test_http_1_0_uses_generic_path(writers: DirectWriters) -> None:
 
 async def test_garbage_while_a_stream_runs(writers: DirectWriters) -> None:
     """Once a connection is closing, no byte of the stream follows, and its request is left."""
-    desk = FakeDesk(says(STARTED))
+    desk = FakeDesk(scripted(STARTED))
     async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")

@@ -20,7 +20,7 @@ __all__ = ["writers"]
 NUM_CLIENTS = 200
 NUM_AT_ONCE = 40
 LONG, SHORT = 300, 3
-"""Tokens of an answer that nobody waits for the end of, and of one that is read whole."""
+"""Tokens of a response whose client leaves, and of one that is read to its end."""
 
 
 async def run_client(served: Served, rng: random.Random) -> bool:
@@ -105,5 +105,5 @@ async def test_disconnected_clients_leave_nothing(writers: DirectWriters, way: W
     assert outcomes["failed"] == outcomes["rejected"] == 0
     assert outcomes["finished"] >= sum(stayed) > NUM_CLIENTS / 5
     assert outcomes["cancelled"] > NUM_CLIENTS / 3
-    assert sum(outcomes.values()) <= NUM_CLIENTS, "those that left before they were heard have no account"
+    assert sum(outcomes.values()) <= NUM_CLIENTS, "clients that left before their request was read have no account"
     assert (writers.num_sends > 100) == (way is WritePath.DIRECT)

@@ -167,7 +167,7 @@ async def test_limits(width: str, default: int, most: int) -> None:
     for wrong in (0, most + 1, -1):
         error = await get_error(client, OPENAI, {"start_time": 0, "bucket_width": width, "limit": wrong})
         assert error["param"] == "limit" and str(most) in error["message"]
-    assert len(await report(client, bucket_width="1d")) == 7, "a day is the width where none is given"
+    assert len(await report(client, bucket_width="1d")) == 7, "the default width must be a day"
 
 
 async def test_pages_with_groups() -> None:

@@ -92,7 +92,7 @@ async def test_reports_require_admin_key(path: str) -> None:
     assert [(await get(keyed(source), path, tenant))[0] for tenant in (None, "acme", "ops")] == [401, 403, 200]
     assert (await get(client_of(source), path, None))[0] == 200
     _, answer = await get(keyed(source), path, "acme")
-    assert ("type" in answer) == path.startswith(ANTHROPIC), "a refusal has the shape of the API that was asked"
+    assert ("type" in answer) == path.startswith(ANTHROPIC), "an error must have the shape of the API"
 
 
 async def test_record_requires_key() -> None:

@@ -32,8 +32,8 @@ from tests.web.api.admin.usage_books import (
     BookSource,
     client_of,
     copy_database,
+    drop_records_table,
     get_report,
-    lose_the_table,
     make_database,
     multiply,
     record_at,
@@ -48,7 +48,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_dir
 
 
-def drawn(num: int, seed: int) -> Iterator[UsageRecord]:
+def random_records(num: int, seed: int) -> Iterator[UsageRecord]:
     """Return records over ten days, with every outcome and kind of count, some of them on a boundary."""
     draw = random.Random(seed)
     for number in range(num):
@@ -89,7 +89,7 @@ def statements() -> Iterator[list[str]]:
 
 async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> None:
     """Reports from a database equal those from records in memory: groups, filters, boundaries, pages."""
-    kept = list(drawn(2000, 7))
+    kept = list(random_records(2000, 7))
     in_memory = client_of(BookSource(kept))
     in_database = client_of(LedgerUsage(copy_database(template, tmp_path / "data", kept)))
     for parameters in (
@@ -111,7 +111,7 @@ async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> No
 
 async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> None:
     """A report over all records is one statement that the database aggregates; it takes about a second."""
-    data_dir = copy_database(template, tmp_path / "data", drawn(5000, 3))
+    data_dir = copy_database(template, tmp_path / "data", random_records(5000, 3))
     multiply(data_dir, 20)
     client = client_of(LedgerUsage(data_dir))
     for path, parameters in (
@@ -166,7 +166,7 @@ async def test_broken_database(template: Path, tmp_path: Path) -> None:
     """A database that breaks before or during a report gives a 503."""
     data_dir = copy_database(template, tmp_path / "data", [])
     for breaks in (
-        lambda: lose_the_table(data_dir),
+        lambda: drop_records_table(data_dir),
         lambda: (data_dir / SQLITE_NAME).write_bytes(b"this is no database" * 500),
     ):
         breaks()

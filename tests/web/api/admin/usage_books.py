@@ -123,7 +123,7 @@ def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -
     return data_dir
 
 
-def lose_the_table(data_dir: Path) -> None:
+def drop_records_table(data_dir: Path) -> None:
     """Drop the table of records: the database still opens and reports its version."""
     engine = make_engine(sqlite_url(data_dir))
     with engine.begin() as connection:

@@ -44,7 +44,7 @@ async def both(client: Client, request_body: dict[str, Any]) -> tuple[dict[str, 
     return answer, events
 
 
-# ---------------------------------------------------------------- how it ends
+# ---------------------------------------------------------------- ends of a request
 
 
 async def test_length_and_stop_sequences(autojump_clock: trio.abc.Clock) -> None:

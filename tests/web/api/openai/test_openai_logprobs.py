@@ -14,7 +14,7 @@ from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelt
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -53,7 +53,7 @@ def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
 
 
 async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict[str, Any]:
-    exchange, answer = await Client(make_app(FakeDesk(says(*events)))).post(path, body(path, **fields))
+    exchange, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(path, body(path, **fields))
     assert exchange.status == 200, answer
     (choice,) = answer["choices"]
     if not fields.get("echo"):  # the client's type does not allow the null of a prompt's first token
@@ -62,7 +62,7 @@ async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict
 
 
 async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> list[dict[str, Any]]:
-    desk = FakeDesk(says(*events))
+    desk = FakeDesk(scripted(*events))
     _, chunks = await Client(make_app(desk)).stream(path, body(path, stream=True, **fields))
     assert chunks.pop() == "[DONE]"
     if path == CHAT:  # the client has no type for a completion chunk
@@ -126,7 +126,7 @@ async def test_echo() -> None:
 async def test_echo_without_output() -> None:
     """With `max_tokens` 0 there are only the prompt's logprobs, and no completion token."""
     desk = FakeDesk(
-        says(
+        scripted(
             STARTED,
             ScoredDelta(0, "To be", 0, None, prompt_scores=columns(FIRST, PROMPT)),
             Delta(0, "", 0, FinishReason.LENGTH),

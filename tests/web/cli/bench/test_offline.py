@@ -19,7 +19,7 @@ FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 
 
 @pytest.fixture(autouse=True)
-def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def keep_logging_setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the logging setup, which the command changes for the whole process: later tests have another stderr."""
     monkeypatch.setattr(logs, "configure", lambda level: None)
     structlog.configure(processors=[LogCapture()], cache_logger_on_first_use=False)
