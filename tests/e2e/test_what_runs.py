@@ -17,7 +17,7 @@ from tests.e2e.servers import Server, eventually, run_quipu, serving
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
 from tests.kernels_here import needs_kernels
 
-FAST_BREAK = "not a number in a matrix"
+FAST_BREAK = "NaN in a matrix"
 BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2
 """Of the demo's cache: keys and values, layers, heads, slots, elements, bytes."""
 

@@ -17,7 +17,7 @@ import torch
 
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH, make_backend, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks
+from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_among, run_chunks
 
 MAKE: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cpu_backend}
 
@@ -31,7 +31,7 @@ def test_bits_do_not_change(checkpoints: dict[str, Path], name: str, dtype: str,
     cold = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
     assert cold.isfinite().all()
     backend.cache.fill(float("nan"))
-    ones = [1] * LOOKED_AT
+    ones = [1] * NUM_COMPARED
     assert torch.equal(run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12, *ones]), cold)
     backend.cache.fill(float("nan"))
     assert torch.equal(run_among(backend, 5, [201, 150, 161, *ones], seed=7), cold)

@@ -15,7 +15,7 @@ import torch
 
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from tests.kernels.kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, LOOKED_AT, TOKENS, feed_prefix, run_chunks, run_upon_copy
+from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, feed_prefix, run_chunks, run_on_copied_block
 
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 
@@ -39,9 +39,9 @@ def cold(backend: ReferenceBackend) -> torch.Tensor:
     return result
 
 
-def test_chunks_decode_and_placement(backend: ReferenceBackend, cold: torch.Tensor) -> None:
+def test_chunks_decode_and_blocks(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     """Chunks of 100, then one token a step, in other blocks: the same bits as one prefill."""
-    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
+    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * NUM_COMPARED)
     assert torch.equal(chunked, cold)
 
 
@@ -50,7 +50,7 @@ def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     blocks = scattered_blocks(33 + 4 * 9, seed=8)
     mine, others = blocks[:33], [blocks[33 + 9 * i : 42 + 9 * i] for i in range(4)]
     results, position = [], 0
-    for turn, size in enumerate([201, 150, 161] + [1] * LOOKED_AT):
+    for turn, size in enumerate([201, 150, 161] + [1] * NUM_COMPARED):
         row = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": mine}
         beside = [
             {"token_ids": tokens, "position": 0, "blocks": table} for tokens, table in zip(OTHERS, others, strict=True)
@@ -73,7 +73,7 @@ def test_cached_prefix(backend: ReferenceBackend, cold: torch.Tensor) -> None:
 
 def test_copied_block(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     """Upon a copy of the last full block, of which only the last token is computed: the same bits."""
-    assert torch.equal(run_upon_copy(backend), cold)
+    assert torch.equal(run_on_copied_block(backend), cold)
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 64])
@@ -94,7 +94,7 @@ def test_odd_number_of_threads(checkpoints: dict[str, Path]) -> None:
         backend = make_backend(checkpoints["qwen3-odd"])
         backend.one_thread = False
         alone = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
-        chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
+        chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * NUM_COMPARED)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(alone, chunked)
