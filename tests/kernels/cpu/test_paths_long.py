@@ -1,7 +1,7 @@
 """All invariance tests of the kernels on the other instruction sets: `make test-long`.
 
-The imported tests run in `test_invariance.py` on the chosen set; the fixtures below replace the kernels, and use a model
-of each kind of attention and MLP.
+The imported tests run in `test_invariance.py` on the chosen set; the fixtures below replace the kernels and use
+a model of each kind of attention and MLP.
 """
 
 from __future__ import annotations
