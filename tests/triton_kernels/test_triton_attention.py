@@ -1,4 +1,4 @@
-"""Paged attention of the Triton kernels, on the interpreter: right, and the same bits whatever the pass holds."""
+"""Paged attention of the Triton kernels in the interpreter: correct, with bits that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plain(
     q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, position: int, *, window: int | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the last tokens of one sequence, over dense keys."""
+    """Return attention of the last tokens of one sequence over dense keys, computed by definition."""
     group = q_NHE.shape[1] // k_NKE.shape[1]
     k_NHE, v_NHE = k_NKE.repeat_interleave(group, 1), v_NKE.repeat_interleave(group, 1)
     score = torch.einsum("nhe,mhe->hnm", q_NHE, k_NHE) * SCALE
@@ -56,7 +56,7 @@ def attend(
     padding: int = 0,
     **options: float | None,
 ) -> list[torch.Tensor]:
-    """Attention of rows (sequence, first position, length): each its own result."""
+    """Return the attention of each row (sequence, first position, length)."""
     cache = Cache(shape.num_kv_heads, shape.head_dim)
     for sequence, _, _ in sequences:
         sequence.store(cache)
