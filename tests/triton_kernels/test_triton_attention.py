@@ -79,7 +79,7 @@ def attend(
     ],
 )
 def test_attention(shape: Shape, options: dict[str, float | None]) -> None:
-    """A decoding row, a prompt and a chunk behind a cached prefix in one pass: each as plain torch has it."""
+    """Match plain torch for decoding rows, a prompt and a chunk after a cached prefix, in one pass."""
     rows = [
         (Sequence(38, shape, [3, 9, 1, 4, 22, 6, 7, 8, 5, 11], 1), 37, 1),
         (Sequence(13, shape, [12, 20, 13, 14], 2), 0, 13),

@@ -32,7 +32,7 @@ SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 48}
 
 
 class CountingDevice(CpuDevice):
-    """Counts what was captured."""
+    """Counts the graphs that are captured."""
 
     def __init__(self) -> None:
         self.num_captured = 0
@@ -43,7 +43,7 @@ class CountingDevice(CpuDevice):
 
 
 def make_triton(model_path: Path, device: CpuDevice | None = None, **changes: Any) -> TritonBackend:
-    """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
+    """Make a backend whose cache is filled with NaN, so that reading an unwritten slot is detected."""
     backend = TritonBackend(backend_config(model_path, **(SIZES | changes)), device or CpuDevice(), SMALL)
     backend.cache.fill(float("nan"))
     return backend
@@ -55,7 +55,7 @@ def row(index: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> None:
+def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str) -> None:
     """Match the reference for every family: two chunks of a prompt, then a decoded token, each beside another row."""
     ours, theirs = make_triton(checkpoints[name]), make_backend(checkpoints[name])
     for start, end in ((0, 9), (9, 20), (20, 21)):
