@@ -79,12 +79,12 @@ class Fail:
     error: str
 
 
-Entry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail
-Script = Callable[[Submit], Sequence[Sequence[Entry]]]
+ScriptedEntry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail
+Script = Callable[[Submit], Sequence[Sequence[ScriptedEntry]]]
 """The entries about a sequence, report by report."""
 
 
-def tokens(count: int) -> list[list[Entry]]:
+def tokens(count: int) -> list[list[ScriptedEntry]]:
     """One token per report; the last one ends the sequence."""
     return [[Token(is_last=index == count - 1)] for index in range(count)]
 
@@ -118,7 +118,7 @@ class ScriptedHost:
             async with self._reporting:
                 await self._report(link, submit.sequence_id, entries)
 
-    async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[Entry]) -> None:
+    async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
         types = StepReport.__annotations__
         columns: dict[str, Any] = {name: [] if kind.startswith("list") else 0 for name, kind in types.items()}
         self._number += 1
@@ -128,7 +128,7 @@ class ScriptedHost:
         columns["num_running"] = len(self._live)
         await link.deliver([over_the_wire(StepReport(**columns))])
 
-    def _fill(self, columns: dict[str, Any], sequence_id: int, entry: Entry) -> None:
+    def _fill(self, columns: dict[str, Any], sequence_id: int, entry: ScriptedEntry) -> None:
         def add(**values: Any) -> None:
             for name, value in values.items():
                 columns[name].append(value)

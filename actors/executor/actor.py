@@ -22,7 +22,7 @@ from ..messages.scheduler import StepResult
 from .step_runner import Executor, RunningStep
 
 THREAD_GRACE_S = 1.0
-"""How long the end of an engine waits for a pass that is still running."""
+"""How long the shutdown of an engine waits for a pass that is still running."""
 
 
 async def run_executor(executor: Executor, plans: Receiver[StepPlan], results: Poster[StepResult]) -> None:
@@ -81,5 +81,5 @@ async def _run_in_thread(executor: Executor, plans: Receiver[StepPlan], results:
     finally:
         work.put(None)
         with trio.CancelScope(shield=True):
-            # the backend must not be closed during a pass; one that hangs is left to the end of the process
+            # the backend must not be closed during a pass; a pass that hangs ends with the process
             await trio.to_thread.run_sync(thread.join, THREAD_GRACE_S)

@@ -29,7 +29,7 @@ _ROW_SAMPLING = tuple(attrs.fields_dict(RowSampling))
 
 @attrs.define(eq=False)
 class SequenceState:
-    """What the executor keeps of a sequence between passes."""
+    """What the executor keeps about a sequence between passes."""
 
     slot: int
     sampling: SamplingParams
@@ -38,10 +38,10 @@ class SequenceState:
     keys: list[bytes]
     """Chain keys of its full blocks, preceded by the root key."""
     tokens: list[int]
-    """Token ids from position 0 on that were fed, or will be."""
+    """Token ids from position 0 on that have been fed, or will be."""
     table: list[int] = attrs.field(factory=list)
     processor: LogitProcessor | None = None
-    """Created at its first sampled token if its sampling has rules; from then on told of every token."""
+    """Created at its first sampled token if its sampling has rules; from then on given every token."""
     row_sampling: RowSampling = attrs.field(init=False)
     """Its sampling parameters for every batch: made once, shared by all its rows."""
 
@@ -49,8 +49,8 @@ class SequenceState:
     def _make_row_sampling(self) -> RowSampling:
         return RowSampling(**{name: getattr(self.sampling, name) for name in _ROW_SAMPLING})
 
-    def processor_for_draw(self) -> LogitProcessor | None:
-        """Return what changes its logits, if anything does. All tokens before the next one must be known."""
+    def logit_processor(self) -> LogitProcessor | None:
+        """Return what changes its logits, if its sampling has rules. All tokens before the next one must be known."""
         rules = self.sampling.rules
         if rules is None:
             return None
@@ -62,7 +62,7 @@ class SequenceState:
             )
         return self.processor
 
-    def draw(self, token_id: int) -> None:
+    def append_output(self, token_id: int) -> None:
         """Record a sampled token."""
         self.tokens.append(token_id)
         self.num_outputs += 1
@@ -126,18 +126,18 @@ def make_batch(
 
 
 def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: list[int]) -> Scoring | None:
-    """Return what the backend has to score, or None."""
+    """Return what the backend must score, or None."""
     drawn = [
         (row, state.sampling.logprobs)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
         if samples and state.sampling.logprobs is not None
     ]
-    asked = plan.to_score
-    if not drawn and asked is None:
+    prompts = plan.to_score
+    if not drawn and prompts is None:
         return None
     scoring = Scoring([row for row, _ in drawn], [count for _, count in drawn], [], [], [])
-    if asked is not None:
-        for row, position, token_ids in zip(asked.rows, asked.positions, asked.token_ids, strict=True):
+    if prompts is not None:
+        for row, position, token_ids in zip(prompts.rows, prompts.positions, prompts.token_ids, strict=True):
             first = query_start[row] + position - 1 - plan.row_starts[row]
             scoring.prompt_tokens.extend(range(first, first + len(token_ids)))
             scoring.prompt_target_ids.extend(token_ids)
@@ -146,11 +146,11 @@ def _make_scoring(plan: StepPlan, states: Sequence[SequenceState], query_start: 
 
 
 def _make_processing(plan: StepPlan, states: Sequence[SequenceState]) -> Processing | None:
-    """Return what changes the logits of the rows that sample, or None."""
+    """Return the processors and masks of the rows that sample, or None."""
     processors = [
         (row, processor)
         for row, (state, samples) in enumerate(zip(states, plan.row_samples, strict=True))
-        if samples and (processor := state.processor_for_draw()) is not None
+        if samples and (processor := state.logit_processor()) is not None
     ]
     masks = plan.masks
     if not processors and masks is None:
@@ -167,19 +167,19 @@ def scores_of(plan: StepPlan, scoring: Scoring, drawn: Drawn) -> StepScores:
     """Return the backend's scores by sequence. Raises ValueError if the backend returned none."""
     if drawn.scores is None or drawn.prompt_scores is None:
         raise ValueError("the backend does not support logprobs")
-    prompts = []
+    packed = []
     start = 0
-    asked = plan.to_score
-    for token_ids in asked.token_ids if asked is not None else ():
+    prompts = plan.to_score
+    for token_ids in prompts.token_ids if prompts is not None else ():
         # packed here, in the executor's thread, so that neither process's loop handles each number
-        prompts.append(pack(_columns(drawn.prompt_scores.cut(start, start + len(token_ids)))))
+        packed.append(pack(_columns(drawn.prompt_scores.cut(start, start + len(token_ids)))))
         start += len(token_ids)
     return StepScores(
         drawn_ids=[plan.row_ids[row] for row in scoring.drawn_rows],
         drawn=_columns(drawn.scores),
-        prompt_ids=[plan.row_ids[row] for row in asked.rows] if asked is not None else [],
-        prompt_positions=asked.positions if asked is not None else [],
-        prompts=prompts,
+        prompt_ids=[plan.row_ids[row] for row in prompts.rows] if prompts is not None else [],
+        prompt_positions=prompts.positions if prompts is not None else [],
+        prompts=packed,
     )
 
 

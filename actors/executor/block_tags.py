@@ -1,7 +1,7 @@
 """The executor's own record of what each physical block contains.
 
 Used by `step_runner.py`. Tags are made from the tokens that were fed, not from what a plan claims, so a wrong or stale
-grant is noticed.
+grant is detected.
 
 What must always hold: a block that a pass is about to write, or whose pass failed, has no tag.
 """
@@ -21,7 +21,7 @@ class Tag:
     """What a physical block contains, as far as the executor has written it."""
 
     key: bytes | None
-    """That of its contents; None while the block is not full."""
+    """The chain key of its contents; None while the block is not full."""
     num_filled: int
 
 
@@ -38,7 +38,7 @@ class BlockTags:
         return tag is not None and tag.key == key
 
     def num_confirmed_tokens(self, table: Sequence[int], keys: Sequence[bytes]) -> int:
-        """Return how many tokens in the leading blocks of `table` are what `keys` say."""
+        """Return how many tokens of the leading blocks of `table` match `keys`."""
         tags = self._tags
         for index, key in enumerate(keys):
             tag = tags[table[index]]

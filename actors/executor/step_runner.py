@@ -1,13 +1,13 @@
-"""Turns plans into forward passes of one backend, and records what the blocks contain.
+"""Runs plans as forward passes of one backend, and records what the blocks contain.
 
 Synchronous; `actor.py` calls it, from one thread. Only this module, `loading.py`, `batch_builder.py` and `actor.py`
 import `quipu.kernels`.
 
-The record is the second entry of the accounts. Before a pass, the executor clears the tags of every physical block that
-the pass will write. After it, each block is tagged with the chain key of its contents and the number of filled slots.
-At the first step of an admission, only granted blocks whose tags agree count as *read*, so a wrong or stale grant does
-not balance. If another block already contains a prompt's last block, only the last token is computed: where the tag of
-that block agrees it is *copied*, otherwise its tokens are computed.
+This record is the second entry in the double-entry accounting of cached tokens. Before a pass, the executor clears the
+tags of every physical block that the pass will write. After it, each block is tagged with the chain key of its contents
+and the number of filled slots. At the first step of an admission, only granted blocks whose tags agree count as *read*,
+so a wrong or stale grant is detected. If another block already contains a prompt's last block, only the last token is
+computed: the block is *copied* if its tag agrees; otherwise all its tokens are computed.
 
 What must always hold: a plan whose generation has failed is not run.
 """
@@ -95,7 +95,7 @@ class Executor:
         drawn = self.backend.step(batch)
 
         for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
-            states[row].draw(token_id)
+            states[row].append_output(token_id)
         self._tags.write(states, plan.row_starts, ends)
         return StepDone(
             step=plan.step,

@@ -17,7 +17,7 @@ from tests.e2e.servers import Server, eventually, run_quipu, serving
 from tests.kernel_markers import needs_kernels
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
 
-FAST_BREAK = "not a number in a matrix"
+FAST_BREAK = "NaN in a matrix"
 BLOCK_BYTES = 2 * 4 * 2 * 16 * 32 * 2
 """The demo's: keys and values, layers, heads, slots, elements, bytes."""
 

@@ -77,16 +77,16 @@ def attention(machine: Machine) -> list[dict[str, Any]]:
 def passes(machine: Machine) -> list[dict[str, Any]]:
     """Compare the last positions' logits of a strict backend, computed in six ways."""
     backend = make_backend(machine, determinism="strict")
-    length, num_logits = (20, 2) if machine.rehearsal else (700, 8)
-    cold = one_row(backend, length, num_logits, [length])
+    length, num_compared = (20, 2) if machine.rehearsal else (700, 8)
+    cold = one_row(backend, length, num_compared, [length])
     rows = []
     ways = {
-        "again": one_row(backend, length, num_logits, [length]),
-        "chunks": one_row(backend, length, num_logits, [length // 3, length - length // 3]),
-        "token by token": one_row(backend, length, num_logits, [length - num_logits, *[1] * num_logits]),
+        "again": one_row(backend, length, num_compared, [length]),
+        "chunks": one_row(backend, length, num_compared, [length // 3, length - length // 3]),
+        "token by token": one_row(backend, length, num_compared, [length - num_compared, *[1] * num_compared]),
     }
     for others in (1,) if machine.rehearsal else (1, 7, 30):
-        ways[f"beside {others} others"] = several_rows(backend, length, num_logits, others)
+        ways[f"beside {others} others"] = several_rows(backend, length, num_compared, others)
     for name, logits in ways.items():
         rows.append(
             {

@@ -13,9 +13,9 @@ from pathlib import Path
 
 def main() -> None:
     command = [sys.argv[1], "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    lent = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    folder = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     # read at start-up; addsitedir also processes the other's .pth files, such as the one for this checkout
-    line = f"import site; site.addsitedir({lent!r})\n"
+    line = f"import site; site.addsitedir({folder!r})\n"
     (Path(sysconfig.get_path("purelib")) / "borrowed.pth").write_text(line)
 
 

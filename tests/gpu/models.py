@@ -78,26 +78,26 @@ def text(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(90), k=length)
 
 
-def one_row(backend: TritonBackend, length: int, num_logits: int, chunks: list[int]) -> torch.Tensor:
+def one_row(backend: TritonBackend, length: int, num_compared: int, chunks: list[int]) -> torch.Tensor:
     """Return logits of the last positions of one text, computed alone, in chunks; every unwritten slot is NaN."""
-    return several_rows(backend, length, num_logits, 0, chunks)
+    return several_rows(backend, length, num_compared, 0, chunks)
 
 
 def several_rows(
-    backend: TritonBackend, length: int, num_logits: int, others: int, chunks: list[int] | None = None
+    backend: TritonBackend, length: int, num_compared: int, others: int, chunks: list[int] | None = None
 ) -> torch.Tensor:
     """Do the same together with other rows, which prefill; the blocks differ with the number of rows."""
     backend.cache.fill(float("nan"))
     longest = backend.memory_plan.max_model_len
     token_ids, blocks = text(length, 1), blocks_of(0, longest, seed=others)
     results, position = [], 0
-    for size in chunks or [length // 2, length - length // 2 - num_logits, *[1] * num_logits]:
+    for size in chunks or [length // 2, length - length // 2 - num_compared, *[1] * num_compared]:
         rows = [(i, 0, text(1 + 5 * i % 37, i), blocks_of(i, longest)) for i in range(1, others + 1)]
         place = position % (others + 1)
         rows.insert(place, (0, position, token_ids[position : position + size], blocks))
         batch = make_batch(rows)
         first = batch.query_start[place]
-        wanted = [first + i for i in range(size) if position + i >= length - num_logits]
+        wanted = [first + i for i in range(size) if position + i >= length - num_compared]
         results.append(backend.logits(batch, wanted))
         position += size
     return torch.cat(results)

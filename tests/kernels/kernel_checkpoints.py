@@ -1,6 +1,6 @@
 """Small random checkpoints of every family, and helpers to run passes over a backend.
 
-Imported by the tests; `conftest.py` makes the checkpoints once a session.
+Imported by the tests; `conftest.py` makes the checkpoints once per session.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    # So small that within the tests' positions some frequencies are slowed, some blended, some kept.
+    # small enough that within the tests' positions some frequencies are scaled, some interpolated, some unchanged
     "original_max_position_embeddings": 64,
 }
 
@@ -126,15 +126,15 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 FEW = ("qwen3-tied", "qwen3-odd", "llama", "llama-rope3")
-"""For tests that are not about families."""
+"""Checkpoints for tests that are not about families."""
 THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe")
-"""Every operation is in one of them, so long tests use only these; `make test-long` uses all."""
+"""Checkpoints that together use every operation: long tests use only these, `make test-long` uses all."""
 _SAMPLING = attrs.fields_dict(RowSampling).keys()
 EACH = [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.slow) for name in CONFIGS]
 
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
-    """Make a checkpoint with weights large enough to spread logits (transformers' init leaves them nearly flat)."""
+    """Make a checkpoint with weights large enough to spread logits (transformers' own leave them nearly flat)."""
     torch.manual_seed(sorted(CONFIGS).index(name))
     model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def backend_config(model_path: Path, **changes: Any) -> BackendConfig:
 
 
 def make_backend(model_path: Path, **changes: Any) -> ReferenceBackend:
-    """Make a backend whose cache is filled with NaN, so that any read of an unwritten slot shows."""
+    """Make a backend whose cache is filled with NaN, so that reading an unwritten slot is detected."""
     backend = ReferenceBackend(backend_config(model_path, **changes))
     backend.cache.fill(float("nan"))
     return backend

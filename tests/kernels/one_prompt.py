@@ -1,4 +1,4 @@
-"""One prompt, fed in whatever chunks: what the invariance tests of both backends compare."""
+"""Ways of computing one prompt (chunks, batches, cached prefixes), for the invariance tests of the backends."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_block
 Backend = CpuBackend | ReferenceBackend
 
 LENGTH = 520
-LOOKED_AT = 8
+NUM_COMPARED = 8
 TOKENS = prompt(LENGTH, seed=3)
 
 
 def run_chunks(backend: Backend, blocks: list[int], chunks: list[int], *, start: int = 0) -> torch.Tensor:
-    """Feed TOKENS from `start` in chunks, alone; logits of the last LOOKED_AT positions."""
+    """Feed TOKENS from `start` in chunks, alone. Return the logits of the last NUM_COMPARED positions."""
     results, position = [], start
     for size in chunks:
         batch = make_batch({"token_ids": TOKENS[position : position + size], "position": position, "blocks": blocks})
-        wanted = [i for i in range(size) if position + i >= LENGTH - LOOKED_AT]
+        wanted = [i for i in range(size) if position + i >= LENGTH - NUM_COMPARED]
         results.append(backend.logits(batch, wanted))
         position += size
     assert position == LENGTH
@@ -29,7 +29,7 @@ def run_chunks(backend: Backend, blocks: list[int], chunks: list[int], *, start:
 
 
 def run_among(backend: Backend, num_others: int, chunks: list[int], *, seed: int) -> torch.Tensor:
-    """Feed TOKENS in chunks in the middle of other rows, which prefill odd numbers of tokens."""
+    """Feed TOKENS in chunks, in the middle of a batch of other rows, which prefill various numbers of tokens."""
     tables = scattered_blocks(33 + 2 * num_others, seed=seed)
     others = [
         {
@@ -41,21 +41,21 @@ def run_among(backend: Backend, num_others: int, chunks: list[int], *, seed: int
         for i in range(num_others)
     ]
     results, position = [], 0
-    for turn, size in enumerate(chunks):
+    for index, size in enumerate(chunks):
         row = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": tables[:33]}
-        cut = turn % (num_others + 1)
-        batch = make_batch(*others[:cut], row, *others[cut:])
-        first = batch.query_start[cut]
-        wanted = [first + i for i in range(size) if position + i >= LENGTH - LOOKED_AT]
+        place = index % (num_others + 1)
+        batch = make_batch(*others[:place], row, *others[place:])
+        first = batch.query_start[place]
+        wanted = [first + i for i in range(size) if position + i >= LENGTH - NUM_COMPARED]
         results.append(backend.logits(batch, wanted))
         position += size
     return torch.cat(results)
 
 
 def feed_prefix(backend: Backend) -> tuple[list[int], int]:
-    """Have another request compute the first tokens, in other chunks and with a longer tail of its own.
+    """Compute a prefix of TOKENS as another request, in other chunks and with a longer suffix of its own.
 
-    Gives the blocks with which TOKENS go on behind them, and how many they are.
+    Return the blocks for TOKENS, which begin with the prefix's, and the prefix's length.
     """
     prefix = 256 + 5 * 16
     shared = scattered_blocks(60, seed=9)
@@ -65,17 +65,17 @@ def feed_prefix(backend: Backend) -> tuple[list[int], int]:
     return shared[: prefix // 16] + shared[30:42], prefix
 
 
-def run_upon_copy(backend: Backend) -> torch.Tensor:
-    """Feed TOKENS up to the end of a block; then go on, with its last token, upon a copy of that block.
+def run_on_copied_block(backend: Backend) -> torch.Tensor:
+    """Feed TOKENS up to the end of a block, then continue from its last token with a copy of that block.
 
-    In the same pass the block that was copied becomes another one's copy: all are read before any is written.
+    In the same pass the source block is itself overwritten by a copy: all sources must be read before any is written.
     """
-    end = (LENGTH - LOOKED_AT) // 16 * 16
+    end = (LENGTH - NUM_COMPARED) // 16 * 16
     *first, second_last, last, own, rest = scattered_blocks(end // 16 + 2, seed=11)
     others = [*first, second_last, last]
     backend.logits(make_batch({"token_ids": TOKENS[:end], "position": 0, "blocks": others}), [])
-    going_on = make_batch(
+    continuation = make_batch(
         {"token_ids": TOKENS[end - 1 :], "position": end - 1, "blocks": [*first, second_last, own, rest]}
     )
-    batch = attrs.evolve(going_on, copies=[(last, own), (second_last, last)])
-    return backend.logits(batch, list(range(LENGTH - end + 1))[-LOOKED_AT:])
+    batch = attrs.evolve(continuation, copies=[(last, own), (second_last, last)])
+    return backend.logits(batch, list(range(LENGTH - end + 1))[-NUM_COMPARED:])

@@ -1,7 +1,7 @@
-"""What backends' logits are compared with: transformers' and the reference's, computed once a session.
+"""The logits that backends are compared with: transformers' and the reference's, computed once per session.
 
-What is compared is logits, not text. Argmax regret is transformers' logit at its own argmax minus transformers' logit
-at ours: 0 where they agree, small where two candidates are nearly level. Differences are given in units of the
+Logits are compared, not text. Argmax regret is transformers' logit at its own argmax minus transformers' logit at
+ours: 0 where they agree, small where two candidates are nearly equal. Differences are given in units of the
 logits' own standard deviation, so that a tolerance means the same for every checkpoint.
 """
 
@@ -25,7 +25,7 @@ TOKENS = prompt(NUM_PREFILL + NUM_DECODES, seed=7)
 
 @attrs.frozen
 class Tolerance:
-    """In standard deviations of the logits."""
+    """Allowed differences, in standard deviations of the logits."""
 
     regret: float
     mean: float
@@ -39,12 +39,12 @@ TOLERANCES = {
     "float32": Tolerance(regret=1e-4, mean=1e-5, p99=5e-5),
     "bfloat16": Tolerance(regret=0.25, mean=0.04, p99=0.15),
 }
-# A token whose last chosen expert and the next are nearly level goes to the other one in transformers' bfloat16.
+# If the scores of a token's last chosen expert and the next are nearly equal, transformers' bfloat16 may swap them.
 _ROUTED = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.15)}
 
 
 def run(backend: Backend) -> torch.Tensor:
-    """Logits of every one of TOKENS: the prefill's at once, the rest from one-token steps."""
+    """Return the logits of all TOKENS: one prefill, then steps of one token."""
     blocks = scattered_blocks(23, seed=1)
     prefill = make_batch({"token_ids": TOKENS[:NUM_PREFILL], "position": 0, "blocks": blocks})
     logits = [backend.logits(prefill, list(range(NUM_PREFILL)))]
@@ -79,7 +79,7 @@ def differences(ours: torch.Tensor, theirs: torch.Tensor) -> Tolerance:
 
 
 def check(name: str, dtype: str, found: Tolerance) -> None:
-    """See that a checkpoint's logits are within what they may differ by in this dtype."""
+    """Check that the differences are within the tolerance for this dtype and checkpoint."""
     allowed = _ROUTED.get(dtype, TOLERANCES[dtype]) if name == "qwen3-moe" else TOLERANCES[dtype]
     print(name, dtype, found)
     assert found.regret <= allowed.regret

@@ -1,4 +1,4 @@
-"""How many blocks the cache gets: by number, by bytes, by share of the memory, by default; and when that is refused."""
+"""The number of KV-cache blocks: given as a count, in bytes, as a share of memory, by default; and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pool_of(
     available: int = 12 * GIB,
     default: KVMemory | None = None,
 ) -> MemoryPlan:
-    """Of a device that holds 2 GiB already, whose blocks of 16 tokens take a MiB and whose largest pass takes a GiB."""
+    """Plan a device with 2 GiB in use, where a block of 16 tokens takes 1 MiB and the largest pass 1 GiB."""
     config = backend_config(
         Path(),
         num_blocks=num_blocks,
@@ -57,10 +57,10 @@ def pool_of(
         ({"num_blocks": 77}, 77),
         ({"kv_memory": KVMemory(num_bytes=100 * MIB + 5)}, 100),
         ({"kv_memory": KVMemory(utilization=0.5)}, (8 - 2 - 1) * 1024),
-        # the more exact of two settings counts, as vLLM has it
+        # the more specific of two settings wins, as in vLLM
         ({"num_blocks": 77, "kv_memory": KVMemory(100 * MIB, 0.5)}, 77),
         ({"kv_memory": KVMemory(100 * MIB, 0.5)}, 100),
-        # by default: sixteen contexts and the null block, 4 GiB, a quarter of all memory, half of what is left
+        # by default: sixteen contexts and the null block, 4 GiB, a quarter of all memory, half of what is available
         ({}, 1 + 16 * 64),
         ({"max_model_len": 65_536}, 4096),
         ({"max_model_len": 65_536, "total": 8 * GIB}, 2048),
@@ -69,12 +69,12 @@ def pool_of(
     ],
 )
 def test_number_of_blocks(settings: dict[str, Any], num_blocks: int) -> None:
-    """Whoever says it, what is said comes first; a default never fills the machine."""
+    """An explicit setting takes precedence; a default never fills the machine."""
     assert pool_of(may_shorten=True, **settings).num_blocks == num_blocks
 
 
 def test_profile_runs_only_if_needed() -> None:
-    """What a pass takes is known where the size depends on it."""
+    """A pass is profiled only if the size depends on its memory."""
     assert pool_of(num_blocks=77, max_model_len=512).workspace_bytes is None
     assert pool_of(kv_memory=KVMemory(num_bytes=GIB)).workspace_bytes is None
     assert pool_of(kv_memory=KVMemory(utilization=0.9)).workspace_bytes == GIB
@@ -107,13 +107,13 @@ def test_profile_runs_only_if_needed() -> None:
     ],
 )
 def test_refused(settings: dict[str, Any], named: str) -> None:
-    """Too little for one sequence of the longest length, or more than there is: how much, and which flag."""
+    """Refuse a size below one sequence of maximum length or above the memory; name the required size and the flag."""
     with pytest.raises(ValueError, match=named):
         pool_of(**settings)
 
 
 def test_default_max_model_len_is_shortened(caplog: pytest.LogCaptureFixture) -> None:
-    """A model's own length gives way to the memory, which is said; but for a single block it does not."""
+    """Shorten a model's own length to fit into memory, with a warning, but not to less than a block."""
     caplog.set_level(logging.WARNING, "quipu.kernels")
     pool = pool_of(kv_memory=KVMemory(num_bytes=33 * MIB), may_shorten=True)
     assert (pool.num_blocks, pool.max_model_len) == (33, 512)
@@ -124,8 +124,8 @@ def test_default_max_model_len_is_shortened(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_backends_make_what_was_chosen(checkpoints: dict[str, Path], executor: str, dtype: str) -> None:
-    """The cache has the blocks that bytes pay for, and a step may use the last of them."""
+def test_backends_allocate_the_planned_blocks(checkpoints: dict[str, Path], executor: str, dtype: str) -> None:
+    """The cache has as many blocks as fit into the bytes, and a step can use the last of them."""
     shape = BlockShape(num_layers=2, num_kv_heads=2, block_size=16, head_dim=32, dtype=getattr(torch, dtype))
     config = backend_config(
         checkpoints["qwen3-tied"], dtype=dtype, num_blocks=None, kv_memory=KVMemory(num_bytes=100 * shape.num_bytes)
@@ -140,7 +140,7 @@ def test_backends_make_what_was_chosen(checkpoints: dict[str, Path], executor: s
 def test_weights_larger_than_memory(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
-    """They are refused before they are read, with both figures; what just fits is loaded."""
+    """Refuse the weights before reading them, naming both sizes; if they just fit, the refusal is for the cache."""
     num_bytes = load_backend(executor, backend_config(checkpoints["llama"])).memory_plan.weights_bytes
     for available in (num_bytes // 2, 2 * num_bytes):
         monkeypatch.setattr(
@@ -152,7 +152,7 @@ def test_weights_larger_than_memory(
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_profile_run(checkpoints: dict[str, Path], executor: str) -> None:
-    """It measures more where passes may be larger, at least their logits, and leaves a backend as good as new."""
+    """Measure more for larger passes, at least the size of their logits, and leave no state behind in the backend."""
     row = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
     drawn, workspaces = [], []
     for num_seqs, num_tokens in ((2, 64), (256, 4096)):

@@ -1,4 +1,4 @@
-"""Bans, biases and penalties on one row: against the definitions written out plainly, and at their edges."""
+"""Bans, biases and penalties on one row, compared with a direct implementation of their definitions, and edge cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row_of(*logits: float) -> Row:
 
 
 def words_of(allowed: set[int], vocab_size: int) -> bytes:
-    """A bit mask as its definition says: bit i % 32 of word i // 32."""
+    """Return the bit mask of these tokens: bit i % 32 of word i // 32."""
     words = [0] * -(-vocab_size // 32)
     for token_id in allowed:
         words[token_id // 32] |= 1 << token_id % 32
@@ -35,7 +35,7 @@ def words_of(allowed: set[int], vocab_size: int) -> bytes:
 def seen(
     logits: Row, rules: LogitRules, prompt: Ids = (), outputs: Ids = (), mask: set[int] | None = None
 ) -> list[float]:
-    """What there is to draw from; the row is as it was afterwards."""
+    """Return the edited logits, and check that the row is restored afterwards."""
     before = logits.copy()
     processing = Processing(
         rows=[3],
@@ -52,7 +52,7 @@ def seen(
 def expected(
     logits: Row, rules: LogitRules, prompt: list[int], outputs: list[int], mask: set[int] | None
 ) -> list[float]:
-    """The same, token by token, from the definitions."""
+    """Return the expected logits, token by token, from the definitions."""
     left = [float(logit) for logit in logits]
 
     def ban(banned: set[int]) -> None:
@@ -97,7 +97,7 @@ few_ids = st.integers(0, 3)
     ),
     prompt=st.lists(token_ids, max_size=12),
     outputs=st.lists(few_ids, max_size=9),
-    num_noted=st.integers(0, 9),
+    num_added=st.integers(0, 9),
     mask=st.one_of(st.none(), st.sets(token_ids, min_size=1)),
 )
 def test_rules_match_their_definitions(
@@ -105,12 +105,12 @@ def test_rules_match_their_definitions(
     rules: LogitRules,
     prompt: list[int],
     outputs: list[int],
-    num_noted: int,
+    num_added: int,
     mask: set[int] | None,
 ) -> None:
-    """All of them together, in vLLM's order; it does not matter which outputs were drawn before an admission."""
+    """Apply all rules in vLLM's order, however the outputs are split into earlier ones and those of this admission."""
     row = row_of(*logits)
-    split = max(0, len(outputs) - num_noted)
+    split = max(0, len(outputs) - num_added)
     processor = LogitProcessor(rules, prompt, outputs[:split])
     for token_id in outputs[split:]:
         processor.add_output(token_id)
@@ -134,7 +134,7 @@ def test_rules_match_their_definitions(
     ],
 )
 def test_penalties_by_hand(rules: dict[str, Any], left: list[float]) -> None:
-    """Token 0 is in the prompt only, 1 was drawn twice, 2 once, 3 never was there."""
+    """Token 0 is only in the prompt, 1 was sampled twice, 2 once, 3 never."""
     assert seen(row_of(4, 1, -1, -3), LogitRules(**rules), [0, 0, 1], [1, 2, 1]) == left
 
 
@@ -146,19 +146,19 @@ def test_penalties_by_hand(rules: dict[str, Any], left: list[float]) -> None:
         ([(1, 2)], [1], {2}),
         ([(1, 2)], [1, 2], set()),
         ([(1, 1)], [1], {1}),
-        ([(1, 2, 3)], [2], set()),  # it does not begin in front of the outputs
+        ([(1, 2, 3)], [2], set()),  # a word does not begin in the prompt
         ([(1, 2, 3)], [0, 1, 2], {3}),
         ([(1, 2, 3), (0, 2, 1), (2, 0), (3,)], [1, 2], {0, 3}),
     ],
 )
 def test_bad_words(words: list[tuple[int, ...]], outputs: list[int], banned: set[int]) -> None:
-    """A word's last token is banned where the outputs end with what goes before; the prompt is no part of a word."""
+    """Ban a word's last token if the outputs end with the tokens before it; the prompt does not count."""
     left = seen(row_of(0, 0, 0, 0), LogitRules(bad_words=tuple(words)), [1, 2], outputs)
     assert {i for i, logit in enumerate(left) if logit == OFF} == banned
 
 
-def test_minimum_of_tokens() -> None:
-    """What ends a sequence is banned until so many outputs are there, those of earlier admissions included."""
+def test_min_tokens() -> None:
+    """Ban tokens that end a sequence until there are enough outputs, including those of earlier admissions."""
     rules = LogitRules(min_tokens=2, held_back_token_ids=(1, 2))
     assert seen(row_of(0, 5, 5), rules, [0], [0]) == [0, OFF, OFF]
     assert seen(row_of(0, 5, 5), rules, [0], [0, 0]) == [0, 5, 5]
@@ -169,7 +169,7 @@ def test_minimum_of_tokens() -> None:
     [
         ({"allowed_token_ids": (1,), "bad_words": ((1,),)}, [OFF, 2, OFF]),
         ({"allowed_token_ids": (1,), "min_tokens": 1, "held_back_token_ids": (1,)}, [OFF, 2, OFF]),
-        # a bad word is worse than an early end
+        # bad words take precedence over min_tokens
         (
             {"allowed_token_ids": (1, 2), "bad_words": ((2,),), "min_tokens": 1, "held_back_token_ids": (1,)},
             [OFF, 2, OFF],
@@ -183,14 +183,14 @@ def test_ban_of_every_token_is_ignored(rules: dict[str, Any], left: list[float])
 
 
 def test_allowed_tokens_yield_to_a_mask() -> None:
-    """Where both together leave nothing, the mask holds."""
+    """Apply only the mask if it and the allowed tokens have nothing in common."""
     assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0,)), mask={1, 2}) == [OFF, 2, 3]
     assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0, 1)), mask={1, 2}) == [OFF, 2, OFF]
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 70])
 def test_masks_at_word_boundaries(vocab_size: int) -> None:
-    """Any size of vocabulary; bits behind its end say nothing."""
+    """Support any vocabulary size; ignore the bits beyond it."""
     allowed = {0, 30, vocab_size - 1}
     left = seen(np.zeros(vocab_size, dtype=np.float32), LogitRules(), mask=allowed)
     assert {i for i, logit in enumerate(left) if logit == 0} == allowed
@@ -222,7 +222,7 @@ def test_rows_without_rules_are_not_touched() -> None:
 
 
 def test_many_distinct_tokens() -> None:
-    """Counts hold beyond the room that they begin with."""
+    """Count correctly beyond the initial capacity of the counters."""
     row = np.zeros(5000, dtype=np.float32)
     outputs = [*range(3000), *range(1000)]
     left = seen(row, LogitRules(frequency_penalty=1.0, repetition_penalty=1.2), [4999, 1], outputs)

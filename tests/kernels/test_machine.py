@@ -1,4 +1,4 @@
-"""Processors and memory as affinity and control groups leave them: files of both versions, and this machine."""
+"""The CPUs and memory that affinity and control groups (v1 and v2) allow, from test files and on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An affinity mask of eight processors."""
+    """Set an affinity mask of eight CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
 
 
@@ -41,9 +41,9 @@ V1 = "5:memory:/a\n4:cpu,cpuacct:/a\n1:name=systemd:/a\n0::/\n"
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/a/b/cpu.max": "390000 100000"}, 3),
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/a/b/cpu.max": "50000 100000"}, 1),
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/a/b/cpu.max": "1600000 100000"}, 8),
-        # the tightest group around it
+        # the most restrictive ancestor group
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/a/b/cpu.max": "max 1", "sys/fs/cgroup/a/cpu.max": "2 1"}, 2),
-        # a container that sees its own group as the root, under the name that it has outside
+        # a container whose own group is mounted as the root, but listed under its name on the host
         ({"proc/self/cgroup": "0::/kube/pod7\n", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2),
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/unified/a/b/cpu.max": "200000 100000"}, 2),
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/a/b/cpu.max": "nonsense"}, 8),
@@ -74,13 +74,13 @@ V1 = "5:memory:/a\n4:cpu,cpuacct:/a\n1:name=systemd:/a\n0::/\n"
     ],
 )
 def test_quota(tmp_path: Path, eight: None, files: dict[str, str], expected: int) -> None:
-    """The quota of any group around the process counts, rounded down, but for the first processor."""
+    """Apply the lowest quota of the process's groups, rounded down, but at least one CPU."""
     write(tmp_path, files)
     assert usable_cpus(tmp_path) == expected
 
 
 def test_affinity() -> None:
-    """A process that was given one processor uses one."""
+    """Count only the CPUs in the affinity mask."""
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
         "from quipu.kernels.machine import usable_cpus; print(usable_cpus())"
@@ -113,12 +113,12 @@ def test_affinity() -> None:
             Memory(2 * GIB, GIB + GIB // 2),
         ),
         (
-            # no limit, as version 1 writes it
+            # how version 1 writes that there is no limit
             {"proc/self/cgroup": V1, "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "9223372036854771712"},
             Memory(16 * GIB, 12 * GIB),
         ),
         (
-            # less is left of the machine than of the group
+            # the machine has less available than the group
             {
                 "proc/self/cgroup": V2,
                 "sys/fs/cgroup/a/memory.max": str(15 * GIB),
@@ -129,13 +129,13 @@ def test_affinity() -> None:
     ],
 )
 def test_memory(tmp_path: Path, files: dict[str, str], expected: Memory) -> None:
-    """The tightest group's limit, and what is left of it when cached files give way."""
+    """Return the lowest limit, and what is available of it, counting page cache as available."""
     write(tmp_path, {"proc/meminfo": MEMINFO, **files})
     assert memory(tmp_path) == expected
 
 
 def test_this_machine() -> None:
-    """Something sensible can be said of the machine that runs this."""
+    """Return plausible values on the machine that runs this test."""
     found = memory()
     assert 0 < resident() < found.total
     assert 0 < found.available <= found.total
@@ -143,10 +143,10 @@ def test_this_machine() -> None:
 
 
 def test_peak() -> None:
-    """What is taken and given back counts at its highest."""
+    """Measure the peak, including memory that is already freed."""
     size = 64 << 20
 
-    def take() -> None:
+    def allocate() -> None:
         bytearray(size)[::4096] = bytes(size // 4096)
 
-    assert size * 0.9 <= peak_of(take) <= size * 1.5
+    assert size * 0.9 <= peak_of(allocate) <= size * 1.5

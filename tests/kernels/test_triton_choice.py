@@ -1,4 +1,4 @@
-"""When the GPU's executor is taken. No Triton here: its own tests are in `tests/triton_kernels`."""
+"""When the Triton executor is chosen. Triton itself is not needed: its own tests are in `tests/triton_kernels`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quipu.kernels.triton import availability
 from tests.kernels.kernel_checkpoints import backend_config
 
 
-class Taken:
-    """Stands for the executor; one whose GPU is too old says so."""
+class FakeTritonBackend:
+    """Replaces the executor; raises if `too_old` is set."""
 
     too_old = False
 
@@ -25,23 +25,23 @@ class Taken:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Taken]:
-    """A machine that has a device and Triton."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> type[FakeTritonBackend]:
+    """Pretend that the machine has a CUDA device and Triton."""
     module = ModuleType("quipu.kernels.triton.triton_backend")
-    taken = type("Taken", (Taken,), {})
-    setattr(module, "TritonBackend", taken)  # noqa: B010
+    fake = type("FakeTritonBackend", (FakeTritonBackend,), {})
+    setattr(module, "TritonBackend", fake)  # noqa: B010
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(availability, "why_unavailable", lambda: None)
-    return taken
+    return fake
 
 
 @pytest.mark.parametrize("name", ["auto", "triton"])
-def test_chosen_if_there_is_a_device(gpu: type[Taken], checkpoints: dict[str, Path], name: str) -> None:
-    """By its name, and as the first choice."""
+def test_chosen_if_there_is_a_device(gpu: type[FakeTritonBackend], checkpoints: dict[str, Path], name: str) -> None:
+    """Choose Triton by name, and as the first choice of `auto`."""
     assert isinstance(load_backend(name, backend_config(checkpoints["llama"])), gpu)
 
 
-def test_old_gpu_is_refused(gpu: type[Taken], checkpoints: dict[str, Path]) -> None:
+def test_old_gpu_is_refused(gpu: type[FakeTritonBackend], checkpoints: dict[str, Path]) -> None:
     """Refuse it if requested by name; otherwise use the CPU."""
     gpu.too_old = True
     config = backend_config(checkpoints["llama"])
@@ -63,8 +63,8 @@ def test_no_device(monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path]
         load_backend("triton", config)
 
 
-def test_strict_comes_before_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS reads its settings when it starts: set before, they count; afterwards nobody claims that they do."""
+def test_strict_cublas_requires_uninitialized_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS reads its settings at initialization: report success only if they were set before."""
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
         monkeypatch.setenv(name, "")
     matmul = torch.backends.cuda.matmul

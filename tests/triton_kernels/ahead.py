@@ -1,8 +1,9 @@
-"""Compiles every kernel for sm_90 without a GPU, in the shapes of real models, and tells what became of it as JSON.
+"""Compile every kernel for sm_90 without a GPU, in the shapes of real models, and print properties of the code as JSON.
 
     python tests/triton_kernels/ahead.py
 
-A process of its own: where the interpreter is on, Triton compiles nothing. `test_triton_ahead.py` runs it and judges.
+It runs in a process of its own, because Triton compiles nothing in interpreter mode. `test_triton_ahead.py` checks the
+results.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 BF16, F32, I32, I64, F64 = "*bf16", "*fp32", "*i32", "*i64", "*fp64"
 NUMBERS = {"eps": "fp32", "scale": "fp32", "soft_cap": "fp32", "cap": "fp32"}
 SCALARS = {"num_drawn", "num_rows"}
-"""Integers that are no multiple of 16 in general; every other integer is a stride."""
+"""Integers that are not multiples of 16 in general; every other integer is a stride."""
 COLUMNS = {
     "positions_ptr", "write_slots_ptr", "row_slots_ptr", "row_tokens_ptr", "row_ends_ptr", "items_ptr",
     "item_start_ptr", "num_items_ptr", "tiles_ptr", "tables_ptr",
@@ -65,7 +66,7 @@ def attention_cases(
             launch.num_stages,
         )  # fmt: skip
 
-    # float32 has one tile for both: `backend.py` sees to it
+    # in float32 both use one tile (`triton_backend.py`)
     own = [case("prefill", prefill.prefill_kernel, held, many)] if stored == BF16 else []
     return [
         *own,
@@ -105,7 +106,7 @@ def linear_cases(num_in: int, num_out: int) -> list[Case]:
 
 
 def expert_cases() -> list[Case]:
-    """Qwen3-30B-A3B's: 128 experts, 8 of them chosen."""
+    """Return cases in the shape of Qwen3-30B-A3B: 128 experts, of which 8 are chosen."""
     tile = {"ROWS": HOPPER.linear.rows, "COLUMNS": HOPPER.columns, "DEPTH": HOPPER.depth, "SLICE": HOPPER.slice}
     pairs = {"matrices_ptr": I64, "order_ptr": I32, "pair_ends_ptr": I32, "tile_ends_ptr": I32}
     shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "NUM_IN": 2048, "NUM_OUT": 1536}
@@ -172,7 +173,7 @@ def compile_case(case: Case) -> dict[str, Any]:
 
 
 def _assembled(cubin: bytes) -> dict[str, Any]:
-    """What the machine code uses: registers, local memory (where registers are spilled), instructions."""
+    """Return what the machine code uses: registers, local memory (for spilled registers), instructions."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -194,8 +195,8 @@ def _disassembled(option: str, cubin: str) -> str:
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     environment = {"PATH": str(tools)}
     command = [tools / "cuobjdump", option, cubin]
-    said: str = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    return said
+    output: str = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return output
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Triton's kernels on its interpreter: collected by `make test-triton` alone, which says so in the environment.
+"""The Triton kernels in Triton's interpreter: collected only by `make test-triton`, which sets TRITON_INTERPRET.
 
-The interpreter takes seconds where a GPU takes microseconds, and Triton is an extra; so `make test` passes this by,
-whether Triton is installed or not. (This folder is not called `triton`: it would pass for the package.)
+The interpreter takes seconds where a GPU takes microseconds, and Triton is an optional dependency; so `make test` skips
+these tests, whether Triton is installed or not. (A folder called `triton` would be mistaken for the package.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The float32 checkpoints that the CPU backends are tested with, made when they are asked for."""
+    """Make the float32 checkpoints that the CPU backends are tested with, each when first requested."""
     return _Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 

@@ -1,4 +1,4 @@
-"""A pass's columns and memory for tests of single operations, with every unwritten slot NaN."""
+"""Make a pass's columns and memory for tests of single operations; every unwritten slot is NaN."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_BLOCKS = 16
 
 
 class Cache:
-    """One layer, of the interface that operations read."""
+    """The cache of one layer, with the interface that operations use."""
 
     def __init__(self, num_kv_heads: int, head_dim: int) -> None:
         shape = (NUM_BLOCKS, num_kv_heads, BLOCK_SIZE, head_dim)
@@ -42,7 +42,7 @@ class Shape:
 
 
 def make_batch(*rows: dict[str, Any]) -> StepBatch:
-    """Rows of `length`, `position` and `blocks`; greedy."""
+    """Make a batch from rows of `length`, `position` and `blocks`; all sample greedily."""
     start = [0]
     for row in rows:
         start.append(start[-1] + row["length"])
@@ -60,7 +60,7 @@ def make_batch(*rows: dict[str, Any]) -> StepBatch:
 def make_ops(
     batch: StepBatch, cache: Cache, shape: Shape, *, tiles: Tiles = SMALL, padding: int = 0, results: Any = None
 ) -> TritonOps:
-    """Operations over one batch, with `padding` more tokens and rows than it has."""
+    """Make operations for one batch, padded by `padding` tokens and rows."""
     device = CpuDevice()
     group = shape.num_heads // shape.num_kv_heads
     capacity = Capacity(

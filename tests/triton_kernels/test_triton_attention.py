@@ -1,4 +1,4 @@
-"""Paged attention of the Triton kernels, on the interpreter: right, and the same bits whatever the pass holds."""
+"""Paged attention of the Triton kernels in the interpreter: correct, with bits that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plain(
     q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, position: int, *, window: int | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the last tokens of one sequence, over dense keys."""
+    """Return attention of the last tokens of one sequence over dense keys, computed by definition."""
     group = q_NHE.shape[1] // k_NKE.shape[1]
     k_NHE, v_NHE = k_NKE.repeat_interleave(group, 1), v_NKE.repeat_interleave(group, 1)
     score = torch.einsum("nhe,mhe->hnm", q_NHE, k_NHE) * SCALE
@@ -56,7 +56,7 @@ def attend(
     padding: int = 0,
     **options: float | None,
 ) -> list[torch.Tensor]:
-    """Attention of rows (sequence, first position, length): each its own result."""
+    """Return the attention of each row (sequence, first position, length)."""
     cache = Cache(shape.num_kv_heads, shape.head_dim)
     for sequence, _, _ in sequences:
         sequence.store(cache)
@@ -79,7 +79,7 @@ def attend(
     ],
 )
 def test_attention(shape: Shape, options: dict[str, float | None]) -> None:
-    """A decoding row, a prompt and a chunk behind a cached prefix in one pass: each as plain torch has it."""
+    """Match plain torch for decoding rows, a prompt and a chunk after a cached prefix, in one pass."""
     rows = [
         (Sequence(38, shape, [3, 9, 1, 4, 22, 6, 7, 8, 5, 11], 1), 37, 1),
         (Sequence(13, shape, [12, 20, 13, 14], 2), 0, 13),

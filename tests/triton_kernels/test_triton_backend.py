@@ -32,7 +32,7 @@ SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 48}
 
 
 class CountingDevice(CpuDevice):
-    """Counts what was captured."""
+    """Counts the graphs that are captured."""
 
     def __init__(self) -> None:
         self.num_captured = 0
@@ -43,20 +43,20 @@ class CountingDevice(CpuDevice):
 
 
 def make_triton(model_path: Path, device: CpuDevice | None = None, **changes: Any) -> TritonBackend:
-    """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
+    """Make a backend whose cache is filled with NaN, so that reading an unwritten slot is detected."""
     backend = TritonBackend(backend_config(model_path, **(SIZES | changes)), device or CpuDevice(), SMALL)
     backend.cache.fill(float("nan"))
     return backend
 
 
 def row(index: int, **more: Any) -> dict[str, Any]:
-    """A prompt of four tokens in a slot and a block of its own."""
+    """Return a row of a prompt of four tokens, in its own slot and block."""
     return {"slot": index, "token_ids": prompt(4, seed=index), "position": 0, "blocks": [5 + index], **more}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> None:
-    """Every family: a chunk of a prompt, the rest of it, then a decoded token, beside another row each time."""
+def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str) -> None:
+    """Match the reference for every family: two chunks of a prompt, then a decoded token, each beside another row."""
     ours, theirs = make_triton(checkpoints[name]), make_backend(checkpoints[name])
     for start, end in ((0, 9), (9, 20), (20, 21)):
         mine = {"token_ids": TOKENS[start:end], "position": start, "blocks": BLOCKS, "slot": 1}
@@ -66,7 +66,7 @@ def test_logits_are_the_references(checkpoints: dict[str, Path], name: str) -> N
 
 
 def test_copied_block(checkpoints: dict[str, Path]) -> None:
-    """A token whose block was copied in the very pass finds there what the copied one holds."""
+    """Read a block that was copied in the same pass."""
     ours, theirs = make_triton(checkpoints["llama"]), make_backend(checkpoints["llama"])
     whole = make_batch({"token_ids": TOKENS[:16], "position": 0, "blocks": [7]})
     expected = theirs.logits(whole, [15])
@@ -77,12 +77,12 @@ def test_copied_block(checkpoints: dict[str, Path]) -> None:
 
 
 def generate(backend: TritonBackend | ReferenceBackend, *, carried: bool) -> list[list[int]]:
-    """Two rows, one greedy and one sampled, three tokens each."""
+    """Generate three tokens for each of two rows, one greedy and one sampled."""
     sampling = [{}, {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "seed": 1 << 63}]
     drawn = [backend.step(make_batch(*(row(i, **sampling[i]) for i in range(2)))).token_ids]
-    for turn in range(1, 3):
+    for step in range(1, 3):
         rows = [
-            row(i, token_ids=[0 if carried else drawn[-1][i]], carried=carried, position=3 + turn, output_position=turn)
+            row(i, token_ids=[0 if carried else drawn[-1][i]], carried=carried, position=3 + step, output_position=step)
             | sampling[i]
             for i in range(2)
         ]
@@ -91,21 +91,20 @@ def generate(backend: TritonBackend | ReferenceBackend, *, carried: bool) -> lis
 
 
 def test_same_tokens_as_the_reference(checkpoints: dict[str, Path]) -> None:
-    """Greedy and sampled text is the reference's, whether tokens are carried on the device or fed."""
+    """Match the reference's greedy and sampled tokens, carried on the device or fed by the host."""
     theirs = generate(make_backend(checkpoints["llama"]), carried=False)
     assert generate(make_triton(checkpoints["llama"]), carried=True) == theirs
     assert generate(make_triton(checkpoints["llama"]), carried=False) == theirs
 
 
 def test_decode_is_captured_once_per_size(checkpoints: dict[str, Path]) -> None:
-    """Passes of one token a row replay what was captured for their padded size, contexts and rows whatever they are;
-    prompts are not captured."""
+    """Capture decode once per padded size and replay it for any rows and contexts; do not capture prompts."""
     device = CountingDevice()
     ours, theirs = make_triton(checkpoints["llama"], device), make_backend(checkpoints["llama"])
     prompts = make_batch(*(row(i) for i in range(4)))
     assert ours.logits(prompts, []).shape == theirs.logits(prompts, []).shape == (0, VOCAB_SIZE)
     assert device.num_captured == 0
-    # three rows are padded to four; each set of rows and contexts meets the columns that another one left
+    # three rows are padded to four; each set of rows overwrites the columns of another
     for slots in ([0, 1, 2], [3, 1, 0, 2], [2, 3, 0], [1], [2]):
         rows = [row(i, token_ids=[TOKENS[i]], position=4) for i in slots]
         batch = make_batch(*rows)
@@ -116,7 +115,7 @@ def test_decode_is_captured_once_per_size(checkpoints: dict[str, Path]) -> None:
 
 
 def test_warm_up(checkpoints: dict[str, Path]) -> None:
-    """Every size of decode is recorded before the first request, and nothing of it is left to be carried or read."""
+    """Capture every size of decode before the first request, and leave no token or KV behind."""
     device = CountingDevice()
     backend = make_triton(checkpoints["llama"], device)
     backend.warm_up()
@@ -130,7 +129,7 @@ def test_warm_up(checkpoints: dict[str, Path]) -> None:
 
 
 def test_parts_grow(checkpoints: dict[str, Path]) -> None:
-    """More chunks than decode's memory was made for: more memory, captured anew, and the same numbers."""
+    """Grow decode's memory for more chunks than it holds, capture again, and compute the same logits."""
     device = CountingDevice()
     ours, theirs = make_triton(checkpoints["llama"], device), make_backend(checkpoints["llama"])
     first = make_batch({"token_ids": TOKENS[:39], "position": 0, "blocks": BLOCKS})
@@ -180,17 +179,17 @@ def test_out_of_bounds_batch_is_refused(checkpoints: dict[str, Path], changes: d
 
 
 def scored(backend: TritonBackend | ReferenceBackend, batch: StepBatch) -> tuple[list[Any], list[float]]:
-    """Everything that is told of tokens, and the logprobs."""
+    """Return everything reported about tokens except logprobs, and the logprobs."""
     drawn = backend.step(batch)
     assert drawn.scores is not None
     assert drawn.prompt_scores is not None
     both = [drawn.scores, drawn.prompt_scores]
-    told = [drawn.token_ids, *((s.token_ids, s.ranks, s.top_ids) for s in both)]
-    return told, [logprob for s in both for logprob in s.logprobs]
+    reported = [drawn.token_ids, *((s.token_ids, s.ranks, s.top_ids) for s in both)]
+    return reported, [logprob for s in both for logprob in s.logprobs]
 
 
 def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
-    """Logprobs of drawn and prompt tokens, and draws under a ban, a bias and a bit mask, are the reference's."""
+    """Match the reference's logprobs, and its tokens sampled with a ban, a bias and a bit mask."""
     rules = LogitRules(bias={7: 50.0}, allowed_token_ids=(5, 7, 9))
     mask = bytearray(VOCAB_SIZE // 8)
     mask[2] = 1  # token 16 alone
@@ -202,8 +201,8 @@ def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
             scoring=Scoring([0, 3], [3, 0], [8, 9, 10], prompt(4, seed=2)[1:], [0, 2, 1]),
         )
 
-    told, logprobs = scored(make_triton(checkpoints["llama"]), batch())
+    reported, logprobs = scored(make_triton(checkpoints["llama"]), batch())
     theirs, their_logprobs = scored(make_backend(checkpoints["llama"]), batch())
-    assert told == theirs
+    assert reported == theirs
     assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
-    assert told[0][1:] == [7, 16]
+    assert reported[0][1:] == [7, 16]

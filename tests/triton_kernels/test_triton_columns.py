@@ -1,4 +1,4 @@
-"""What the host sends: a batch's columns, and changed block tables."""
+"""What the host sends to the device: a batch's columns and changed block tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.triton_kernels.passes import make_batch
 
 
 def test_columns() -> None:
-    """A decoding row's chunks ascend, a prompt's last tile comes first, padding writes to the null slot and owns its
-    place, and what an earlier, larger batch left is gone."""
+    """Send a decoding row's chunks in ascending order and a prompt's last tile first, pad with writes to the null slot,
+    and clear what an earlier, larger batch left."""
     tables = np.arange(8 * 4, dtype=np.int32).reshape(8, 4)
     columns = Columns(Capacity(num_tokens=10, num_rows=10, num_tiles=10, num_items=32), CpuDevice())
     blocks = [[0] * 4] * 3
@@ -41,7 +41,7 @@ def test_columns() -> None:
 
 
 def test_tables() -> None:
-    """Longer, shorter and other tables of a slot arrive; a block that does not exist is refused and changes nothing."""
+    """Send longer, shorter and replaced tables of a slot; refuse a block that does not exist, changing nothing."""
     tables = Tables(max_num_seqs=3, max_blocks=4, num_blocks=50, device=CpuDevice())
 
     def row(slot: int, length: int) -> list[int]:
@@ -54,7 +54,7 @@ def test_tables() -> None:
     growing.append(9)
     tables.update([2], [growing])
     assert row(2, 3) == [7, 8, 9]
-    tables.update([2, 1], [[9, 8], [1, 2, 3, 4, 6]])  # more than the longest sequence takes
+    tables.update([2, 1], [[9, 8], [1, 2, 3, 4, 6]])  # longer than the longest sequence needs
     assert (row(2, 2), row(1, 4)) == ([9, 8], [1, 2, 3, 4])
     with pytest.raises(ValueError, match="block 50"):
         tables.update([0, 2], [[6], [50]])

@@ -1,4 +1,4 @@
-"""Single operations on the interpreter, and that launches which wait for one another do not show."""
+"""Single operations in the interpreter, and that fusing deferred launches does not change results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = 4
 
 
 class Table:
-    """A rotary table over part of a head."""
+    """A rotary table for part of a head."""
 
     def __init__(self, half: int) -> None:
         angle_PR = torch.outer(torch.arange(32.0), 0.3 ** torch.arange(half))
@@ -42,14 +42,14 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs[: len(ours)], atol=2e-6, rtol=1e-5)
 
 
-# numpy says so; the limit that comes of it is meant
+# numpy warns; the resulting limit is intended
 overflows = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 
 
 @overflows
 @pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
 def test_gated(name: str) -> None:
-    """Large arguments, too, whose exponentials overflow or vanish."""
+    """Match the reference, with large arguments whose exponentials overflow or underflow too."""
     ours, theirs, _ = both()
     gate_up = torch.randn(TOKENS, 2 * 40) * torch.tensor([1.0, 10.0, 100.0, 3.0])[:, None]
     close(getattr(ours, name)(gate_up), getattr(theirs, name)(gate_up))
@@ -57,7 +57,7 @@ def test_gated(name: str) -> None:
 
 @overflows
 def test_soft_cap_and_embed() -> None:
-    """Far beyond the cap the result is the cap; rows of the table are scaled, and may come twice."""
+    """Match the reference far beyond the cap; scale the rows of an embedding, some of them repeated."""
     ours, theirs, _ = both()
     x, table = torch.randn(TOKENS, 50) * 300, torch.randn(9, 24)
     close(ours.soft_cap(x, 5.0), theirs.soft_cap(x, 5.0))
@@ -98,9 +98,9 @@ def test_queries_and_keys(norm: bool, half: int) -> None:
         return x if half == 0 else ops.rope(x, table)
 
     expected_q, expected_k = (rotated(theirs, _padded(x), w)[:TOKENS] for x, w in ((q, q_weight), (k, k_weight)))
-    for looks in (False, True):
+    for reads_early in (False, True):
         new_q, new_k = rotated(ours, q, q_weight), rotated(ours, k, k_weight)
-        if looks:
+        if reads_early:
             close(ours.finish(new_k), expected_k)
         ours.write_kv(0, new_k, v)
         close(ours.finish(new_q).contiguous(), expected_q)
@@ -113,12 +113,12 @@ def test_queries_and_keys(norm: bool, half: int) -> None:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """To the reference's tile."""
+    """Pad to the reference's tile."""
     return torch.cat([x, torch.zeros(32 - len(x), *x.shape[1:])])
 
 
 def test_padding_writes_to_the_null_block() -> None:
-    """Tokens beyond the batch's own touch slot 0 of block 0 and nothing else."""
+    """Write padding tokens to slot 0 of block 0 and nowhere else."""
     cache = Cache(SHAPE.num_kv_heads, SHAPE.head_dim)
     batch = attrs.evolve(BATCH)
     ops = make_ops(batch, cache, SHAPE, padding=3)

@@ -1,4 +1,4 @@
-"""Draws on the device are the reference sampler's, on the interpreter."""
+"""Sampling on the device returns the oracle's tokens, in the interpreter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ V = 100
 
 
 def batch_of(settings: list[dict[str, Any]], **columns: list[Any]) -> StepBatch:
-    """One row for each of these settings, with seeds that need all 64 bits."""
+    """Make a batch with one row for each of these settings, and seeds that need all 64 bits."""
     batch = make_batch(*({"length": 1, "position": 0, "blocks": [1]} for _ in settings))
     rows = [RowSampling(**one, seed=(1 << 63) + 977 * index) for index, one in enumerate(settings)]
     return attrs.evolve(batch, sampling=rows, **columns)
@@ -33,12 +33,12 @@ def draw_both(batch: StepBatch, logits_MV: torch.Tensor) -> tuple[list[int], lis
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_same_draws_as_the_host(seed: int) -> None:
-    """Draw the oracle's token for the same seed, for any mix of filters and with many equal logits."""
+def test_same_tokens_as_the_oracle(seed: int) -> None:
+    """Sample the oracle's token for the same seed, with any combination of filters and many equal logits."""
     pick = random.Random(seed)
     count = 8
     logits_MV = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (count, V)).astype(np.float32))
-    logits_MV[: count // 2] = (2 * logits_MV[: count // 2]).round() / 2  # ties at every border
+    logits_MV[: count // 2] = (2 * logits_MV[: count // 2]).round() / 2  # ties at every threshold
     settings = [
         {
             "temperature": pick.choice([0.0, 0.3, 1.0, 2.5]),
@@ -55,7 +55,7 @@ def test_same_draws_as_the_host(seed: int) -> None:
 
 @pytest.mark.parametrize("filters", [{"top_p": 0.305}, {"top_k": 7}, {"top_k": 20, "top_p": 0.51}])
 def test_threshold_among_ties(filters: dict[str, float]) -> None:
-    """Where all tokens are equal, a filter keeps as many of the lowest ids as the host's."""
+    """Keep the same lowest ids as the host if all logits are equal."""
     count = 6
     ours, theirs = draw_both(batch_of([{"temperature": 1.0, **filters}] * count), torch.zeros(count, V))
     assert ours == theirs

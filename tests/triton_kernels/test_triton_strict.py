@@ -1,4 +1,4 @@
-"""The strict mode on the interpreter: it asks before it promises, and what it promises holds to the bit."""
+"""The strict mode in the interpreter: it checks the kernels first, and its results are bit-identical."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 
 @pytest.fixture(autouse=True)
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row of a tile alike, as on a GPU."""
+    """Make the interpreter's products treat all rows of a tile the same, as a GPU is assumed to."""
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 class FirstRowsLinear(LibraryLinear):
-    """A library whose result shows the number of rows, as cuBLAS's may."""
+    """A library whose results depend on the number of rows, as cuBLAS's may."""
 
     def __call__(
         self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype
@@ -37,7 +37,7 @@ class FirstRowsLinear(LibraryLinear):
 @pytest.mark.parametrize("rows", [1, 16, 17, 40])
 @pytest.mark.parametrize("biased", [False, True])
 def test_own_product(rows: int, biased: bool) -> None:
-    """Few rows or many, slices of K that do not divide it, columns that fill no tile: torch's product."""
+    """Match torch's product for few and many rows, a K that slices do not divide, and partial tiles of columns."""
     x_NI, weight_OI, bias_O = torch.randn(rows, 72), torch.randn(37, 72), torch.randn(37)
     ours = OwnLinear(SMALL)(x_NI, weight_OI, bias_O if biased else None, torch.float32)
     torch.testing.assert_close(ours, torch.nn.functional.linear(x_NI, weight_OI, bias_O if biased else None))
@@ -51,7 +51,7 @@ def test_variant_product_is_detected() -> None:
 
 
 def test_ladder() -> None:
-    """Sizes ascend to the largest, and padding adds at most 8 tokens, or a seventh of what is there."""
+    """Return ascending sizes up to the largest, so that padding adds at most 8 tokens or a seventh."""
     for most in (1, 7, 48, 100, 8192):
         sizes = token_ladder(most)
         assert sizes == sorted(set(sizes))
@@ -61,28 +61,30 @@ def test_ladder() -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_bits(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefilled at once and alone, in chunks beside others in other blocks, or token by token behind them: the same
-    bits, and the capabilities say so. Where the library's products are not alike, our own take their place."""
+def test_batch_invariance(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Match one prefill with chunks and single tokens among other rows, in other blocks, and report invariance.
+
+    Use our own product if the library's depends on the number of rows.
+    """
     monkeypatch.setattr(probe, "products_are_invariant", lambda linear, *_: linear.name == "own")  # minutes otherwise
     backend = make_triton(checkpoints[name], determinism="strict")
     assert backend.capabilities.invariant
     assert backend.strict_kernels is not None
     assert backend.strict_kernels.linear.name == "own"
-    length, looked_at = 20, 2
+    length, num_compared = 20, 2
     whole = make_batch({"token_ids": TOKENS[:length], "position": 0, "blocks": BLOCKS})
-    cold = backend.logits(whole, list(range(length - looked_at, length)))
+    cold = backend.logits(whole, list(range(length - num_compared, length)))
     assert cold.isfinite().all()
     backend.cache.fill(float("nan"))
     results, position, others = [], 0, scattered_blocks(7, seed=4)
-    for turn, size in enumerate([7, 11, *[1] * looked_at]):
+    for index, size in enumerate([7, 11, *[1] * num_compared]):
         mine = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": others[:3], "slot": 1}
         beside = [
-            {"token_ids": prompt(1 + 2 * i, seed=turn + i), "position": 0, "blocks": [others[3 + i]], "slot": 2 * i}
+            {"token_ids": prompt(1 + 2 * i, seed=index + i), "position": 0, "blocks": [others[3 + i]], "slot": 2 * i}
             for i in range(2)
         ]
-        batch = make_batch(beside[0], mine, beside[1]) if turn % 2 else make_batch(mine, *beside)
-        first = batch.query_start[turn % 2]
+        batch = make_batch(beside[0], mine, beside[1]) if index % 2 else make_batch(mine, *beside)
+        first = batch.query_start[index % 2]
         results.append(backend.logits(batch, [first] if size == 1 else []))
         position += size
     assert torch.equal(torch.cat(results), cold)

@@ -70,8 +70,8 @@ def record(
 
 def columns(*tokens: ScoredToken) -> ScoredColumns:
     """Return scored tokens as the detokenizer sends them."""
-    told: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
-    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in told}.__getitem__)
+    all_tokens: list[ScoredToken | LikelyToken] = [one for token in tokens for one in (token, *token.top)]
+    scores = ScoredColumns({one.token_id: TokenText(one.text, one.utf8) for one in all_tokens}.__getitem__)
     for token in tokens:
         scores.append(token)
     return scores
@@ -172,7 +172,7 @@ class FakeDesk:
     script: Script = lambda encode: hello(len(encode.prompts) * encode.num_choices)
     info: ServingInfo = INFO
     closed: str | None = None
-    """Why nothing can be opened."""
+    """If set, no request can be opened, for this reason."""
     start_error: Exception | None = None
     gate: trio.Event | None = None
     """While it is closed, requests wait for the tokenizer."""
@@ -213,7 +213,7 @@ class FakeDesk:
         return ticket
 
 
-def says(*events: OutletEvent) -> Script:
+def scripted(*events: OutletEvent) -> Script:
     """Return a script that ignores the request."""
     return lambda encode: events
 
@@ -227,7 +227,7 @@ class Exchange:
     status: int = 0
     headers: dict[str, str] = attrs.field(factory=dict)
     ended: bool = False
-    """The response ended as a response should."""
+    """Whether the response ended properly."""
 
     async def wait_started(self) -> int:
         """Wait until the status is known and return it."""

@@ -31,18 +31,18 @@ class Numbers:
 
 
 @attrs.frozen
-class Told:
+class ResponseUsage:
     """All usage in one response."""
 
     finals: list[Numbers]
-    """Where the request is over."""
+    """At the end of the request."""
     starts: list[Numbers]
     """Before the first token."""
     running: list[Numbers]
-    """On the way."""
+    """In between."""
     is_error: bool
     has_ended: bool
-    """A stream ended as its API says it does."""
+    """Whether a stream ended as documented by its API."""
 
 
 @attrs.frozen
@@ -58,35 +58,35 @@ class Surface:
 
     def body(self, words: str, *, max_tokens: int = 8, stop: str | None = None, **fields: Any) -> dict[str, Any]:
         """Return a greedy request; `fields` are passed unchanged."""
-        asked: dict[str, Any] = {"model": "demo", "temperature": 0, **fields}
+        request: dict[str, Any] = {"model": "demo", "temperature": 0, **fields}
         limit = "max_output_tokens" if self.api == "responses" else "max_tokens"
-        asked[limit] = max_tokens
+        request[limit] = max_tokens
         if stop is not None:
-            asked |= {"stop_sequences": [stop]} if self.api == "messages" else {"stop": [stop]}
+            request |= {"stop_sequences": [stop]} if self.api == "messages" else {"stop": [stop]}
         match self.api:
             case "completions":
-                asked["prompt"] = f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
+                request["prompt"] = f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
             case "chat":
-                asked["messages"] = [{"role": "user", "content": words}]
+                request["messages"] = [{"role": "user", "content": words}]
             case "responses":
-                asked["input"] = words
+                request["input"] = words
             case "messages":
-                asked["messages"] = [{"role": "user", "content": [{"type": "text", "text": words, **MARK}]}]
+                request["messages"] = [{"role": "user", "content": [{"type": "text", "text": words, **MARK}]}]
         if self.streamed:
-            asked["stream"] = True
+            request["stream"] = True
             if self.api in ("completions", "chat"):
-                asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": self.continuous}
-        return asked
+                request["stream_options"] = {"include_usage": True, "continuous_usage_stats": self.continuous}
+        return request
 
-    def read(self, data: bytes) -> Told:
+    def read(self, data: bytes) -> ResponseUsage:
         """Read a response as far as it came."""
         if not self.streamed or data.startswith(b"{"):
             answer = json.loads(data) if data else {}
             usage = answer.get("usage")
-            return Told([self._numbers(usage)] if usage else [], [], [], bool(answer.get("error")), bool(data))
+            return ResponseUsage([self._numbers(usage)] if usage else [], [], [], bool(answer.get("error")), bool(data))
         return self._read_events(events_of(data), is_done=b"data: [DONE]" in data)
 
-    def _read_events(self, events: list[dict[str, Any]], *, is_done: bool) -> Told:
+    def _read_events(self, events: list[dict[str, Any]], *, is_done: bool) -> ResponseUsage:
         finals, starts = [], []
         running: list[Any] = []
         kinds = [event.get("type") for event in events]
@@ -107,7 +107,7 @@ class Surface:
                         (finals if event["choices"] == [] else running).append(self._numbers(usage))
         is_error = any("error" in (event.get("type"), *event) for event in events)
         has_ended = is_done if self.api in ("completions", "chat") else bool(kinds) and kinds[-1] in _LAST
-        return Told(finals, starts, running, is_error, has_ended)
+        return ResponseUsage(finals, starts, running, is_error, has_ended)
 
     def _numbers(self, usage: dict[str, Any]) -> Numbers:
         if self.api == "messages":

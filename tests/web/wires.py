@@ -39,23 +39,23 @@ SURFACES: dict[str, dict[str, Any]] = {
 }
 
 
-class Way(Enum):
+class WritePath(Enum):
     """How chunks are written."""
 
     DIRECT = "direct"
     GENERIC = "generic"
 
     def options(self, **changes: Any) -> AppOptions:
-        return AppOptions(direct_streams=self is Way.DIRECT, **changes)
+        return AppOptions(direct_streams=self is WritePath.DIRECT, **changes)
 
 
-both_ways = pytest.mark.parametrize("way", list(Way), ids=lambda way: way.value)
+both_write_paths = pytest.mark.parametrize("way", list(WritePath), ids=lambda way: way.value)
 
 Kernel = Callable[[int, bytes], int]
-"""As `os.write`."""
+"""A replacement for `os.write`."""
 
 
-def takes(*amounts: int | None) -> Kernel:
+def accepts(*amounts: int | None) -> Kernel:
     """Accept the given numbers of bytes per write, in turn; None is all, 0 a full buffer."""
     turns = cycle(amounts)
 
@@ -78,7 +78,7 @@ class DirectWriters:
     kernel: Kernel = os.write
     num_opened: int = 0
     num_sends: int = 0
-    """Chunks that went out directly, or of which a part did."""
+    """Number of chunks written directly, completely or in part."""
 
     def open(self, transport: Transport, state: ProtocolState, fileno: Callable[[], int]) -> DirectWriter:
         self.num_opened += 1
@@ -133,7 +133,7 @@ class Peer:
             while len(self.received) < size + 2:
                 self.received += await self.stream.receive_some(1 << 20)
             part, self.received = self.received[: size + 2], self.received[size + 2 :]
-            assert part.endswith(b"\r\n"), "a chunk has the length that it says"
+            assert part.endswith(b"\r\n"), "a chunk must have its declared length"
             parts.append(part[:-2])
         assert await self.read_until(b"\r\n") == b"\r\n"
         return b"".join(parts)

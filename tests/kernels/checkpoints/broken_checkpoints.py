@@ -1,7 +1,7 @@
-"""Ways in which a checkpoint can be broken, each with what the refusal must say. For `test_broken_checkpoints.py` here
-and the server's own test.
+"""Ways to corrupt a checkpoint, each with the error that it must cause. Used by `test_broken_checkpoints.py` and by a
+test of the server.
 
-A way takes a folder with a `model.safetensors` (of the demo's shape or the tests' small Llama) and spoils it.
+Each takes a folder with a `model.safetensors` (the demo model's, or the tests' small Llama) and corrupts it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ Header = dict[str, Any]
 
 @attrs.frozen
 class Break:
+    """A way to corrupt a checkpoint."""
+
     spoil: Callable[[Path], None]
     named: str
-    """A pattern that the refusal matches."""
+    """A pattern that the error message matches."""
 
 
 def change_header(change: Callable[[Header], object], *, more: bytes = b"") -> Callable[[Path], None]:
-    """Rewrite the header alone; the tensors' bytes stay, with `more` behind them."""
+    """Rewrite only the header; the tensors' bytes stay the same, followed by `more`."""
 
     def spoil(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -60,7 +62,7 @@ def put(value: float, name: str = UP, *, at: tuple[int, ...] = (3, 5)) -> Callab
 
 
 def cut(num_bytes: int) -> Callable[[Path], None]:
-    """Lose the end of the file."""
+    """Cut off the end of the file."""
 
     def spoil(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -70,7 +72,7 @@ def cut(num_bytes: int) -> Callable[[Path], None]:
 
 
 def in_two(folder: Path, *, lost: str | None = None, forgotten: str | None = None) -> None:
-    """Make shards of it: without the tensor `lost`, which the index promises, or with one that it does not name."""
+    """Split it into two shards, without the tensor `lost` in its shard, or without `forgotten` in the index."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -102,7 +104,7 @@ def swap_ends(header: Header) -> None:
 
 
 def grow(header: Header) -> None:
-    """One row more than there are bytes for."""
+    """Declare one row more than there are bytes for."""
     header[UP]["shape"][0] += 1
 
 
@@ -113,7 +115,7 @@ def reach_beyond(header: Header) -> None:
 
 
 def shrink(header: Header) -> None:
-    """One row less than there are bytes for, and its bytes are nobody's."""
+    """Declare one row less than there are bytes for, so that its bytes belong to no tensor."""
     entry = header[UP]
     row = (entry["data_offsets"][1] - entry["data_offsets"][0]) // entry["shape"][0]
     entry["shape"][0] -= 1
@@ -138,55 +140,51 @@ BREAKS: dict[str, Break] = {
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100]),
         "model.safetensors cannot be read: it has 100 bytes",
     ),
-    "header is no JSON": Break(
+    "header is not JSON": Break(
         lambda folder: (folder / "model.safetensors").write_bytes((5).to_bytes(8, "little") + b"{oops"),
         "its header is damaged",
     ),
-    "a shape that its bytes are not": Break(change_header(grow), f"tensor {UP} takes"),
-    "two tensors in one place": Break(
-        change_header(swap_ends), "cannot be read: tensor .* overlaps|leaves a gap|takes"
-    ),
+    "a shape that does not match its bytes": Break(change_header(grow), f"tensor {UP} takes"),
+    "overlapping tensors": Break(change_header(swap_ends), "cannot be read: tensor .* overlaps|leaves a gap|takes"),
     "offsets beyond the file": Break(change_header(reach_beyond), r"tensor \S+ (ends at byte|takes)"),
-    "offsets that are none": Break(
+    "invalid offsets": Break(
         change_header(lambda header: header[UP].update(data_offsets=[-8, 0])), f"invalid header entry for tensor {UP}"
     ),
     "an entry without a shape": Break(
         change_header(lambda header: header[UP].pop("shape")), f"invalid header entry for tensor {UP}"
     ),
     "a gap between two tensors": Break(change_header(shrink), f"leaves a gap after tensor {UP}"),
-    "a name twice": Break(name_twice, f"damaged .{UP} is in it twice"),
-    "bytes that belong to nobody": Break(change_header(lambda header: None, more=b"12345678"), "8 bytes after tensor"),
+    "a duplicate name": Break(name_twice, f"damaged .{UP} is in it twice"),
+    "trailing bytes": Break(change_header(lambda header: None, more=b"12345678"), "8 bytes after tensor"),
     "a tensor is missing": Break(change_tensors(lambda tensors: tensors.pop(UP)), f"lacks tensor {UP}"),
-    "a tensor too many": Break(
+    "an unexpected tensor": Break(
         change_tensors(lambda tensors: tensors.update({"model.layers.1.extra": torch.ones(2)})),
         "does not use: model.layers.1.extra",
     ),
-    "a tensor of another shape": Break(
+    "a tensor of a different shape": Break(
         change_tensors(lambda tensors: tensors.update({UP: tensors[UP][:-1].contiguous()})),
         rf"tensor {UP} has shape \(\d+, \d+\), config.json says",
     ),
     "a tensor of integers": Break(
         change_tensors(lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)})), f"{UP} is stored as I8"
     ),
-    "a tensor of eight bits": Break(
+    "a tensor of float8": Break(
         change_tensors(lambda tensors: tensors.update({UP: tensors[UP].to(torch.float8_e4m3fn)})),
         f"{UP} is stored as F8_E4M3",
     ),
-    "not a number in a matrix": Break(put(float("nan")), rf"{UP} has a value that is not finite: nan at \(3, 5\)"),
+    "NaN in a matrix": Break(put(float("nan")), rf"{UP} has a value that is not finite: nan at \(3, 5\)"),
     "infinity in a matrix": Break(put(float("-inf")), rf"{UP} has a value that is not finite: -inf at \(3, 5\)"),
-    "not a number in a vector": Break(
+    "NaN in a vector": Break(
         put(float("nan"), NORM, at=(1,)), rf"{NORM} has a value that is not finite: nan at \(1,\)"
     ),
-    "not a number in the last element": Break(
-        put(float("nan"), at=(-1, -1)), f"{UP} has a value that is not finite: nan"
-    ),
+    "NaN in the last element": Break(put(float("nan"), at=(-1, -1)), f"{UP} has a value that is not finite: nan"),
     "a shard is missing": Break(
         without_a_shard, r"lacks file model-00002-of-00002.safetensors, which holds tensor \S+"
     ),
     "a shard lacks a tensor": Break(
         lambda folder: in_two(folder, lost=UP), f"lacks tensor {UP}, which model.safetensors.index.json says it holds"
     ),
-    "a shard holds one that the index does not": Break(
+    "a shard contains a tensor that the index does not": Break(
         without_a_layer,
         r"does not use: model\.layers\.1\.\S+",
     ),

@@ -1,11 +1,11 @@
-"""What loading a checkpoint takes at its highest, measured by a process that does nothing else.
+"""Measure the peak memory of loading a checkpoint, in a process of its own.
 
     python tests/kernels/checkpoints/load_memory.py FOLDER cpu [bfloat16]
 
-prints `{"weights", "peak", "peak_anonymous", "left"}` in bytes, over what the process had before. `peak` is the highest
-resident memory, pages of the mapped files included (VmHWM, reset before); `peak_anonymous` leaves those out, as seen by
-a thread that looks every millisecond. `make_large` writes a checkpoint whose two tables are half of it: the largest
-tensors are what a careless loader holds twice.
+prints `{"weights", "peak", "peak_anonymous", "left"}` in bytes, relative to before the load. `peak` is the highest
+resident memory including pages of the mapped files (VmHWM, reset before); `peak_anonymous` excludes those, and is
+sampled by a thread every millisecond. `make_large` writes a checkpoint of which two tables are half: a careless loader
+holds the largest tensors twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIG = {
 
 
 def make_large(folder: Path, dtype: torch.dtype) -> Path:
-    """130 million numbers."""
+    """Write a checkpoint of 130 million parameters."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG | {"dtype": str(dtype).removeprefix("torch.")}))
     hidden, mlp, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
@@ -82,7 +82,7 @@ def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
     torch.mm(torch.ones(64, 64), torch.ones(64, 64))
     if executor == "cpu":
         load_kernels()
-    # small enough in all else that what is measured is the weights
+    # everything else is small, so that the weights dominate
     config = BackendConfig(
         model_path=folder,
         dtype=dtype,
@@ -95,17 +95,17 @@ def measure(folder: Path, executor: str, dtype: str) -> dict[str, Any]:
     )
     highest, done = [0], threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         while not done.wait(0.001):
             highest[0] = max(highest[0], status()["RssAnon"])
 
     before = status()
     Path("/proc/self/clear_refs").write_text("5")
-    watcher = threading.Thread(target=look)
-    watcher.start()
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     backend = load_backend(executor, config)
     done.set()
-    watcher.join()
+    sampler.join()
     after = status()
     return {
         "weights": backend.memory_plan.weights_bytes,

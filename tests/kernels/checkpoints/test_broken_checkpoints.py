@@ -1,6 +1,6 @@
-"""A checkpoint that is truncated, inconsistent, contradicts its config or is not finite is refused by tensor.
+"""Checkpoints that are truncated, inconsistent, contradict their config or are not finite are refused by tensor name.
 
-On both backends: they read through the same source, and each must let its refusals through.
+On both backends: they share the code that reads tensors, and each must report its errors.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("way", BREAKS)
-def test_refused_by_the_tensor_s_name(folder: Path, way: str, executor: str) -> None:
+@pytest.mark.parametrize("name", BREAKS)
+def test_refusal_names_the_tensor(folder: Path, name: str, executor: str) -> None:
     """Raise a ValueError that names the tensor, or the file if no tensor can be named."""
-    BREAKS[way].spoil(folder)
-    with pytest.raises(ValueError, match=BREAKS[way].named):
+    BREAKS[name].spoil(folder)
+    with pytest.raises(ValueError, match=BREAKS[name].named):
         load_backend(executor, backend_config(folder))
 
 
@@ -46,10 +46,10 @@ def test_overflow_in_requested_dtype(folder: Path, executor: str) -> None:
 
 @needs_kernels
 def test_float16_on_the_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dtype that the kernels do not have is refused by name; left to itself the choice is the reference."""
+    """Refuse a dtype that the kernels do not support, by name; `auto` chooses the reference instead."""
     with pytest.raises(ValueError, match="dtype float16 is neither bfloat16 nor float32"):
         load_backend("cpu", backend_config(folder, dtype="float16"))
-    monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")  # one would run it
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")  # a GPU would be chosen
     capabilities = load_backend("auto", backend_config(folder, dtype="float16")).capabilities
     assert (capabilities.name, capabilities.dtype) == ("reference", "float16")
 

@@ -27,13 +27,13 @@ def tokenizer() -> Tokenizer:
 
 
 def test_size() -> None:
-    """At most 6 MB, for it travels in the repository and in every wheel."""
+    """Stay below 6 MB, because it is in the repository and in every wheel."""
     assert sum(path.stat().st_size for path in DEMO.iterdir()) < 6_000_000
     assert {path.suffix for path in DEMO.iterdir()} <= {".json", ".safetensors", ".jinja", ".txt"}
 
 
 def test_weights_are_reproducible() -> None:
-    """The script makes the very tensors that are committed."""
+    """Generate exactly the committed tensors."""
     from safetensors.torch import load_file
 
     made = runpy.run_path(str(SCRIPT))["make_weights"]()
@@ -43,7 +43,7 @@ def test_weights_are_reproducible() -> None:
 
 
 def test_tokenizer_shape(tokenizer: Tokenizer) -> None:
-    """4,096 entries, the special ones first, every byte among them, and no unknown token."""
+    """Have 4,096 entries, the special tokens first, and short encodings of common words."""
     assert tokenizer.get_vocab_size() == json.loads((DEMO / "config.json").read_text())["vocab_size"] == 4096
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     assert [tokenizer.token_to_id(token) for token in specials] == [0, 1, 2]
@@ -52,20 +52,20 @@ def test_tokenizer_shape(tokenizer: Tokenizer) -> None:
 
 @settings(max_examples=150)
 @given(text=st.text(max_size=60))
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
-    """Encode and decode are inverse on any Unicode text that holds no special token."""
+def test_any_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
+    """Decode any encoded Unicode text without special tokens to itself."""
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids) == text
 
 
 def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
-    """Two-byte characters from all over still encode: no byte of UTF-8 is missing."""
+    """Encode characters from all over Unicode: no UTF-8 byte lacks a token."""
     text = "".join(map(chr, range(0x20, 0x800))) + "\U0001f98a 漢字 \x00\x7f"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 def test_transformers_loads_it_and_agrees(tokenizer: Tokenizer) -> None:
-    """AutoTokenizer and AutoModelForCausalLM take the folder as it is, with the same ids and, nearly, logits."""
+    """AutoTokenizer and AutoModelForCausalLM load the folder as it is, with the same ids and nearly the same logits."""
     theirs = AutoTokenizer.from_pretrained(DEMO)
     text = "def f(x):\n    return x  # 漢字"
     ids = tokenizer.encode(text).ids
@@ -80,7 +80,7 @@ def test_transformers_loads_it_and_agrees(tokenizer: Tokenizer) -> None:
 
 
 def test_chat_template() -> None:
-    """ChatML, with and without the assistant's opening; the markers encode to their own ids."""
+    """Render ChatML, with and without the generation prompt; the markers are encoded as special tokens."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     messages = [
         {"role": "system", "content": "Be kind."},
@@ -99,7 +99,7 @@ def test_chat_template() -> None:
 
 
 def test_sampling_is_not_degenerate(tokenizer: Tokenizer) -> None:
-    """Tied random weights love to repeat the last token; here the choice is wide and greedy text moves on."""
+    """Tied random weights tend to repeat the last token; here entropy is high, and greedy text does not repeat."""
     backend = ReferenceBackend(backend_config(DEMO))
     ids = tokenizer.encode("Once upon a time there was a module").ids
     blocks = list(range(1, 9))

@@ -1,4 +1,4 @@
-"""Loading takes the weights' own memory and little more, measured in a process of its own on 260 MB and 520 MB."""
+"""Loading takes little more memory than the weights, measured in a process of its own with 260 MB and 520 MB."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASURE = Path(__file__).with_name("load_memory.py")
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Made when it is first wanted."""
+    """Make each large checkpoint when it is first requested."""
     root = tmp_path_factory.mktemp("large")
     return cache(lambda name: make_large(root / name, getattr(torch, name)))
 
@@ -35,15 +35,17 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         pytest.param("float32", "reference", "auto", marks=pytest.mark.slow),
     ],
 )
-def test_peak_within_1_3_of_the_weights(large: Callable[[str], Path], stored: str, executor: str, dtype: str) -> None:
-    """At its highest, pages of the mapped file included: at most 1.3 times the weights as they are held.
+def test_peak_is_at_most_1_3_times_weights(
+    large: Callable[[str], Path], stored: str, executor: str, dtype: str
+) -> None:
+    """Peak at no more than 1.3 times the weights in memory, including pages of the mapped file.
 
-    The reference holds four bytes a weight, whatever the file has: its bound is relative to that.
+    The reference holds four bytes per weight, whatever the dtype of the file; its bound is relative to that.
     """
     command = [sys.executable, str(MEASURE), str(large(stored)), executor, dtype]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     width = 4 if executor == "reference" or (stored, dtype) == ("float32", "auto") else 2
     assert found["weights"] == pytest.approx(130_030_000 * width, rel=0.01)
-    assert found["left"] >= 0.99 * found["weights"], "it has been loaded"
+    assert found["left"] >= 0.99 * found["weights"], "the weights were not loaded"
     assert found["peak"] <= 1.3 * found["weights"]
     assert found["peak_anonymous"] <= 1.3 * found["weights"]

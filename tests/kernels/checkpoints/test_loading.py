@@ -21,7 +21,7 @@ from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_
 
 @pytest.fixture
 def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
-    """A checkpoint's copy with its config changed; None removes an entry."""
+    """Copy a checkpoint and change its config; None removes an entry."""
 
     def make(name: str, **changes: Any) -> Path:
         folder = tmp_path / name
@@ -62,7 +62,7 @@ def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
     ],
 )
 def test_refused_by_name(copy: Callable[..., Path], changes: dict[str, Any], named: str) -> None:
-    """Refuse what would load but answer nonsense, naming the entry or tensor."""
+    """Refuse what would load but produce nonsense, naming the entry or tensor."""
     with pytest.raises(ValueError, match=named):
         make_backend(copy("llama", **changes))
 
@@ -101,7 +101,7 @@ def test_broken_folders(copy: Callable[..., Path], name: str, spoil: Callable[[P
 
 
 def test_unsupported_stored_dtype(copy: Callable[..., Path]) -> None:
-    """Refuse integers: they are weights of an undeclared quantisation."""
+    """Refuse integers: they are weights of an undeclared quantization."""
     folder = copy("llama")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
@@ -111,7 +111,7 @@ def test_unsupported_stored_dtype(copy: Callable[..., Path]) -> None:
 
 
 def test_dtype_auto_and_explicit(copy: Callable[..., Path]) -> None:
-    """`auto` is the config's dtype under either name, else the tensors'; an explicit one casts."""
+    """Use the config's dtype for `auto`, under either name, else the tensors'; cast to an explicit one."""
     folder = copy("llama", dtype=None)
     assert make_backend(folder).capabilities.dtype == "float32"
     assert make_backend(folder, dtype="float16").capabilities.dtype == "float16"
@@ -124,7 +124,7 @@ def test_dtype_auto_and_explicit(copy: Callable[..., Path]) -> None:
 
 
 def test_old_and_new_rope_spelling(copy: Callable[..., Path], checkpoints: dict[str, Path]) -> None:
-    """`rope_theta` with `rope_scaling` means what `rope_parameters` means."""
+    """Read `rope_theta` with `rope_scaling` as the equivalent `rope_parameters`."""
     written = json.loads((checkpoints["llama-rope3"] / "config.json").read_text())["rope_parameters"]
     theta = written.pop("rope_theta")
     old = copy("llama-rope3", rope_parameters=None, rope_theta=theta, rope_scaling=written)
@@ -135,14 +135,14 @@ def test_old_and_new_rope_spelling(copy: Callable[..., Path], checkpoints: dict[
 
 
 def test_absent_head_dim(copy: Callable[..., Path]) -> None:
-    """Hidden size over heads for Llama; for Qwen3 128, as transformers has it, which these tensors then contradict."""
+    """Default to hidden size / heads for Llama, and to transformers' 128 for Qwen3, which these tensors contradict."""
     make_backend(copy("llama", head_dim=None))
     with pytest.raises(ValueError, match=r"q_proj.weight has shape \(128, 64\), config.json says \(512, 64\)"):
         make_backend(copy("qwen3-tied", head_dim=None))
 
 
 def test_dummy_needs_only_the_config(copy: Callable[..., Path]) -> None:
-    """Random weights by name: the same on every run, no two tensors or rows alike, and they make finite logits."""
+    """Make random weights from names: the same in every run, with distinct tensors and rows and finite logits."""
     folder = copy("llama")
     (folder / "model.safetensors").unlink()
     row = make_batch({"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)})
@@ -158,6 +158,6 @@ def test_dummy_needs_only_the_config(copy: Callable[..., Path]) -> None:
 
 
 def test_contracts_do_not_import_torch() -> None:
-    """The protocol and the batch stay light: the web process may never hold torch."""
+    """Import the protocol and the batch without torch, which the web process must never load."""
     code = "import sys, quipu.kernels.backend, quipu.kernels.batch; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

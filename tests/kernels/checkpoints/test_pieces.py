@@ -1,4 +1,4 @@
-"""Tensors read a few rows at a time: the same as whole ones, wherever the cuts fall; and the progress that is shown."""
+"""Tensors read a few rows at a time equal whole ones, wherever they are split; and the progress display."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def opened(folder: Path, dtype: str = "float32", held_in: torch.dtype | None = N
 
 @pytest.mark.parametrize("piece_bytes", [1, 24, 100, 240, 4 << 20])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_whole_and_in_pieces(
+def test_pieces_equal_whole_tensors(
     tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, piece_bytes: int, dtype: str
 ) -> None:
-    """Fused parts lie one below the other in either form, whatever a piece holds; all pieces but the last are whole."""
+    """Concatenate fused parts for any size of piece; every piece but the last is a multiple of the requested rows."""
     monkeypatch.setattr(weights, "PIECE_BYTES", piece_bytes)
     rounded = getattr(torch, dtype)
     expected = torch.cat([stored[name] for name, _ in PARTS]).to(rounded)
@@ -53,8 +53,8 @@ def test_whole_and_in_pieces(
     )
 
 
-def test_rounded_to_one_dtype_and_held_in_another(tmp_path: Path, stored: dict[str, torch.Tensor]) -> None:
-    """The reference holds bfloat16's numbers in float32."""
+def test_rounding_and_storage_dtypes_differ(tmp_path: Path, stored: dict[str, torch.Tensor]) -> None:
+    """Round to bfloat16 but store float32, as the reference does."""
     source = opened(tmp_path, "bfloat16", torch.float32)
     whole = source.fused(PARTS)
     assert whole.dtype == torch.float32
@@ -63,7 +63,7 @@ def test_rounded_to_one_dtype_and_held_in_another(tmp_path: Path, stored: dict[s
 
 
 def test_dummy_weights_do_not_depend_on_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dummy's numbers do not depend on where it is cut."""
+    """Generate the same dummy weights wherever tensors are split."""
     source = open_weights(tmp_path, {}, load_format="dummy", dtype="bfloat16")[0]
     parts = [("a.weight", (70, 999)), ("b.weight", (30, 999))]
     whole = source.fused(parts)
@@ -74,7 +74,7 @@ def test_dummy_weights_do_not_depend_on_pieces(tmp_path: Path, monkeypatch: pyte
 def test_progress_in_the_log(
     tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where stderr is no terminal, a line now and then, and one at the end; no bar."""
+    """If stderr is not a terminal, log progress periodically and at the end, without a bar."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(progress, "_INTERVAL_S", 0.0)
     caplog.set_level(logging.INFO, "quipu.kernels")
@@ -99,7 +99,7 @@ class Terminal(io.StringIO):
 def test_progress_on_a_terminal(
     tmp_path: Path, stored: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """A bar, which is gone before anything else is said."""
+    """Show a bar on a terminal, and clear it before any other output."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     source = opened(tmp_path)
     if fails:
@@ -111,4 +111,4 @@ def test_progress_on_a_terminal(
         source.check_all_used()
     shown = sys.stderr.getvalue()
     assert "loading weights" in shown
-    assert shown.endswith("\r"), "the bar's line is empty again"
+    assert shown.endswith("\r"), "the bar was not cleared"

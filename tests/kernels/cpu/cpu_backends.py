@@ -1,4 +1,4 @@
-"""The CPU backend as tests want it, and the mark of those that need it."""
+"""Make CPU backends for tests, and re-export the mark for tests that need the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["make_cpu_backend", "needs_kernels"]
 def make_cpu_backend(
     model_path: Path, *, num_threads: int = 1, kernels: Kernels | None = None, **changes: Any
 ) -> CpuBackend:
-    """A backend whose whole pool is NaN: whatever reads a slot that nobody wrote shows."""
+    """Make a backend whose cache is filled with NaN, so that reading an unwritten slot is detected."""
     backend = CpuBackend(backend_config(model_path, **changes), kernels)
     backend.num_threads = num_threads
     backend.cache.fill(float("nan"))

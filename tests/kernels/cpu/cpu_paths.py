@@ -1,7 +1,7 @@
-"""Every instruction set that kernels exist for: as the processor runs it, or emulated where it does not.
+"""The kernels for every instruction set: native if the processor supports it, otherwise emulated.
 
-Emulated means: the same sources, compiled with the headers in `emulation/` in place of the instructions, so that the
-algorithm is tested on any machine with AVX2. The first use in a session compiles, if no earlier session did.
+Emulated kernels are the same sources, compiled with the headers in `emulation/` in place of intrinsics, so that the
+algorithm is tested on any machine with AVX2. They are compiled at first use, unless an earlier run has done so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_NAME = {each.name: each for each in INSTRUCTION_SETS}
 
 @attrs.frozen
 class CpuPath:
-    """An instruction set, and how its instructions are had."""
+    """An instruction set, native or emulated."""
 
     name: str
     is_emulated: bool
@@ -40,33 +40,33 @@ class CpuPath:
 
     @property
     def rounds_activations(self) -> bool:
-        """bfloat16 matrices meet activations that were rounded to bfloat16."""
+        """Whether activations are rounded to bfloat16 before a product with a bfloat16 matrix."""
         return self.name in ("amx_bf16", "avx512_bf16")
 
 
 def why_not_native(name: str) -> str:
-    """Why the processor does not run an instruction set; nothing where it does."""
+    """Return why the processor cannot run an instruction set; empty if it can."""
     return why_unusable(_BY_NAME[name], processor_flags())
 
 
 PATHS = [CpuPath(name, name != "avx2" and bool(why_not_native(name))) for name in _BY_NAME]
-"""The best first."""
+"""All instruction sets, the best first."""
 CASES = [
     (path, dtype)
     for path in PATHS
     for dtype in ("float32", "bfloat16")
-    # in float32 the bfloat16 instruction sets run what AVX-512 runs
+    # for float32 the bfloat16 instruction sets run the same code as AVX-512
     if dtype == "bfloat16" or not (path.is_emulated and path.rounds_activations)
 ]
 OTHER_CASES = [case for case in CASES if case[0] != next(path for path in PATHS if not path.is_emulated)]
-"""Of the instruction sets that are not the one chosen here."""
+"""The cases of all instruction sets except the one that is chosen on this machine."""
 
 
 def kernels_of(path: CpuPath) -> Kernels:
-    """Skips the test where they cannot be had, and says why."""
+    """Return the kernels; skip the test with a reason if they are unavailable."""
     kernels = _kernels_of(path)
     if isinstance(kernels, str):
-        pytest.skip(f"{path}: {kernels}")  # no AVX2, no compiler or no headers: the reason says which
+        pytest.skip(f"{path}: {kernels}")  # no AVX2, compiler or headers
     return kernels
 
 
@@ -79,14 +79,14 @@ def _kernels_of(path: CpuPath) -> Kernels | str:
         if not path.is_emulated:
             return Kernels(path.name, load(_BY_NAME[path.name]))
         if not any((folder / _SIMDE).is_file() for folder in _INCLUDE_FOLDERS):
-            return "no SIMDe headers to emulate it with (Debian has them in libsimde-dev)"
+            return "no SIMDe headers to emulate it with (Debian package: libsimde-dev)"
         return Kernels(str(path), open_library(build(_emulated(_BY_NAME[path.name]))))
     except CannotBuild as error:
         return str(error)
 
 
 def _emulated(native: InstructionSet) -> InstructionSet:
-    """Instead of the compiler's options for instructions, headers that do without them."""
+    """Replace the compiler's options for instructions by headers that emulate these."""
 
     def definitions(flags: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(flag for flag in flags if flag.startswith("-D"))
@@ -98,7 +98,7 @@ def _emulated(native: InstructionSet) -> InstructionSet:
             *definitions(native.flags),
             "-mavx2",
             "-mfma",
-            "-O1",  # with the next line: what compiles and runs in the shortest time together
+            "-O1",  # with the next line: the shortest time to compile and run together
             "-DUNROLL=",
             "-Wno-psabi",
             "-include",

@@ -1,4 +1,4 @@
-"""Which backend runs: what is compiled, what is kept, and that a machine without kernels still serves."""
+"""Building and choosing the CPU kernels, their cache, and the fallback on machines that cannot run them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TILES = frozenset({"amx_tile", "amx_bf16"})
 
 
 @pytest.fixture(autouse=True)
-def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the one who runs the tests has set, and whether there is a GPU: `auto` would take it."""
+def neutral_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ignore a forced instruction set in the environment, and any GPU, which `auto` would choose."""
     monkeypatch.delenv(FORCED, raising=False)
     monkeypatch.setattr(availability, "why_unavailable", lambda: "no GPU in these tests")
 
@@ -77,7 +77,7 @@ def test_system_refuses_tiles() -> None:
     assert usable_instruction_sets(flags, request_tiles=lambda: "")[0].name == "amx_bf16"
 
 
-def test_a_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use only the forced set; refuse one that does not run here or does not exist, by name."""
     monkeypatch.setenv(FORCED, "avx2")
     assert [found.name for found in usable_instruction_sets(AVX512)] == ["avx2"]
@@ -115,7 +115,7 @@ def test_next_best_instruction_set_if_compiling_fails(
 
 
 @needs_kernels
-def test_what_was_built_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_libraries_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Print a line for each instruction set: its file, or why there is none."""
     monkeypatch.setattr(sys, "argv", ["build"])
     assert main() == 0
@@ -137,7 +137,7 @@ def test_compiler_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path
         find_compiler()
 
 
-def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiler_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Report the compiler's error, and leave no partial file that could be loaded later."""
     compiler = tmp_path / "cxx"
     compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'error: no such thing' >&2\nexit 1\n")
@@ -174,7 +174,7 @@ def test_sources_name_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @needs_kernels
-def test_auto_is_cpu_where_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_chooses_cpu_if_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
     """Load the kernels for `auto` and `cpu` without a warning, and report the instruction set."""
     for name in ("auto", "cpu"):
         capabilities = load_backend(name, backend_config(DEMO)).capabilities
@@ -188,8 +188,8 @@ def test_auto_without_a_compiler(
 ) -> None:
     """Fall back to the reference with one warning; refuse `cpu` if requested by name."""
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(building, "PACKAGED", tmp_path)  # of a wheel
-    # a processor that could run them, whichever this one is: there is nothing to load
+    monkeypatch.setattr(building, "PACKAGED", tmp_path)  # the kernels of a wheel
+    # as if on a processor that can run them, so that only the library is missing
     monkeypatch.setattr(building, "usable_instruction_sets", lambda flags: [INSTRUCTION_SETS[-1]])
     assert load_backend("auto", backend_config(DEMO)).capabilities.name == "reference"
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]

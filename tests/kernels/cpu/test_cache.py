@@ -1,6 +1,6 @@
-"""The cache of compiled kernels: what another user could have put there is never run.
+"""The cache of compiled kernels: a library that another user could have written is never loaded.
 
-A stand-in compiles: what is asked here has nothing to do with the processor or with a real compiler.
+The compiler is a fake, because these tests do not depend on the processor or on a real compiler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quipu.kernels.cpu.instruction_sets import InstructionSet
 
 PLAIN = InstructionSet("plain", frozenset(), ())
 COMPILER = """#!/bin/sh
-[ "$1" = --version ] && echo stand-in && exit 0
+[ "$1" = --version ] && echo fake && exit 0
 while [ "$1" != -o ]; do shift; done
 echo compiled > "$2"
 """
@@ -26,7 +26,7 @@ echo compiled > "$2"
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where libraries are kept, empty; what must be made elsewhere is made under `elsewhere`."""
+    """Return the empty cache folder; private folders that replace it are made under `elsewhere`."""
     compiler = tmp_path / "c++"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
@@ -41,7 +41,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_private_cache_is_used_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_private_cache_is_reused(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Reuse our own cache without a warning, whatever the umask."""
     before = os.umask(0o002)
     try:
@@ -57,8 +57,8 @@ def test_a_private_cache_is_used_again(cache: Path, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o720], ids=oct)
 @pytest.mark.parametrize("folder", [".", "objects"])
-def test_a_folder_that_others_can_write(cache: Path, folder: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither read nor write it: warn, and use a private folder instead."""
+def test_folder_writable_by_others(cache: Path, folder: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither read nor write the folder; warn, and use a private one instead."""
     planted = build(PLAIN)
     planted.write_text("planted")
     (cache / folder).chmod(mode)
@@ -73,7 +73,7 @@ def test_a_folder_that_others_can_write(cache: Path, folder: str, mode: int, cap
 
 @pytest.mark.parametrize("which", ["*.so", "objects/*.o"])
 @pytest.mark.parametrize("mode", [0o775, 0o757], ids=oct)
-def test_a_file_that_others_can_write(cache: Path, which: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_writable_by_others(cache: Path, which: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:
     """Compile the file again in its place, and name it in a warning."""
     library = build(PLAIN)
     planted = next(iter(cache.glob(which)))
@@ -92,9 +92,7 @@ def owned_by(owner: int) -> Callable[[], int]:
     return lambda: owner
 
 
-def test_a_cache_of_another_user(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cache_of_another_user(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Do not use a cache that belongs to neither this user nor root."""
     build(PLAIN).write_text("planted")
     owner = 12345

@@ -1,4 +1,4 @@
-"""Operations that are fused: fewer of them, and the same bits."""
+"""Fused operations: fewer of them, and the same bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = needs_kernels
 
 
 def logits_of(backend: CpuBackend) -> torch.Tensor:
-    """Prefills of many and of few rows, and a decode of several."""
+    """Return logits of a prefill of many and few rows, and of a decode of several."""
     tables = scattered_blocks(40, seed=3)
     rows = [
         {"token_ids": prompt(n, seed=n), "position": 0, "blocks": tables[i * 8 :][:8]} for i, n in enumerate((99, 5))
@@ -52,7 +52,7 @@ def test_fused_bits_equal_unfused(
 
 
 def test_operations_per_layer(checkpoints: dict[str, Path]) -> None:
-    """Five operations a layer: two norms, two ropes, the write, the activation and both additions are in others."""
+    """Run five operations per layer: norms, ropes, the cache write, the activation and both additions are fused."""
     for name in ("qwen3-tied", "llama"):
         kinds = Counter(op.kind for op in make_cpu_backend(checkpoints[name])._program.whole)
         layers = 2
@@ -64,7 +64,7 @@ def test_operations_per_layer(checkpoints: dict[str, Path]) -> None:
         }
 
 
-class WholeRows:
+class WholeRowOps:
     """`Ops` that norm queries or keys over all heads together, as OLMo 2 does, where the model norms each head."""
 
     def __init__(self, ops: Ops, which: tuple[int, ...]) -> None:
@@ -81,14 +81,14 @@ class WholeRows:
 
 
 class WholeRowModel:
-    """A Qwen 3 over such operations."""
+    """A Qwen3 model that uses `WholeRowOps`."""
 
     def __init__(self, model: Qwen3, which: tuple[int, ...]) -> None:
         self._model = model
         self._which = which
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return self._model.forward(token_ids_N, WholeRows(ops, self._which))
+        return self._model.forward(token_ids_N, WholeRowOps(ops, self._which))
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         return self._model.logits(x_ND, ops)
@@ -98,7 +98,7 @@ class WholeRowModel:
 def test_norms_of_whole_rows(
     checkpoints: dict[str, Path], which: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attention norms heads, so a norm of whole rows is left out of it: the numbers are the reference's."""
+    """Do not fuse a norm of whole rows into attention, which norms heads; match the reference."""
 
     def build(config: DecoderConfig, weights: Weights, num_positions: int) -> WholeRowModel:
         return WholeRowModel(Qwen3(config, weights, num_positions), which)
@@ -108,4 +108,4 @@ def test_norms_of_whole_rows(
     ours = run(make_cpu_backend(checkpoints["qwen3-tied"], dtype="float32"))
     theirs = run(make_backend(checkpoints["qwen3-tied"], dtype="float32"))
     assert ((ours - theirs).abs().max() / theirs.std()).item() <= 2e-5
-    assert ((per_head - theirs).abs().max() / theirs.std()).item() > 0.1, "whole rows make no difference here"
+    assert ((per_head - theirs).abs().max() / theirs.std()).item() > 0.1, "the test cannot tell the two norms apart"

@@ -1,8 +1,8 @@
-"""The kernels' promise: a row's logits are the same bits however it was computed.
+"""Batch invariance of the CPU kernels: a row's logits have the same bits however they are computed.
 
-As `test_reference_invariance.py` does for the reference. One sequence of 520 tokens (two whole chunks of keys and a
-bit), of which the last positions' logits are looked at, computed in one go by itself on one thread; every other way
-must give exactly that. The pool is NaN before each run, so reading a slot that nobody wrote shows as well.
+The counterpart of `reference/test_invariance.py`. The baseline is the last positions of one sequence of 520 tokens (two
+whole chunks of keys and part of a third), prefilled at once, alone, on one thread; every other way must give its bits.
+The cache is filled with NaN before each run, so that reading an unwritten slot is detected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import EACH, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, LOOKED_AT, feed_prefix, run_among, run_chunks, run_upon_copy
+from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_among, run_chunks, run_on_copied_block
 
 pytestmark = needs_kernels
 
@@ -33,7 +33,7 @@ def backend(request: pytest.FixtureRequest, checkpoints: dict[str, Path], dtype:
 
 @pytest.fixture
 def cold(backend: CpuBackend) -> torch.Tensor:
-    """Logits of the last positions, from one prefill of the whole, alone."""
+    """Return the baseline: logits of the last positions, from one prefill without a cache, alone."""
     result = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
     assert result.isfinite().all()
     backend.cache.fill(float("nan"))
@@ -41,41 +41,41 @@ def cold(backend: CpuBackend) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_chunks_decode_and_placement(backend: CpuBackend, cold: torch.Tensor, num_threads: int) -> None:
-    """Chunks of 100, then one token a step, in other blocks, on any number of threads: the bits of one prefill."""
+def test_chunks_decode_and_blocks(backend: CpuBackend, cold: torch.Tensor, num_threads: int) -> None:
+    """Match one prefill with chunks of 100, then single tokens, in other blocks, on any number of threads."""
     backend.num_threads = num_threads
-    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
+    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * NUM_COMPARED)
     assert torch.equal(chunked, cold)
 
 
 @pytest.mark.parametrize("num_others", [1, 2, 3, 4, 5, 6, 30])
 def test_mixed_batch(backend: CpuBackend, cold: torch.Tensor, num_others: int) -> None:
-    """Beside so many other rows, from another offset in every pass: the bits of going alone."""
-    chunks = [201, 150, 161] + [1] * LOOKED_AT
+    """Match a run alone when other rows are in the batch, at a different offset in every pass."""
+    chunks = [201, 150, 161] + [1] * NUM_COMPARED
     assert torch.equal(run_among(backend, num_others, chunks, seed=num_others), cold)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 11, 12, 13, 64, 65, 97])
 def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) -> None:
-    """Chunks of every number of rows that a kernel treats in a way of its own: the bits of one prefill."""
+    """Match one prefill with chunks of every number of rows that a kernel treats specially."""
     chunks = [size] * (LENGTH // size) + [LENGTH % size] * (LENGTH % size > 0)
     assert torch.equal(run_chunks(backend, scattered_blocks(33, seed=size), chunks), cold)
 
 
 def test_cached_prefix(backend: CpuBackend, cold: torch.Tensor) -> None:
-    """Upon a prefix that another request computed in other chunks, with a longer tail of its own: the same bits."""
+    """Match a cold run on a prefix that another request computed, in other chunks and with a suffix of its own."""
     mine, prefix = feed_prefix(backend)
     assert torch.equal(run_chunks(backend, mine, [LENGTH - prefix], start=prefix), cold)
 
 
 def test_copied_block(backend: CpuBackend, cold: torch.Tensor) -> None:
-    """Upon a copy of the last full block, of which only the last token is computed: the same bits."""
-    assert torch.equal(run_upon_copy(backend), cold)
+    """Match a cold run on a copy of the last full block, of which only the last token is computed."""
+    assert torch.equal(run_on_copied_block(backend), cold)
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 64])
 def test_block_size(checkpoints: dict[str, Path], block_size: int) -> None:
-    """Any block size gives the same bits, also one that divides neither a chunk nor a panel."""
+    """Compute the same bits for any block size, even one that divides neither a chunk nor a panel."""
     results = []
     for size, seed in ((16, 1), (block_size, 2)):
         backend = make_cpu_backend(checkpoints["llama-rope3"], block_size=size, dtype="bfloat16")

@@ -1,6 +1,6 @@
-"""The CPU kernels against the reference, and against transformers where the reference's own distance is known.
+"""The CPU kernels' logits compared with the reference's, and with transformers' within the reference's tolerances.
 
-Differences are in units of the logits' own standard deviation, as in `test_reference_parity.py`.
+Differences are in standard deviations of the logits, as in `reference/test_parity.py`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tests.kernels.sampling.test_logprobs import drawn_and_prompt
 
 pytestmark = needs_kernels
 
-# In float32 both do the same arithmetic in another order. In bfloat16 a key or a value that lies between two numbers of
-# the cache may be rounded to the other one, which is a 256th of it.
+# In float32 both do the same arithmetic in another order. In bfloat16 a key or value halfway between two
+# representable numbers may be rounded to the other one, which differs by 1/256.
 CLOSE = {"float32": 2e-5, "bfloat16": 4e-3}
 ROUNDING = ("amx_bf16", "avx512_bf16")
-"""Instruction sets on which bfloat16 matrices meet activations rounded to it: as far from the reference as torch is."""
+"""Instruction sets that round activations before bfloat16 products: as far from the reference as torch is."""
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
-    """Every position's logits, prefilled and decoded, are the reference's but for rounding."""
+    """Match the reference's logits up to rounding at every position, prefilled and decoded."""
     backend = make_cpu_backend(checkpoints[name], dtype=dtype)
     ours, theirs = run(backend), run_reference(checkpoints[name], dtype)
-    assert theirs.std() > 0.5, "logits too flat to tell a wrong model from a right one"
+    assert theirs.std() > 0.5, "logits too flat to detect a wrong model"
     if dtype == "bfloat16" and backend.capabilities.instruction_set in ROUNDING:
         check(name, dtype, differences(ours, theirs))
         return
@@ -40,14 +40,14 @@ def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str, dty
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_match_transformers(checkpoints: dict[str, Path], name: str) -> None:
-    """Teacher-forced argmax regret, mean and p99 differences are within the reference's own tolerances."""
+    """Stay within the reference's tolerances: teacher-forced argmax regret, mean and p99 difference."""
     for dtype in TOLERANCES:
         ours = run(make_cpu_backend(checkpoints[name], dtype=dtype))
         check(name, dtype, differences(ours, run_transformers(checkpoints[name], dtype)))
 
 
 def test_logprobs(checkpoints: dict[str, Path]) -> None:
-    """Scores of drawn and prompt tokens are the reference's, and the same bits in chunks and beside others."""
+    """Match the reference's scores of sampled and prompt tokens, with the same bits in chunks and in a batch."""
     ours = make_cpu_backend(checkpoints["qwen3-tied"])
     alone = drawn_and_prompt(ours, [140], 0, 1)
     assert drawn_and_prompt(ours, [50, 1, 89], 3, 2) == alone

@@ -1,7 +1,7 @@
-"""Whole models on each instruction set: the reference's logits, and the same bits however a row was computed.
+"""Whole models on each instruction set: the reference's logits, and the same bits however a row is computed.
 
-What `test_cpu_parity.py` and `test_cpu_invariance.py` do for the one that is chosen here, in short; in full, marked
-slow, in `test_cpu_paths_long.py`.
+A short form of `test_parity.py` and `test_invariance.py`, which run on the set that is chosen on this machine.
+`test_paths_long.py`, marked slow, runs all invariance tests on the others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import CASES, CpuPath, kernels_of
 from tests.kernels.cpu.test_invariance import run_among
 from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, LOOKED_AT, TOKENS, run_chunks
+from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, run_chunks
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
-# In units of the logits' own standard deviation. Where activations are rounded to bfloat16 before each product, as
-# torch rounds them, the distance is a rounding's, many times over.
+# In standard deviations of the logits. Where activations are rounded to bfloat16 before each product, as in torch,
+# the rounding errors accumulate.
 CLOSE = {"float32": 2e-5, "bfloat16": 4e-3}
 CLOSE_ROUNDED = 0.1
 
@@ -30,7 +30,7 @@ over_cases = pytest.mark.parametrize(("path", "dtype"), CASES, ids=str)
 
 @pytest.fixture
 def name() -> str:
-    """Half a vector's head, an MLP width that nothing divides, biases."""
+    """Return a checkpoint with a head of half a vector, an MLP width that no vector length divides, and biases."""
     return "qwen3-odd"
 
 
@@ -41,7 +41,7 @@ def backend(checkpoints: dict[str, Path], path: CpuPath, dtype: str, name: str) 
 
 @over_cases
 def test_instruction_set_is_reported(backend: CpuBackend, path: CpuPath) -> None:
-    """The instruction set that runs stands in the capabilities, and from there in logs and /server_info."""
+    """Report the instruction set in the capabilities, from which logs and /server_info take it."""
     assert backend.capabilities.instruction_set == str(path)
     assert backend.capabilities.invariant
 
@@ -51,7 +51,7 @@ def test_instruction_set_is_reported(backend: CpuBackend, path: CpuPath) -> None
 def test_logits_match_the_reference(
     backend: CpuBackend, checkpoints: dict[str, Path], path: CpuPath, dtype: str, name: str
 ) -> None:
-    """Prefilled and decoded, every position's logits are the reference's but for rounding."""
+    """Match the reference's logits up to rounding at every position, prefilled and decoded."""
     token_ids, blocks = prompt(304, seed=7), scattered_blocks(20, seed=1)
     logits = []
     for runner in (backend, make_backend(checkpoints[name], dtype=dtype)):
@@ -68,17 +68,17 @@ def test_logits_match_the_reference(
 
 
 @over_cases
-def test_bits_do_not_change(backend: CpuBackend) -> None:
-    """In chunks and one by one, on two threads, beside others, upon a cached prefix: the bits of one prefill."""
+def test_batch_invariance(backend: CpuBackend) -> None:
+    """Match one prefill with chunks and single tokens, on two threads, in a batch, and on a cached prefix."""
     cold = run_chunks(backend, scattered_blocks(33, seed=5), [LENGTH])
     assert cold.isfinite().all()
     backend.cache.fill(float("nan"))
     backend.num_threads = 2
-    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * LOOKED_AT)
+    chunked = run_chunks(backend, scattered_blocks(33, seed=6), [100] * 5 + [12] + [1] * NUM_COMPARED)
     assert torch.equal(chunked, cold)
     backend.cache.fill(float("nan"))
     backend.num_threads = 1
-    assert torch.equal(run_among(backend, 5, [201, 150, 161] + [1] * LOOKED_AT, seed=7), cold)
+    assert torch.equal(run_among(backend, 5, [201, 150, 161] + [1] * NUM_COMPARED, seed=7), cold)
     backend.cache.fill(float("nan"))
     shared, prefix = scattered_blocks(60, seed=9), 256 + 5 * 16
     backend.logits(make_batch({"position": 0, "blocks": shared[:30], "token_ids": TOKENS[:90]}), [])

@@ -1,7 +1,7 @@
 """All invariance tests of the kernels on the other instruction sets: `make test-long`.
 
-The tests are those of `test_invariance.py`, which runs on the chosen set; the fixtures below give them other kernels,
-and a model of each kind of attention and MLP.
+The imported tests run in `test_invariance.py` on the chosen set; the fixtures below replace the kernels and use
+a model of each kind of attention and MLP.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ import pytest
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import OTHER_CASES, kernels_of
+from tests.kernels.cpu.test_invariance import (  # noqa: F401 (pytest collects them here)
+    cold,
+    test_any_number_of_rows,
+    test_cached_prefix,
+    test_chunks_decode_and_blocks,
+    test_mixed_batch,
+)
 
 # the first use of an emulated instruction set compiles it
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -1,7 +1,7 @@
-"""The matrix product of each instruction set by itself: right, and the same bits whatever rows are beside a row.
+"""The matrix product of each instruction set alone: correct, and a row's bits do not depend on the other rows.
 
-Widths and numbers of columns that nothing divides, rows up to several pieces of work, depths beyond one; what lies
-behind the columns is NaN and must stay so.
+Sizes include depths and numbers of columns that no vector length divides, and rows of several pieces of work. Memory
+after the columns is NaN and must stay so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instructio
 Floats = npt.NDArray[np.float32]
 
 DEPTHS = [(1, 40), (7, 16), (64, 33), (100, 96), (512, 31), (1100, 150)]
-"""Numbers to a sum, and sums to a row."""
+"""Pairs of depth (terms per sum) and number of columns."""
 
 
 @pytest.fixture(params=PATHS, ids=str)
@@ -51,7 +51,7 @@ def multiply(
     z_NO: torch.Tensor | None = None,
     num_threads: int = 1,
 ) -> torch.Tensor:
-    """The product, in the first columns of wider rows of NaN; the others are looked after."""
+    """Return the product, computed in the first columns of wider rows of NaN; the other columns must stay NaN."""
     rows, columns = len(x_NI), len(weight_OI)
     y_NO = torch.full((rows, columns + 40), float("nan"))
     matrix = pack(weight_OI, kernels.library)
@@ -63,12 +63,12 @@ def multiply(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("depth", "columns"), DEPTHS)
 def test_product(kernels: Kernels, path: CpuPath, depth: int, columns: int, dtype: torch.dtype) -> None:
-    """x @ weight.T + bias + z, to float32's rounding of what the instruction set multiplies."""
+    """Compute x @ weight.T + bias + z up to float32 rounding, with x as the instruction set rounds it."""
     x_NI, weight_OI = random(37, depth, seed=1), random(columns, depth, seed=2).to(dtype)
     bias_O, z_NO = random(columns, seed=3), random(37, columns, seed=4)
-    taken_NI = x_NI.bfloat16() if path.rounds_activations and dtype == torch.bfloat16 else x_NI
-    exact_NO = taken_NI.double() @ weight_OI.double().T
-    scale_NO = taken_NI.double().abs() @ weight_OI.double().abs().T + 1
+    rounded_NI = x_NI.bfloat16() if path.rounds_activations and dtype == torch.bfloat16 else x_NI
+    exact_NO = rounded_NI.double() @ weight_OI.double().T
+    scale_NO = rounded_NI.double().abs() @ weight_OI.double().abs().T + 1
     found = multiply(kernels, x_NI, weight_OI)
     assert ((found - exact_NO).abs() / scale_NO).max() < 1e-6
     found = multiply(kernels, x_NI, weight_OI, bias_O=bias_O, z_NO=z_NO)
@@ -78,7 +78,7 @@ def test_product(kernels: Kernels, path: CpuPath, depth: int, columns: int, dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("depth", "columns"), DEPTHS)
 def test_row_does_not_depend_on_others(kernels: Kernels, depth: int, columns: int, dtype: torch.dtype) -> None:
-    """Each row's bits are those that it has by itself: among any number of rows, at any place, on any threads."""
+    """Compute the same bits for a row alone, among any number of rows, at any index, and on any threads."""
     x_NI, weight_OI = random(150, depth, seed=5), random(columns, depth, seed=6).to(dtype)
     bias_O = random(columns, seed=7)
     alone_NO = torch.cat([multiply(kernels, x_NI[n : n + 1], weight_OI, bias_O=bias_O) for n in range(20)])
@@ -94,7 +94,7 @@ def test_row_does_not_depend_on_others(kernels: Kernels, depth: int, columns: in
 
 
 def test_nan_row_does_not_affect_others(kernels: Kernels) -> None:
-    """A row of NaN or infinity beside others leaves them as they are."""
+    """Compute the other rows unchanged if a row holds NaN or infinity."""
     x_NI, weight_OI = random(40, 64, seed=8), random(48, 64, seed=9).bfloat16()
     before_NO = multiply(kernels, x_NI, weight_OI)
     x_NI[7], x_NI[20] = float("nan"), float("inf")
@@ -105,13 +105,13 @@ def test_nan_row_does_not_affect_others(kernels: Kernels) -> None:
 
 
 def fused(a: Floats, b: Floats, total: Floats) -> Floats:
-    """a * b + total, rounded once: the product of two bfloat16 is exact in float64, and so, here, is the sum."""
+    """Return a * b + total, rounded once: in float64 the product of two bfloat16 is exact, and here the sum as well."""
     exact = np.multiply.outer(a.astype(np.float64), b.astype(np.float64)) + total
     return exact.astype(np.float32)
 
 
 def pair_by_pair(left: Floats, right: Floats) -> Floats:
-    """VDPBF16PS: of each pair the odd product, then the even one."""
+    """Sum as VDPBF16PS does: of each pair the odd product, then the even one."""
     total = np.zeros((len(left), len(right)), np.float32)
     for k in range(0, left.shape[1], 2):
         for one in (k + 1, k):
@@ -120,7 +120,7 @@ def pair_by_pair(left: Floats, right: Floats) -> Floats:
 
 
 def tile_by_tile(left: Floats, right: Floats) -> Floats:
-    """TDPBF16PS: of each 16 pairs the even products' sum and the odd ones', which together are added to the total."""
+    """Sum as TDPBF16PS does: add the sums of 16 pairs' even and odd products to each other, then to the total."""
     total = np.zeros((len(left), len(right)), np.float32)
     for start in range(0, left.shape[1], 32):
         even, odd = np.zeros_like(total), np.zeros_like(total)
@@ -133,10 +133,10 @@ def tile_by_tile(left: Floats, right: Floats) -> Floats:
 
 @pytest.mark.parametrize(("depth", "columns"), DEPTHS)
 @pytest.mark.parametrize(("name", "sum_up"), [("avx512_bf16", pair_by_pair), ("amx_bf16", tile_by_tile)])
-def test_bits_of_the_manual(name: str, sum_up: Callable[[Floats, Floats], Floats], depth: int, columns: int) -> None:
-    """bfloat16 sums are, bit for bit, those of the instructions' description: where k is cut changes nothing.
+def test_bits_match_the_manual(name: str, sum_up: Callable[[Floats, Floats], Floats], depth: int, columns: int) -> None:
+    """Match Intel's description of the bfloat16 instructions bit for bit, wherever k is split.
 
-    Emulated on every machine: a processor may round in a way of its own, and is right as long as it is invariant.
+    Always emulated: a processor may round differently, which is correct as long as it is invariant.
     """
     x_NI, weight_OI = random(35, depth, seed=10), random(columns, depth, seed=11).bfloat16()
     found = multiply(kernels_of(CpuPath(name, True)), x_NI, weight_OI)
@@ -147,15 +147,15 @@ def test_bits_of_the_manual(name: str, sum_up: Callable[[Floats, Floats], Floats
 
 
 def test_denormals_count_as_zero(kernels: Kernels, path: CpuPath) -> None:
-    """The bfloat16 instructions take no denormals; the others do. Neither depends on the process's own setting."""
+    """The bfloat16 instructions treat denormals as 0, the others do not, whatever the process's floating-point mode."""
     tiny, weight_OI = torch.full((1, 32), 2.0**-130), torch.full((32, 32), 2.0**4).bfloat16()
     expected = 0.0 if path.rounds_activations else 32 * 2.0**-126
     assert (multiply(kernels, tiny, weight_OI) == expected).all()
 
 
 def test_tiles_are_released() -> None:
-    """A thread that has multiplied holds no tiles: the system would save and restore them at every switch."""
-    kernels = kernels_of(CpuPath("amx_bf16", True))  # no program can ask a processor
+    """Release tiles after a product: the system would otherwise save and restore them at every context switch."""
+    kernels = kernels_of(CpuPath("amx_bf16", True))  # a real processor cannot be asked
     held = kernels.library.emulated_tiles_held
     held.restype = ctypes.c_int32
     for rows in (1, 40):
@@ -165,10 +165,10 @@ def test_tiles_are_released() -> None:
 
 @pytest.mark.parametrize("name", [path.name for path in PATHS if path.name != "avx2"])
 def test_native_instructions_were_tested(name: str) -> None:
-    """Where the processor has an instruction set, the tests of it ran on the processor, and the emulation agrees."""
+    """If the processor has an instruction set, it was tested natively, and the emulation agrees."""
     reason = why_not_native(name)
     if reason:
-        pytest.skip(f"{name} is tested emulated only: {reason}")
+        pytest.skip(f"{name} was only tested emulated: {reason}")
     x_NI, weight_OI = random(37, 1100, seed=14), random(150, 1100, seed=15).bfloat16()
     native, emulated = (multiply(kernels_of(CpuPath(name, how)), x_NI, weight_OI) for how in (False, True))
     assert (native - emulated).abs().max() / emulated.std() < (0 if name == "avx512" else 1e-5) + 1e-9

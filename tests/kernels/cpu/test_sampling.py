@@ -48,10 +48,10 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("spread", [0.02, 1.0, 3.0, 12.0])
 def test_same_tokens_as_the_oracle(spread: float, num_threads: int) -> None:
-    """Match the oracle for flat and steep distributions and all settings, almost always without asking it."""
+    """Match the oracle for flat and steep distributions and all settings, almost always without calling it."""
     rng, rounds, num_sure = random.Random(spread), 12, 0
-    for turn in range(rounds):
-        logits = np.random.default_rng(turn).normal(0, spread, (8, 4999)).astype(np.float32)
+    for seed in range(rounds):
+        logits = np.random.default_rng(seed).normal(0, spread, (8, 4999)).astype(np.float32)
         batch = batch_of([random_settings(rng) for _ in range(8)])
         expected = oracle(batch, range(8), logits)
         assert draw(library(), batch, range(8), logits, num_threads=num_threads) == expected
@@ -87,11 +87,11 @@ def test_masked_tokens_and_short_rows() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_or_infinite_logits(bad: float, temperature: float) -> None:
-    """Raise as the oracle does, wherever in the row they are."""
-    for place in (0, 70, 128):
+    """Raise as the oracle does, at any index."""
+    for index in (0, 70, 128):
         logits = np.zeros((2, 129), np.float32)
-        logits[1, place] = bad
-        with pytest.raises(ArithmeticError, match=f"token {place}"):
+        logits[1, index] = bad
+        with pytest.raises(ArithmeticError, match=f"token {index}"):
             batch = batch_of([{**OFF, "temperature": temperature}] * 2)
             draw(library(), batch, range(2), logits, num_threads=1)
 
@@ -105,7 +105,7 @@ def test_extreme_temperatures_are_left_to_the_oracle() -> None:
 
 
 def test_threshold_on_a_tie_is_left_to_the_oracle() -> None:
-    """Leave the row to the oracle where top_p is met to the last bit, so that rounding decides."""
+    """Leave the row to the oracle if a mass equals top_p to the last bit, so that rounding decides."""
     logits = np.zeros((1, 4), np.float32)
     for top_p, sure in ((0.5, False), (0.75, False), (0.6, True)):
         batch = batch_of([{**OFF, "top_p": top_p, "seed": 1}])

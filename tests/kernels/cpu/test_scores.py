@@ -1,6 +1,6 @@
-"""Scores in C against their oracle, `logprobs.score`: the same ids and ranks, and logprobs nearer to the exact ones.
+"""Scores in C++ compared with their oracle, `logprobs.score`: the same ids and ranks, and more accurate logprobs.
 
-On every instruction set that kernels exist for, emulated where the processor lacks it.
+On every instruction set, emulated if the processor lacks it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def logits_of(kind: str, rows: int, size: int) -> Logits:
             drawn *= 30
         case "tied":
             drawn = rng.integers(-2, 3, (rows, size)).astype(np.float64)
-        case "equal":  # all but one, which is so far above that differences and exp are at their worst and still matter
+        case "equal":
+            # all but one, so far above that differences and exp are least accurate but the others still matter
             drawn[:] = 0.3
             drawn[:, size // 2] += np.linspace(12.5 * math.log(2), 12, rows)
         case "masked":
@@ -69,24 +70,24 @@ def scored(
 
 
 def check(ours: Scores, logits: Logits, target_ids: list[int], num_top: list[int]) -> None:
-    """Ids and ranks are the oracle's; a logprob is exact but for 1e-6 and its rounding to float32."""
+    """Check ids and ranks against the oracle, and logprobs against exact ones, to 1e-6 plus rounding to float32."""
     theirs = oracle(torch.from_numpy(logits), target_ids, num_top)
     assert (ours.token_ids, ours.ranks, ours.top_ids) == (theirs.token_ids, theirs.ranks, theirs.top_ids)
     exact = exact_logprobs(logits)
     for row, (target_id, top_ids) in enumerate(zip(target_ids, ours.top_ids, strict=True)):
-        told = np.array([ours.logprobs[row], *ours.top_logprobs[row]])
-        wanted = exact[row, [target_id, *top_ids]]
-        assert (np.isinf(told) == np.isinf(wanted)).all()
-        finite = np.isfinite(wanted)
-        rounding = np.spacing(np.abs(wanted[finite]).astype(np.float32)) / 2
-        assert (np.abs(told[finite] - wanted[finite]) <= 1e-6 + rounding).all(), (row, told, wanted)
+        found = np.array([ours.logprobs[row], *ours.top_logprobs[row]])
+        expected = exact[row, [target_id, *top_ids]]
+        assert (np.isinf(found) == np.isinf(expected)).all()
+        finite = np.isfinite(expected)
+        rounding = np.spacing(np.abs(expected[finite]).astype(np.float32)) / 2
+        assert (np.abs(found[finite] - expected[finite]) <= 1e-6 + rounding).all(), (row, found, expected)
 
 
 @over_paths
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 255, 256, 257, 4999])
 def test_ids_ranks_and_values(path: CpuPath, kind: str, size: int) -> None:
-    """All kinds of rows, sizes that end within a vector, a block or a group, none of the likeliest to more than all."""
+    """Match the oracle for all kinds of rows, sizes that end within a vector, block or group, and any top count."""
     counts = [0, 1, 2, 5, 20, size // 2, size, size + 7]
     logits = logits_of(kind, len(counts), size)
     for seed in range(3):
@@ -96,8 +97,8 @@ def test_ids_ranks_and_values(path: CpuPath, kind: str, size: int) -> None:
 
 @over_paths
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_large_vocabulary(path: CpuPath, kind: str) -> None:
-    """Where 151,936 masses are added up they are as near, the likeliest token's logprob as well as others'."""
+def test_large_vocabulary(path: CpuPath, kind: str) -> None:
+    """Stay as accurate when 151,936 masses are summed, for the most likely token and for others."""
     logits = logits_of(kind, 3, VOCABULARY)
     target_ids = [int(logits[0].argmax()), 17, VOCABULARY - 1]
     check(scored(path, logits, target_ids, [20, 0, 5]), logits, target_ids, [20, 0, 5])
@@ -111,8 +112,8 @@ def test_a_large_vocabulary(path: CpuPath, kind: str) -> None:
     data=st.data(),
 )
 def test_few_values(path: CpuPath, row: list[float], data: st.DataObject) -> None:
-    """Where nearly everything is tied, masked, denormal or huge: ids ascend among equals, both zeros are one."""
-    row[data.draw(st.integers(0, len(row) - 1))] = 2.0  # something finite
+    """Match the oracle if nearly all logits are tied, masked, denormal or huge; 0.0 and -0.0 are equal."""
+    row[data.draw(st.integers(0, len(row) - 1))] = 2.0  # at least one finite logit
     logits = np.array([row], np.float32)
     target_ids, num_top = [data.draw(st.integers(0, len(row) - 1))], [data.draw(st.integers(0, len(row) + 1))]
     check(scored(path, logits, target_ids, num_top), logits, target_ids, num_top)
@@ -120,7 +121,7 @@ def test_few_values(path: CpuPath, row: list[float], data: st.DataObject) -> Non
 
 @over_paths
 def test_row_does_not_depend_on_others(path: CpuPath) -> None:
-    """The same bits by itself and among any rows, in any order, on any threads, whatever lies between them."""
+    """Compute the same bits for a row alone and among others, in any order, on any threads, with any row stride."""
     logits = np.concatenate([logits_of(kind, 3, 1777) for kind in KINDS])
     count = len(logits)
     target_ids, num_top = [37 * row % 1777 for row in range(count)], [row % 7 * 3 for row in range(count)]
@@ -148,20 +149,20 @@ def test_row_does_not_depend_on_others(path: CpuPath) -> None:
 
 @over_paths
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
-@pytest.mark.parametrize("place", [0, 7, 70, 255, 256, 263])
-def test_nan_or_infinite_logits(path: CpuPath, bad: float, place: int) -> None:
-    """Raise as the oracle does, wherever in a row they stand, and name the first such row's token."""
+@pytest.mark.parametrize("index", [0, 7, 70, 255, 256, 263])
+def test_nan_or_infinite_logits(path: CpuPath, bad: float, index: int) -> None:
+    """Raise as the oracle does, at any index, and name the first such row's token."""
     logits = np.zeros((4, 264), np.float32)
-    logits[[1, 3], place] = bad
-    said = []
-    for say in (
+    logits[[1, 3], index] = bad
+    messages = []
+    for run in (
         lambda: scored(path, logits, [5, 6, 7, 8], [2] * 4),
         lambda: oracle(torch.from_numpy(logits), [5, 6, 7, 8], [2] * 4),
     ):
         with pytest.raises(ArithmeticError) as raised:
-            say()
-        said.append(str(raised.value))
-    assert said == ["cannot score token 6: its logits hold NaN or have no finite maximum"] * 2
+            run()
+        messages.append(str(raised.value))
+    assert messages == ["cannot score token 6: its logits hold NaN or have no finite maximum"] * 2
     good = scored(path, logits, [5, 7], [2, 2], rows=[0, 2])
     assert good.top_ids == [[0, 1], [0, 1]]
 
@@ -169,7 +170,7 @@ def test_nan_or_infinite_logits(path: CpuPath, bad: float, place: int) -> None:
 @over_paths
 @pytest.mark.parametrize("size", [1, 8, 300])
 def test_all_logits_minus_infinity(path: CpuPath, size: int) -> None:
-    """A row of nothing but minus infinity has no logprobs; one token that is possible is certain."""
+    """Raise for a row of only minus infinity; a single possible token has a probability of 1."""
     logits = np.full((1, size), -np.inf, np.float32)
     with pytest.raises(ArithmeticError, match="token 0:"):
         scored(path, logits, [0], [0])
@@ -181,7 +182,7 @@ def test_all_logits_minus_infinity(path: CpuPath, size: int) -> None:
 
 @over_paths
 def test_out_of_range_tokens_and_rows(path: CpuPath) -> None:
-    """No rows have no scores; a token or a row beyond the last is refused, not read."""
+    """Return no scores for no rows; refuse an out-of-range token or row instead of reading it."""
     logits = np.zeros((2, 40), np.float32)
     assert scored(path, logits, [], [], rows=[]) == Scores.empty()
     assert scored(path, logits[:0], [], []) == Scores.empty()

@@ -1,4 +1,4 @@
-"""`CpuBackend.step`: who draws, what is carried, what a failed pass leaves, and that others may run meanwhile."""
+"""`CpuBackend.step`: sampling rows, carried tokens, failed passes, bounds, and releasing the GIL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOUNDS = Bounds(num_tokens=4, num_logits=4, num_blocks=160, num_positions=1024, 
 
 @pytest.fixture
 def no_switching() -> Iterator[None]:
-    """A thread that holds the interpreter lock keeps it until it lets go."""
+    """Make the interpreter switch threads only when one releases the GIL."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     yield
@@ -39,7 +39,7 @@ def no_switching() -> Iterator[None]:
 
 
 def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
-    """Drawn names the sampling rows in ascending order; a pass in which nobody samples draws nothing."""
+    """Return the sampling rows in ascending order; return nothing for a pass without any."""
     backend = make_cpu_backend(checkpoints["llama"])
     drawn = backend.step(make_batch(row(0, samples=False), row(1), row(2, samples=False), row(3)))
     assert drawn.rows == [1, 3]
@@ -48,7 +48,7 @@ def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
 
 
 def test_same_tokens_as_the_reference(checkpoints: dict[str, Path]) -> None:
-    """Sampled text is the reference's in float32, and the same whether carried or fed, alone or together."""
+    """Sample the reference's tokens in float32, carried on the device or fed by the host, alone or in a batch."""
     backend = make_cpu_backend(checkpoints["llama"])
     together = generate(cast(Any, backend), [0, 1, 2, 3], carried=True)
     assert together == generate(make_backend(checkpoints["llama"]), [0, 1, 2, 3], carried=True)
@@ -74,8 +74,8 @@ def test_failed_pass_draws_nothing(checkpoints: dict[str, Path]) -> None:
     assert backend.step(make_batch(carry)) == backend.step(make_batch(host))
 
 
-def test_others_run_during_a_step(checkpoints: dict[str, Path], no_switching: None) -> None:
-    """The call lets go of the interpreter lock: a thread that waits for it gets its turn before the call is over."""
+def test_step_releases_the_gil(checkpoints: dict[str, Path], no_switching: None) -> None:
+    """Release the GIL: a thread that waits for it runs before the call returns."""
     backend = make_cpu_backend(checkpoints["llama"])
     batch = make_batch({"token_ids": prompt(1000, seed=1), "position": 0, "blocks": scattered_blocks(63, seed=1)})
     begun, ran_at = threading.Event(), []
@@ -116,21 +116,21 @@ def test_out_of_bounds_batch_is_refused(checkpoints: dict[str, Path], changes: d
     backend.step(make_batch(good))
 
 
-class _Strayer:
-    """A model that does something of its own between two operations."""
+class _BypassingModel:
+    """A model that computes something with torch between two operations."""
 
-    def __init__(self, inner: Any, stray: Any) -> None:
-        self._inner, self._stray = inner, stray
+    def __init__(self, inner: Any, bypass: Any) -> None:
+        self._inner, self._bypass = inner, bypass
 
     def forward(self, token_ids_N: torch.Tensor, ops: Any) -> torch.Tensor:
-        return cast(torch.Tensor, self._stray(self._inner.forward(token_ids_N, ops)))
+        return cast(torch.Tensor, self._bypass(self._inner.forward(token_ids_N, ops)))
 
     def logits(self, x_ND: torch.Tensor, ops: Any) -> torch.Tensor:
         return cast(torch.Tensor, self._inner.logits(x_ND, ops))
 
 
 class _Tiny:
-    """One table in and out."""
+    """A model of one matrix, used as embedding and as head."""
 
     def __init__(self, weights: PackedWeights) -> None:
         self.table_VD = weights.tensor("table", (32, 16))
@@ -142,20 +142,20 @@ class _Tiny:
         return ops.linear(x_ND, self.table_VD)
 
 
-@pytest.mark.parametrize("stray", [lambda x: x * 2, lambda x: x[:, ::2], lambda x: x.t()])
-def test_model_that_bypasses_ops_is_refused(checkpoints: dict[str, Path], stray: Any) -> None:
+@pytest.mark.parametrize("bypass", [lambda x: x * 2, lambda x: x[:, ::2], lambda x: x.t()])
+def test_model_that_bypasses_ops_is_refused(checkpoints: dict[str, Path], bypass: Any) -> None:
     """Refuse a model that computes with torch between two operations, which the program would lack."""
     backend = make_cpu_backend(checkpoints["llama"])
     weights = PackedWeights(PieceByPiece(DummySource(torch.float32), torch.float32), backend._library)
     tiny = _Tiny(weights)
     record(cast(Model, tiny), weights, backend.cache, BOUNDS)
     with pytest.raises(ValueError, match="outside of Ops"):
-        strayer = cast(Model, _Strayer(tiny, stray))
-        record(strayer, weights, backend.cache, BOUNDS)
+        bypassing = cast(Model, _BypassingModel(tiny, bypass))
+        record(bypassing, weights, backend.cache, BOUNDS)
 
 
-def test_joined_operations_do_not_interfere(checkpoints: dict[str, Path]) -> None:
-    """Between two waits no operation writes where one before it reads: another thread may still be there."""
+def test_joined_operations_do_not_conflict(checkpoints: dict[str, Path]) -> None:
+    """Between two barriers, no operation writes what an earlier one reads: other threads may still be reading."""
     ops = list(make_cpu_backend(checkpoints["gemma2"])._program.whole)
     written = sorted({place for op in ops for place in (op.y, op.scratch, op.raw) if place})
     group: set[int] = set()

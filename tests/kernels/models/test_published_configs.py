@@ -1,6 +1,7 @@
-"""Configurations as models are published with them: taken as they are, with the numbers that they mean.
+"""Published configurations are accepted as they are and interpreted correctly.
 
-Entries as on the hub, but for those of tokens and training. Rotary tables are held against transformers' own.
+Entries are as on the Hugging Face Hub, except those of tokens and training. Rotary tables are compared with
+transformers' own.
 """
 
 from __future__ import annotations
@@ -122,15 +123,15 @@ def parse(name: str) -> DecoderConfig:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_taken_as_they_are(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """None of them is refused, nor any of their entries unknown."""
+def test_accepted_without_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Accept each of them, with no unknown entry."""
     with caplog.at_level(logging.WARNING):
         parse(name)
     assert not caplog.records
 
 
-def test_what_they_mean() -> None:
-    """Windows, scales and shares of heads, as the models' reports and transformers have them."""
+def test_parsed_values() -> None:
+    """Parse windows, scales and rotary widths as in the models' reports and in transformers."""
     assert set(parse("Mistral-7B-v0.1").windows) == {4096}
     assert set(parse("Mistral-Nemo").windows) == {None} == set(parse("Qwen2.5-7B-Instruct with yarn").windows)
     assert parse("gemma-2-27b").windows[:3] == (4096, None, 4096)
@@ -144,9 +145,9 @@ def test_what_they_mean() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_tables_are_transformers_own(name: str) -> None:
-    """Cosines and sines of every kind of layer, at small and at large positions, with the factor on them."""
-    # transformers takes the dictionary over as its own
+def test_rope_tables_match_transformers(name: str) -> None:
+    """Match the cosines and sines of every kind of layer, at small and large positions, attention factor included."""
+    # transformers keeps and changes the dictionary
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in PUBLISHED[name].items()}
     theirs = AutoConfig.for_model(data.pop("model_type"), **data)
     config = parse(name)
@@ -156,7 +157,7 @@ def test_tables_are_transformers_own(name: str) -> None:
         positions = torch.tensor([0, 1, 2, 63, 700, 4095])
         angle_PR = torch.outer(positions.float(), frequency_R)
         cos_PR, sin_PR = table.at(positions)
-        # an angle of thousands is known to a few ten-thousandths in float32
+        # in float32 an angle in the thousands is accurate to a few ten-thousandths
         torch.testing.assert_close(cos_PR, angle_PR.cos() * factor, rtol=0, atol=2e-3)
         torch.testing.assert_close(sin_PR, angle_PR.sin() * factor, rtol=0, atol=2e-3)
         torch.testing.assert_close(cos_PR[:3], (angle_PR.cos() * factor)[:3], rtol=0, atol=1e-6)

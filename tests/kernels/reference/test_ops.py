@@ -1,6 +1,6 @@
-"""The reference's operations one by one: a row's bits do not depend on its place, and attention is attention.
+"""The reference's operations one by one: a row's bits do not depend on its index, and attention matches its definition.
 
-Wider than the small checkpoints' matrices, so that torch does split its loops among threads.
+Matrices are wider than the small checkpoints', so that torch does split its loops among threads.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def ops() -> ReferenceOps:
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
 def threads(request: pytest.FixtureRequest, one_thread: None) -> Iterator[None]:
-    """Three threads split a loop at borders that fall within vectors."""
+    """Set the number of threads; three split a loop within vectors."""
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(1)
 
 
 def row_by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, count: int) -> None:
-    """The first `count` rows of x, computed together, equal those rows in the last places of another batch."""
+    """Check that the first `count` rows of x have the same bits in another order, and one of them in another batch."""
     expected = function(x[:count])
     generator = torch.Generator().manual_seed(count)
     order = torch.randperm(count, generator=generator)
@@ -56,7 +56,7 @@ def row_by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 
 @pytest.mark.parametrize("width", [100, 160])
 def test_silu_mul(ops: ReferenceOps, width: int) -> None:
-    """torch's own silu gives 4 % of numbers another last bit in a loop's remainder than in its body."""
+    """Avoid torch's own silu, whose last bit differs for 4 % of numbers between a loop's body and its remainder."""
     gate_up = torch.randn(2 * ROW_COUNTS[-1], 2 * width, generator=torch.Generator().manual_seed(0)) * 3
     for count in ROW_COUNTS:
         row_by_row(ops.silu_mul, gate_up, count)
@@ -64,7 +64,7 @@ def test_silu_mul(ops: ReferenceOps, width: int) -> None:
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 384), (96, 1000), (1024, 64)])
 def test_linear(ops: ReferenceOps, inputs: int, outputs: int) -> None:
-    """A row of a product is the same in every tile and at every place in it."""
+    """Compute the same product of a row in every tile and at every index within it."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(outputs, inputs, generator=generator)
     x = torch.randn(2 * ROW_COUNTS[6], inputs, generator=generator)
@@ -74,7 +74,7 @@ def test_linear(ops: ReferenceOps, inputs: int, outputs: int) -> None:
 
 @pytest.mark.parametrize("shape", [(1000,), (6, 16)])
 def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
-    """A row's norm is summed in one order, whatever stands beside it."""
+    """Sum a row's norm in one order, whatever the other rows."""
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(shape[-1], generator=generator)
     x = torch.randn(2 * ROW_COUNTS[-1], *shape, generator=generator)
@@ -84,8 +84,8 @@ def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (40, 0.5), (256, None), (300, 2.0)])
 @pytest.mark.parametrize(("position", "length"), [(0, 1), (0, 300), (255, 2), (270, 1), (500, 40)])
-def test_attention_is_softmax(position: int, length: int, window: int | None, soft_cap: float | None) -> None:
-    """Tiled, paged and combined by chunks: within rounding of the plain formula in float64."""
+def test_attention_matches_softmax(position: int, length: int, window: int | None, soft_cap: float | None) -> None:
+    """Match the plain formula in float64 up to rounding, although tiled, paged and combined from chunks."""
     generator = torch.Generator().manual_seed(position)
     context, cache = position + length, small_cache()
     blocks = torch.tensor(scattered_blocks(-(-context // 8), seed=position, num_blocks=96))

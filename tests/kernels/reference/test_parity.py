@@ -1,4 +1,4 @@
-"""The reference against transformers: prefill, then decode through the paged cache, on every family."""
+"""The reference's logits compared with transformers' for every family: prefill, then decode with the paged cache."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.kernels.oracles import TOLERANCES, check, differences, run_reference,
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_match_transformers(checkpoints: dict[str, Path], name: str) -> None:
-    """Every position's logits agree within the tolerances, and bfloat16 lies no further off than transformers' own."""
+    """Match within the tolerances at every position; bfloat16 is no further from float32 than transformers' own."""
     exact = run_transformers(checkpoints[name], "float32")
-    assert exact.std() > 0.5, "logits too flat to tell a wrong model from a right one"
+    assert exact.std() > 0.5, "logits too flat to detect a wrong model"
     for dtype in TOLERANCES:
         check(
             name,

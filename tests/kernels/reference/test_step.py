@@ -1,4 +1,4 @@
-"""`ReferenceBackend.step`: who draws, what is carried, and that neighbours do not show."""
+"""`ReferenceBackend.step`: sampling rows, carried tokens, and independence of other rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKS = scattered_blocks(60, seed=20)
 
 
 def row(index: int, **changes: Any) -> dict[str, Any]:
-    """Row of sequence `index`: its own prompt, blocks and seed, sampled warm."""
+    """Return a row of sequence `index`, with its own prompt, blocks and seed, sampled at temperature 1."""
     return {
         "slot": index,
         "token_ids": prompt(10 + index, seed=index),
@@ -28,7 +28,7 @@ def row(index: int, **changes: Any) -> dict[str, Any]:
 
 
 def generate(backend: ReferenceBackend, indexes: list[int], *, carried: bool, count: int = 6) -> dict[int, list[int]]:
-    """Prefill the sequences together and draw `count` tokens for each, carried on the device or fed by the host."""
+    """Prefill the sequences together and sample `count` tokens for each, carried on the device or fed by the host."""
     first = backend.step(make_batch(*(row(index) for index in indexes)))
     outputs = {index: [token_id] for index, token_id in zip(indexes, first.token_ids, strict=True)}
     for step in range(1, count):
@@ -48,7 +48,7 @@ def generate(backend: ReferenceBackend, indexes: list[int], *, carried: bool, co
 
 
 def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
-    """Drawn names the sampling rows in ascending order; a pass in which nobody samples draws nothing."""
+    """Return the sampling rows in ascending order; return nothing for a pass without any."""
     backend = make_backend(checkpoints["llama"])
     drawn = backend.step(make_batch(row(0, samples=False), row(1), row(2, samples=False), row(3)))
     assert drawn.rows == [1, 3]
@@ -57,7 +57,7 @@ def test_only_rows_that_sample_draw(checkpoints: dict[str, Path]) -> None:
 
 
 def test_carried_token_is_the_slots_last(checkpoints: dict[str, Path]) -> None:
-    """Feeding back on the device what a slot drew is the same as the host feeding it; and so is going alone."""
+    """Sample the same tokens whether carried on the device or fed by the host, alone or in a batch."""
     backend = make_backend(checkpoints["llama"])
     together = generate(backend, [0, 1, 2, 3], carried=True)
     assert generate(backend, [3, 1], carried=False) == {index: together[index] for index in (3, 1)}

@@ -1,4 +1,4 @@
-"""`kernels/sampling/logprobs.py`, and the logprobs of the reference beside those of transformers."""
+"""`kernels/sampling/logprobs.py`, and the reference's logprobs compared with transformers'."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = prompt(LENGTH, seed=31)
 
 
 def test_values_against_float64() -> None:
-    """A logprob is the logit less the logarithm of the sum of exponentials, also where logits are large."""
+    """Match the definition of a logprob (logit minus log-sum-exp) in float64, with large logits too."""
     logits = torch.randn(5, 1000) * 30 + 500
     scores = score(logits, [7, 0, 999, 500, 3], [3] * 5)
     exact = logits.double() - torch.logsumexp(logits.double(), -1, keepdim=True)
@@ -36,7 +36,7 @@ def test_values_against_float64() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ties_go_to_the_lower_id(seed: int) -> None:
-    """Among equal logits the order is that of the ids, at the border of the likeliest and in ranks."""
+    """Order equal logits by id, both in the top ids and in ranks."""
     draw = random.Random(seed)
     logits = torch.tensor([float(draw.randrange(4)) for _ in range(300)])
     order = sorted(range(300), key=lambda i: (-logits[i].item(), i))
@@ -46,7 +46,7 @@ def test_ties_go_to_the_lower_id(seed: int) -> None:
 
 
 def test_nan_raises_and_banned_tokens_score_minus_infinity() -> None:
-    """A row with NaN raises, as drawing from it does; a forbidden token has no probability, and that is all."""
+    """Raise for a row with NaN, as sampling does; give a banned token a logprob of minus infinity."""
     with pytest.raises(ArithmeticError):
         score(torch.tensor([[0.0, float("nan")]]), [0], [1])
     with pytest.raises(ArithmeticError):
@@ -56,7 +56,7 @@ def test_nan_raises_and_banned_tokens_score_minus_infinity() -> None:
 
 
 def drawn_and_prompt(backend: Backend, chunks: list[int], others: int, seed: int) -> tuple[Scores, Scores]:
-    """Scores of TOKENS' prompt and of the token drawn after it, prefilled in chunks beside `others` rows."""
+    """Return the scores of the sampled token and of TOKENS, prefilled in chunks together with `others` rows."""
     tables = scattered_blocks(10 + 4 * others, seed=seed)
     whole = Scores.empty()
     position = 0
@@ -67,12 +67,12 @@ def drawn_and_prompt(backend: Backend, chunks: list[int], others: int, seed: int
         ]
         is_last = position + size == LENGTH
         mine = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": tables[:10]}
-        place = len(rows) // 2
-        batch = make_batch(*rows[:place], {**mine, "slot": 0, "samples": is_last}, *rows[place:])
-        start = batch.query_start[place]
+        index = len(rows) // 2
+        batch = make_batch(*rows[:index], {**mine, "slot": 0, "samples": is_last}, *rows[index:])
+        start = batch.query_start[index]
         targets = TOKENS[position + 1 : position + size + 1]
         scoring = Scoring(
-            drawn_rows=[place] if is_last else [],
+            drawn_rows=[index] if is_last else [],
             drawn_num_top=[NUM_TOP] if is_last else [],
             prompt_tokens=list(range(start, start + len(targets))),
             prompt_target_ids=targets,
@@ -89,7 +89,7 @@ def drawn_and_prompt(backend: Backend, chunks: list[int], others: int, seed: int
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FEW)
 def test_matches_transformers(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
-    """Teacher-forced, prompt and drawn tokens: logprobs as transformers has them, near where it rounds more."""
+    """Match transformers' logprobs of prompt and sampled tokens, teacher-forced; in bfloat16 approximately."""
     model = AutoModelForCausalLM.from_pretrained(checkpoints[name], dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
         theirs = torch.log_softmax(model(torch.tensor([TOKENS])).logits[0].float(), -1)
@@ -111,7 +111,9 @@ def test_matches_transformers(checkpoints: dict[str, Path], name: str, dtype: st
     ]
     print(name, dtype, "mean", np.mean(gaps), "worst", max(gaps))
     assert np.mean(gaps) <= mean and max(gaps) <= worst
-    assert drawn.ranks == [1] and drawn.top_ids[0][0] == drawn.token_ids[0], "greedy is the likeliest"
+    assert drawn.ranks == [1] and drawn.top_ids[0][0] == drawn.token_ids[0], (
+        "greedy sampling must take the most likely token"
+    )
     if dtype == "float32":
         assert [ids[0] for ids in everything.top_ids] == theirs.argmax(-1).tolist()
         for at, logprob in enumerate(everything.logprobs):
@@ -121,7 +123,7 @@ def test_matches_transformers(checkpoints: dict[str, Path], name: str, dtype: st
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FEW)
 def test_same_bits_in_any_batch(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
-    """Alone, in chunks, beside 30 other rows: every logprob and every rank is the same, to the bit."""
+    """Return the same logprobs and ranks to the bit, alone, in chunks and with 30 other rows."""
     backend = make_backend(checkpoints[name], dtype=dtype, max_num_seqs=40)
     alone = drawn_and_prompt(backend, [LENGTH], 0, seed=2)
     backend.cache.fill(float("nan"))
@@ -130,8 +132,8 @@ def test_same_bits_in_any_batch(checkpoints: dict[str, Path], name: str, dtype: 
     assert drawn_and_prompt(backend, [50, 90], 30, seed=4) == alone
 
 
-def test_scoring_changes_no_draw(checkpoints: dict[str, Path]) -> None:
-    """The tokens drawn are those of a pass without scoring, which says nothing of scores."""
+def test_scoring_does_not_change_sampling(checkpoints: dict[str, Path]) -> None:
+    """Sample the same tokens as without scoring; a pass without scoring returns no scores."""
     row = {"token_ids": TOKENS, "position": 0, "blocks": scattered_blocks(10, seed=1), "temperature": 1.0, "seed": 5}
     batch = make_batch(row)
     plain = make_backend(checkpoints["llama"]).step(batch)

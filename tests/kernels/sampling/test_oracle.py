@@ -1,4 +1,4 @@
-"""The sampler and the generator under it: known answers, exact distributions, ties, filters."""
+"""The oracle sampler and its random number generator: known answers, exact distributions, ties, filters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def sampling_of(filters: dict[str, Any], seed: int = 0) -> RowSampling:
-    """Sampling at temperature 1 unless `filters` say otherwise."""
+    """Return sampling parameters with these filters, at temperature 1 unless they set another."""
     return RowSampling(**{"temperature": 1.0, **filters, "seed": seed})
 
 
@@ -40,26 +40,26 @@ def logits_of(*probabilities: float) -> Logits:
     ],
 )
 def test_philox_known_answers(counter: Words4, key: tuple[int, int], answer: Words4) -> None:
-    """The vectors that Random123 publishes for philox4x32-10."""
+    """Match the test vectors that Random123 publishes for philox4x32-10."""
     assert philox4x32(counter, key) == answer
 
 
 def test_uniform_uses_all_of_seed_and_position() -> None:
-    """High and low words of both reach the draw, and it stays below 1."""
+    """Use the high and low words of both; return numbers below 1."""
     draws = {uniform(seed, position) for seed in (0, 1, 1 << 32, 1 << 63) for position in (0, 1, 1 << 32)}
     assert len(draws) == 12
     assert all(0 <= draw < 1 for draw in draws)
 
 
 def test_greedy_breaks_ties_by_lowest_id() -> None:
-    """Temperature 0: the maximum, and among equals the lowest id, whatever the other parameters."""
+    """Return the maximum with the lowest id at temperature 0, whatever the other parameters."""
     logits = np.array([1, 5, 0, 5, 5], dtype=np.float32)
     assert sample(logits, RowSampling(temperature=0, top_k=1, top_p=0.1, min_p=0.9, seed=3), 9) == 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_or_infinite_logits_raise(bad: float) -> None:
-    """Raise at any temperature instead of drawing nonsense."""
+    """Raise at any temperature instead of sampling nonsense."""
     logits = np.array([1, bad, 0], dtype=np.float32)
     for temperature in (0.0, 1.0):
         with pytest.raises(ArithmeticError, match="token 1"):
@@ -71,7 +71,7 @@ def test_nan_or_infinite_logits_raise(bad: float) -> None:
     [
         ({}, {3: 0.4, 0: 0.2, 2: 0.2, 1: 0.1, 4: 0.1}),
         ({"top_k": 1}, {3: 1.0}),
-        ({"top_k": 2}, {3: 2 / 3, 0: 1 / 3}),  # 0 and 2 tie at the border: the lower id stays
+        ({"top_k": 2}, {3: 2 / 3, 0: 1 / 3}),  # 0 and 2 tie for the last place: the lower id is kept
         ({"top_k": 4}, {3: 4 / 9, 0: 2 / 9, 2: 2 / 9, 1: 1 / 9}),
         ({"top_k": 99}, {3: 0.4, 0: 0.2, 2: 0.2, 1: 0.1, 4: 0.1}),
         ({"top_p": 0.5}, {3: 2 / 3, 0: 1 / 3}),
@@ -79,17 +79,17 @@ def test_nan_or_infinite_logits_raise(bad: float) -> None:
         ({"top_p": 1e-9}, {3: 1.0}),
         ({"min_p": 0.4}, {3: 0.5, 0: 0.25, 2: 0.25}),
         ({"min_p": 1.0}, {3: 1.0}),
-        # top_p counts on what top_k left: 0.65 of 0.6 is passed by 0.4/0.6
+        # top_p applies to what top_k leaves: 0.4/0.6 exceeds 0.65
         ({"top_k": 2, "top_p": 0.65}, {3: 1.0}),
-        # and top_p on what min_p left: 0.5 + 0.25 of the three
+        # and to what min_p leaves: 0.5 + 0.25 of three tokens
         ({"min_p": 0.4, "top_p": 0.7}, {3: 2 / 3, 0: 1 / 3}),
-        # temperature comes first: squared, then 16 : 4 : 4 : 1 : 1
+        # temperature is applied first: squared, 16 : 4 : 4 : 1 : 1
         ({"temperature": 0.5, "top_k": 3}, {3: 16 / 24, 0: 4 / 24, 2: 4 / 24}),
         ({"temperature": 0.5, "min_p": 0.24}, {3: 16 / 24, 0: 4 / 24, 2: 4 / 24}),
     ],
 )
 def test_filters(filters: dict[str, Any], expected: dict[int, float]) -> None:
-    """Which candidates stay, in which order, with what probability."""
+    """Keep the right candidates, in order, with the right probabilities."""
     ids, probabilities = candidates(logits_of(0.2, 0.1, 0.2, 0.4, 0.1), sampling_of(filters))
     assert ids.tolist() == list(expected)
     assert probabilities == pytest.approx(list(expected.values()), abs=1e-6)
@@ -106,7 +106,7 @@ def test_filters(filters: dict[str, Any], expected: dict[int, float]) -> None:
 )
 @pytest.mark.parametrize("over", ["seeds", "positions"])
 def test_draws_follow_the_distribution(filters: dict[str, Any], expected: list[float], over: str) -> None:
-    """Chi-square against the exact distribution, over seeds at one position and over positions of one seed."""
+    """Match the exact distribution (chi-square), over seeds at one position and over positions of one seed."""
     logits, count = logits_of(0.2, 0.1, 0.2, 0.4, 0.1), 3000
     drawn = [
         sample(logits, sampling_of(filters, seed=index), 0)
@@ -135,7 +135,7 @@ def test_draws_follow_the_distribution(filters: dict[str, Any], expected: list[f
 def test_any_parameters(
     logits: list[int], temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
 ) -> None:
-    """Candidates are sorted, never empty, sum to 1, are no worse than those cut, and the draw is one of them."""
+    """Return candidates that are sorted, never empty, sum to 1 and are the best, and sample one of them."""
     row = np.array(logits, dtype=np.float32)
     sampling = RowSampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     ids, probabilities = candidates(row, sampling)
@@ -148,7 +148,7 @@ def test_any_parameters(
 
 
 def test_minus_infinity_is_never_drawn() -> None:
-    """A masked token has no probability, and the last candidate's border is not overrun."""
+    """Never sample a masked token, not even after the last candidate."""
     logits = np.array([-np.inf, 0, -np.inf, 0], dtype=np.float32)
     drawn = {sample(logits, RowSampling(temperature=1.0, seed=seed), 0) for seed in range(200)}
     assert drawn == {1, 3}

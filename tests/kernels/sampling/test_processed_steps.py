@@ -1,4 +1,4 @@
-"""Rules and masks in a step of each backend: they change what is drawn, and nothing that is told or kept."""
+"""Rules and masks in a step of each backend: they change what is sampled, but neither logprobs nor kept state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORCED, MASKED = 200, {33, 70, 319}
 
 
 def batch_of(*, processing: Processing | None, start: int = 0, carried: bool = False) -> StepBatch:
-    """Three sequences of 20 tokens each, or their next ones; all of them are scored."""
+    """Make a batch of three sequences of 20 tokens, or of their next tokens; all rows are scored."""
     rows = [
         {
             "token_ids": [0] if carried else prompt(20, seed=row),
@@ -49,8 +49,8 @@ def processing() -> Processing:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_step(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
-    """The rows concerned draw by their rules; the others, and all logprobs, have the bits that they had without."""
+def test_rules_and_masks_in_a_step(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
+    """Apply rules and masks to their rows only; all logprobs keep the bits that they have without rules."""
     plain: Drawn = make(checkpoints["llama"]).step(batch_of(processing=None))
     backend = make(checkpoints["llama"])
     drawn = backend.step(batch_of(processing=processing()))
@@ -60,14 +60,14 @@ def test_a_step(make: Callable[..., Any], checkpoints: dict[str, Path]) -> None:
     assert drawn.scores.top_ids == plain.scores.top_ids and drawn.scores.top_logprobs == plain.scores.top_logprobs
     assert drawn.scores.logprobs[0] == plain.scores.logprobs[0]
     assert drawn.scores.logprobs[1] < plain.scores.logprobs[1]
-    # the next step is fed what was drawn
+    # the next step is fed the sampled tokens
     after = backend.step(batch_of(processing=None, start=20, carried=True))
-    told = attrs.evolve(
+    fed = attrs.evolve(
         batch_of(processing=None, start=20, carried=True), carried=[False] * 3, token_ids=drawn.token_ids
     )
     again = make(checkpoints["llama"])
     again.step(batch_of(processing=None))
-    assert again.step(told) == after
+    assert again.step(fed) == after
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -1,6 +1,6 @@
-"""Draws by the thousand against exact distributions: filters together, rules in front of them, a history in between.
+"""Thousands of samples compared with exact distributions: combined filters, rules before filters, and token history.
 
-Nothing here is random: a seed names its draws, so each statistic is the same in every run.
+Nothing here is random: seeds determine the samples, so each statistic is the same in every run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tempered(logits: Sequence[float], temperature: float) -> list[float]:
 def exact(
     logits: Sequence[float], *, temperature: float = 1.0, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0
 ) -> Distribution:
-    """What the filters leave, from their definitions; each works on what the one before left, made to sum to 1."""
+    """Return the distribution after the filters, from their definitions; each applies to the previous, renormalized."""
     left = {i: p for i, p in enumerate(tempered(logits, temperature)) if p}
     left = {i: p for i, p in left.items() if p >= min_p * max(left.values()) * (1 - 1e-9)}
     best = sorted(left, key=lambda i: (-left[i], i))[: top_k or None]
@@ -46,10 +46,10 @@ def exact(
 
 
 def chi_square(found: Counter[Any], distribution: Distribution) -> float:
-    """How many standard deviations the statistic lies above what is expected of it."""
-    assert set(found) <= set(distribution), "something was drawn that cannot be"
+    """Return by how many standard deviations the chi-square statistic exceeds its expectation."""
+    assert set(found) <= set(distribution), "sampled an impossible outcome"
     count, degrees = sum(found.values()), len(distribution) - 1
-    assert min(distribution.values()) * count > 5, "too few draws to say anything"
+    assert min(distribution.values()) * count > 5, "too few samples"
     statistic = sum((found[i] - p * count) ** 2 / (p * count) for i, p in distribution.items())
     return (statistic - degrees) / math.sqrt(2 * max(degrees, 1))
 
@@ -61,7 +61,7 @@ def draws(
     processors: Iterable[LogitProcessor] | None = None,
     **filters: Any,
 ) -> list[int]:
-    """One draw for each seed, all in one step."""
+    """Sample one token for each seed, all in one step."""
     row = {"token_ids": [0], "position": 0, "blocks": [1], "output_position": position, "temperature": 1.0, **filters}
     batch = make_batch(*({**row, "seed": seed} for seed in seeds))
     rows = list(range(len(batch.slots)))
@@ -82,14 +82,14 @@ FILTERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("filters", FILTERS)
 def test_filters_together(filters: dict[str, Any]) -> None:
-    """Over seeds, at a position that is not the first."""
+    """Match the exact distribution of combined filters, over seeds, at a position other than the first."""
     found = Counter(draws(LOGITS, range(4000), 17, **filters))
     assert chi_square(found, exact(LOGITS, **filters)) < 3
 
 
 @pytest.mark.parametrize("filters", FILTERS)
 def test_rules_then_filters(filters: dict[str, Any]) -> None:
-    """Filters see what penalties, biases and bans have left."""
+    """Apply filters after penalties, biases and bans."""
     rules = LogitRules(
         presence_penalty=0.3,
         frequency_penalty=0.2,
@@ -104,17 +104,19 @@ def test_rules_then_filters(filters: dict[str, Any]) -> None:
     assert chi_square(found, exact(left, **filters)) < 3
 
 
-def test_draws_with_penalised_history() -> None:
-    """Three tokens in a row, where each makes itself less likely: all 27 outcomes as often as they should be."""
+def test_draws_with_penalized_history() -> None:
+    """Sample three tokens in a row, each of which penalizes itself: all 27 outcomes have their exact probabilities."""
     logits, penalty = [0.4, 0.2, 0.0], 0.5
     rules = LogitRules(frequency_penalty=penalty)
     distribution: Distribution = {}
     for outcome in itertools.product(range(3), repeat=3):
-        chance = 1.0
+        probability = 1.0
         for at, token_id in enumerate(outcome):
             before = outcome[:at]
-            chance *= tempered([logit - penalty * before.count(i) for i, logit in enumerate(logits)], 1.0)[token_id]
-        distribution[outcome] = chance
+            probability *= tempered([logit - penalty * before.count(i) for i, logit in enumerate(logits)], 1.0)[
+                token_id
+            ]
+        distribution[outcome] = probability
 
     processors = [LogitProcessor(rules, [], []) for _ in range(3000)]
     for position in range(3):
@@ -136,7 +138,7 @@ def test_draws_with_penalised_history() -> None:
     ids=["positions", "seeds", "high words", "choices", "prompts", "requests"],
 )
 def test_random_numbers_are_uniform_and_independent(number: Callable[[int], float]) -> None:
-    """In 16 bins; and pairs of neighbours in 6 by 6: along positions, seeds, choices and prompts."""
+    """Fill 16 bins evenly, and 6 by 6 bins for consecutive pairs, along positions, seeds, choices and prompts."""
     numbers = [number(i) for i in range(4001)]
     flat = dict.fromkeys(range(16), 1 / 16)
     assert chi_square(Counter(int(16 * x) for x in numbers), flat) < 3
@@ -146,10 +148,10 @@ def test_random_numbers_are_uniform_and_independent(number: Callable[[int], floa
 
 
 def test_choices_are_independent() -> None:
-    """The first two choices of a request: each pair of tokens as often as the product of their chances."""
+    """Sample each pair of tokens of a request's first two choices with the product of their probabilities."""
     logits = [1.0, 0.0, 0.5]
-    chances = tempered(logits, 1.0)
+    probabilities = tempered(logits, 1.0)
     first, second = (draws(logits, [sequence_seed(seed, 0, i) for seed in range(3000)], 0) for i in (0, 1))
     pairs = Counter(zip(first, second, strict=True))
-    distribution = {(i, j): chances[i] * chances[j] for i in range(3) for j in range(3)}
+    distribution = {(i, j): probabilities[i] * probabilities[j] for i in range(3) for j in range(3)}
     assert chi_square(pairs, distribution) < 3

@@ -129,15 +129,15 @@ def test_nested_too_deep() -> None:
 
 def test_size_is_reported_before_values_are_made() -> None:
     """`expect` is called with the memory of a large body's values in time to refuse them."""
-    told: list[int] = []
+    expected_bytes: list[int] = []
 
     class Refused(Exception):
         pass
 
     def refuse(num_bytes: int) -> None:
-        told.append(num_bytes)
+        expected_bytes.append(num_bytes)
         raise Refused
 
     with pytest.raises(Refused):
         trio.run(parse_json, json.dumps([{"a": 1}] * 10_000).encode(), refuse)
-    assert told[0] >= 10_000 * json_structure.CONTAINER_BYTES
+    assert expected_bytes[0] >= 10_000 * json_structure.CONTAINER_BYTES

@@ -27,7 +27,7 @@ from quipu.web.app import make_app
 from quipu.web.http import turns
 from quipu.web.options import AppOptions
 from quipu.web.request.tally import Tally
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NUM_TOKENS, NUM_TOP = 8000, 20
@@ -104,7 +104,7 @@ async def test_streamed_echo() -> None:
     """The echo exceeds the sink's limit, but no client that reads is cut off; the joined chunks equal the whole
     response.
     """
-    app = make_app(FakeDesk(says(*script())), AppOptions(sink_limit_bytes=1 << 20))
+    app = make_app(FakeDesk(scripted(*script())), AppOptions(sink_limit_bytes=1 << 20))
     _, chunks = await Client(app).stream(COMPLETIONS, body(logprobs=NUM_TOP, stream=True))
     assert chunks.pop() == "[DONE]"
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -112,7 +112,9 @@ async def test_streamed_echo() -> None:
     assert "".join(choice["text"] for choice in choices) == text_of(prompt()) + prompt()[-1].text
     joined: dict[str, list[Any]] = {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
     for choice in choices:
-        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), "each chunk tells of its own text"
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"]), (
+            "each chunk must have the logprobs of its own text"
+        )
         assert len(choice["logprobs"]["tokens"]) * (NUM_TOP + 1) <= MAX_ENTRIES
         for name, values in choice["logprobs"].items():
             joined[name] += values
@@ -131,20 +133,20 @@ async def test_streamed_echo_without_logprobs(num_chars: int) -> None:
         Closed(record(), None),
     ]
     options = {"include_usage": True, "continuous_usage_stats": True}
-    _, chunks = await Client(make_app(FakeDesk(says(*events)))).stream(
+    _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(
         COMPLETIONS, body(stream=True, stream_options=options)
     )
-    told = [chunk for chunk in chunks[:-1] if chunk["choices"]]
-    assert "".join(chunk["choices"][0]["text"] for chunk in told) == text + "!"
-    assert all(chunk["choices"][0]["logprobs"] is None for chunk in told)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
-    assert counts == [0] * (len(told) - 1) + [1] and (len(told) > 2) == (num_chars > 1000)
+    with_text = [chunk for chunk in chunks[:-1] if chunk["choices"]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in with_text) == text + "!"
+    assert all(chunk["choices"][0]["logprobs"] is None for chunk in with_text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in with_text]
+    assert counts == [0] * (len(with_text) - 1) + [1] and (len(with_text) > 2) == (num_chars > 1000)
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
 async def test_whole_response(num_choices: int) -> None:
     """The JSON is the same as if made at once; since it is larger than one piece it has no Content-Length."""
-    app = make_app(FakeDesk(says(*script(num_choices))))
+    app = make_app(FakeDesk(scripted(*script(num_choices))))
     exchange, answer = await Client(app).post(
         COMPLETIONS, body(logprobs=NUM_TOP, prompt_logprobs=NUM_TOP, n=num_choices)
     )
@@ -166,9 +168,9 @@ async def test_whole_chat_response() -> None:
     end = Delta(0, "", 0, FinishReason.LENGTH)
     events = [STARTED, Delta(0, "", 0, None), *outputs, end, Closed(record(), None)]
     events.insert(1, ScoredDelta(0, "", 0, None, prompt_scores=columns(*prompt()[1:])))
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    asked |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
-    _, answer = await Client(make_app(FakeDesk(says(*events)))).post(CHAT, asked)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    chat |= {"logprobs": True, "top_logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP}
+    _, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(CHAT, chat)
     (choice,) = answer["choices"]
     assert choice["message"]["content"] == text_of(prompt()[1:])
     assert choice["prompt_logprobs"] == expected_prompt(prompt())
@@ -184,7 +186,7 @@ async def test_whole_chat_response() -> None:
 async def test_small_response_has_a_content_length() -> None:
     """A response of one piece has a Content-Length, for HTTP/1.0 clients and proxies."""
     events = [STARTED, Delta(0, "x", 1, FinishReason.STOP), Closed(record(), None)]
-    exchange, _ = await Client(make_app(FakeDesk(says(*events)))).post(COMPLETIONS, body())
+    exchange, _ = await Client(make_app(FakeDesk(scripted(*events)))).post(COMPLETIONS, body())
     assert "content-length" in exchange.headers
 
 

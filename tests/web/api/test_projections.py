@@ -28,7 +28,7 @@ from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
-from tests.web.surfaces import SURFACES, Numbers, Surface, Told, prompt_ids
+from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface, prompt_ids
 from tests.web.telemetry.spans import KeepingTracer
 
 WORDS = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. " * 3
@@ -45,7 +45,7 @@ class End:
     outcome: Outcome
     finish_reason: FinishReason | None = None
     completion: int | None = None
-    """None: as far as it came."""
+    """None if it depends on how far the request came."""
     fields: dict[str, Any] = attrs.field(factory=dict)
     eos_after: int | None = None
     words: str = WORDS
@@ -53,9 +53,9 @@ class End:
 
 def stop_string() -> tuple[str, int]:
     """Return a string from the middle of the model's text, and the index of the token that completes it."""
-    said = continuation(IDS, 12)
-    stop = text_of(said[:6]).removeprefix(text_of(said[:4]))
-    number = next(n for n in range(1, 13) if stop in text_of(said[:n]))
+    output = continuation(IDS, 12)
+    stop = text_of(output[:6]).removeprefix(text_of(output[:4]))
+    number = next(n for n in range(1, 13) if stop in text_of(output[:n]))
     return stop, number
 
 
@@ -82,14 +82,14 @@ async def test_every_projection_agrees_with_the_record(
         await client.ask(TokenPrompt(tuple(IDS[:CACHED])), max_tokens=1)
         before = samples(client)
         with structlog.testing.capture_logs() as lines:
-            told = await ask(client, tracer, surface, end, dials)
+            reported = await ask(client, tracer, surface, end, dials)
             with trio.fail_after(60):
                 while client.runtime.entry_store.num_open_accounts:
                     await trio.sleep(0.01)
         after = samples(client)
     record = journal.closed[-1]
     check_record(record, end)
-    check_told(told, record, surface, end)
+    check_reported_usage(reported, record, surface, end)
     check_log(lines, record)
     check_metrics({name: after[name] - before.get(name, 0) for name in after}, record)
     check_ledger(record)
@@ -97,7 +97,7 @@ async def test_every_projection_agrees_with_the_record(
     check_span(dict(span.attributes or {}), record)
 
 
-async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> Told:
+async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> ResponseUsage:
     """Send a request, make it end as `end` says, and return what was received."""
     http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant"), tracer=tracer))
     data = bytearray()
@@ -135,25 +135,25 @@ def check_record(record: UsageRecord, end: End) -> None:
         assert 5 <= record.completion_tokens <= 15
 
 
-def check_told(told: Told, record: UsageRecord, surface: Surface, end: End) -> None:
+def check_reported_usage(reported: ResponseUsage, record: UsageRecord, surface: Surface, end: End) -> None:
     """Every number sent to the client is the record's, and is present wherever its API documents it."""
     ends_well = end.outcome is Outcome.FINISHED
     has_final = ends_well or (end.outcome is Outcome.FAILED and surface.name == "responses-streamed")
-    assert len(told.finals) == has_final
-    assert told.is_error == (end.outcome in (Outcome.FAILED, Outcome.REJECTED))
-    assert told.has_ended == (end.outcome is not Outcome.CANCELLED)
-    for numbers in told.finals:
+    assert len(reported.finals) == has_final
+    assert reported.is_error == (end.outcome in (Outcome.FAILED, Outcome.REJECTED))
+    assert reported.has_ended == (end.outcome is not Outcome.CANCELLED)
+    for numbers in reported.finals:
         check_numbers(numbers, record)
         assert numbers.completion == record.completion_tokens
     is_begun = end.outcome is not Outcome.REJECTED
-    assert len(told.starts) == (is_begun and surface.name == "messages-streamed")
-    for numbers in told.starts:
+    assert len(reported.starts) == (is_begun and surface.name == "messages-streamed")
+    for numbers in reported.starts:
         check_numbers(numbers, record)
         assert numbers.completion in (0, 1)
-    assert bool(told.running) == (is_begun and surface.continuous)
-    for numbers in told.running:
+    assert bool(reported.running) == (is_begun and surface.continuous)
+    for numbers in reported.running:
         check_numbers(numbers, record)
-    counts = [numbers.completion for numbers in told.running]
+    counts = [numbers.completion for numbers in reported.running]
     assert counts == sorted(counts)
     if counts:
         assert counts[-1] <= record.completion_tokens
@@ -172,8 +172,8 @@ def check_log(lines: list[Any], record: UsageRecord) -> None:
     for event in ("request.done", "account.closed"):
         (line,) = [line for line in lines if line["event"] == event]
         assert line["request_id"] == record.request_id and line["outcome"] == record.outcome
-        told = (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
-        assert told == (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        reported = (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+        assert reported == (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
     stats = [line for line in lines if line["event"] == "prefix_cache.stats"]
     assert len(stats) == isinstance(record.prompt, Known)
     for line in stats:

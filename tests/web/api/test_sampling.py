@@ -19,7 +19,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 LIMITS = {"/v1/completions": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 
 
-async def asked(path: str, **fields: Any) -> Encode:
+async def encode_of(path: str, **fields: Any) -> Encode:
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, {"model": "tiny", **PROMPTS[path], **fields})
     assert exchange.status == 200, answer
@@ -44,7 +44,7 @@ async def asked(path: str, **fields: Any) -> Encode:
 )
 async def test_rules(path: str, fields: dict[str, Any], rules: LogitRules) -> None:
     """Each field reaches the tokenizer as a rule."""
-    assert (await asked(path, **fields)).sampling.rules == rules
+    assert (await encode_of(path, **fields)).sampling.rules == rules
 
 
 NEUTRAL: dict[str, Any] = {
@@ -57,14 +57,14 @@ NEUTRAL: dict[str, Any] = {
 async def test_neutral_values_make_no_rules(path: str) -> None:
     """A request with neutral values has no rules and no extra cost; null means absent."""
     for fields in ({}, NEUTRAL, dict.fromkeys(NEUTRAL)):
-        encode = await asked(path, **fields)
+        encode = await encode_of(path, **fields)
         assert encode.sampling.rules is None and encode.bad_words == ()
 
 
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_bad_words(path: str) -> None:
     """Bad words reach the tokenizer as words, without duplicates."""
-    encode = await asked(path, bad_words=[" one", "two", " one"])
+    encode = await encode_of(path, bad_words=[" one", "two", " one"])
     assert encode.bad_words == (" one", "two") and encode.sampling.rules is None
 
 
@@ -72,12 +72,12 @@ async def test_bad_words(path: str) -> None:
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_top_k_is_off(path: str, value: int | None) -> None:
     """Every documented value for "off" turns `top_k` off."""
-    assert (await asked(path, top_k=value)).sampling.top_k == 0
+    assert (await encode_of(path, top_k=value)).sampling.top_k == 0
 
 
 async def test_completions_take_the_chat_limit() -> None:
     """`max_completion_tokens` is accepted where completions have only `max_tokens`."""
-    encode = await asked("/v1/completions", max_completion_tokens=7, max_tokens=9)
+    encode = await encode_of("/v1/completions", max_completion_tokens=7, max_tokens=9)
     assert (encode.max_tokens, encode.max_tokens_param) == (7, "max_completion_tokens")
 
 

@@ -10,7 +10,7 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import make_app
-from tests.web.fakes import Client, FakeDesk, record, says
+from tests.web.fakes import Client, FakeDesk, record, scripted
 
 TEXT = "a\x85b\u2028c\u2029d"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
@@ -31,7 +31,7 @@ async def test_text_with_line_separators(path: str) -> None:
         Delta(0, TEXT, 1, FinishReason.STOP),
         Closed(record(), None),
     ]
-    client = Client(make_app(FakeDesk(says(*events))))
+    client = Client(make_app(FakeDesk(scripted(*events))))
     async with client.open("POST", path, {"model": "org/tiny", **SURFACES[path]}) as exchange:
         await exchange.wait_started()
         lines = (await exchange.read()).decode().splitlines()

@@ -31,7 +31,7 @@ from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import samples
 from tests.web.fakes import Client as HttpClient
 from tests.web.fakes import Exchange
-from tests.web.surfaces import SURFACES, Numbers, Surface, Told
+from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface
 from tests.web.telemetry.spans import KeepingTracer
 
 NUM_REQUESTS = 2000
@@ -61,7 +61,7 @@ class Seen:
     status: int = 0
     data: bytearray = attrs.field(factory=bytearray)
 
-    def told(self) -> Told:
+    def reported(self) -> ResponseUsage:
         return self.plan.surface.read(bytes(self.data))
 
 
@@ -152,7 +152,7 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
     assert len(records) == len(journal.closed) and journal.open == {}
     check_mixture(records, everybody, counters)
     check_counters(list(records.values()), counters)
-    check_told(records, everybody)
+    check_reported_usage(records, everybody)
     check_log(records, lines, counters)
     check_spans(records, tracer)
 
@@ -173,7 +173,7 @@ def check_mixture(records: dict[str, UsageRecord], everybody: list[Seen], counte
     assert min(outcomes[outcome] for outcome in Outcome) > 20 and outcomes[Outcome.FINISHED] > NUM_REQUESTS / 2
     assert counters["num_preemptions_total"] > 50 and counters["recomputed_tokens_total"] > 0
     assert {record.tenant for record in records.values()} == set(TENANTS)
-    assert {seen.plan.surface.name for seen in everybody if seen.told().finals} == {s.name for s in SURFACES}
+    assert {seen.plan.surface.name for seen in everybody if seen.reported().finals} == {s.name for s in SURFACES}
     assert {status for seen in everybody if (status := seen.status)} >= {200, 400, 500}
 
 
@@ -201,19 +201,19 @@ def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> No
     assert counters["time_to_first_token_seconds_count"] == begun
 
 
-def check_told(records: dict[str, UsageRecord], everybody: list[Seen]) -> None:
+def check_reported_usage(records: dict[str, UsageRecord], everybody: list[Seen]) -> None:
     """Usage reported to a client equals its record, in its own tenant; the sums per tenant are equal."""
-    told: Counter[tuple[str, str]] = Counter()
+    reported: Counter[tuple[str, str]] = Counter()
     kept: Counter[tuple[str, str]] = Counter()
     for seen in everybody:
-        answer = seen.told()
+        answer = seen.reported()
         record = records.get(seen.request_id)
         if answer.finals:
             assert record is not None and record.tenant == seen.plan.tenant
             (numbers,) = answer.finals
             assert numbers == numbers_of(record, numbers)
             for name in ("prompt", "cached", "completion"):
-                told[seen.plan.tenant, name] += getattr(numbers, name)
+                reported[seen.plan.tenant, name] += getattr(numbers, name)
             kept[record.tenant, "prompt"] += record.prompt_tokens or 0
             kept[record.tenant, "cached"] += record.cached_tokens or 0
             kept[record.tenant, "completion"] += record.completion_tokens
@@ -224,7 +224,7 @@ def check_told(records: dict[str, UsageRecord], everybody: list[Seen]) -> None:
             assert numbers.completion <= record.completion_tokens
         if seen.status == 200 and record is not None and record.outcome is Outcome.FINISHED and answer.has_ended:
             assert answer.finals
-    assert told == kept
+    assert reported == kept
 
 
 def numbers_of(record: UsageRecord, like: Numbers) -> Numbers:
@@ -247,8 +247,8 @@ def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[
     assert opened.keys() == records.keys()
     for request_id, line in opened.items():
         record = records[request_id]
-        told = (line["outcome"], line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
-        assert told == (record.outcome, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        reported = (line["outcome"], line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+        assert reported == (record.outcome, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
         miss = record.cache_misses[0] if record.cache_misses else None
         expected = (None, None) if miss is None else (miss.reason, miss.token)
         assert (line["miss_reason"], line["miss_token"]) == expected

@@ -20,7 +20,7 @@ from quipu.web.cli.cli import main, make_parser
 from quipu.web.cli.keys import key_store
 
 DEPTHS = (10, 900, 3_000, 200_000)
-"""Of what is nested in a file: what a parser takes, and what none does."""
+"""Nesting in a file: a depth that parsers accept, and one that none does."""
 KEY = "sk-quipu-of-acme"
 ENTRY: dict[str, Any] = {"id": "ci", "name": "CI, nightly", "tenant": "acme", "sha256": hash_key(KEY)}
 

@@ -85,8 +85,8 @@ def test_invalid_numbers(flag: str, text: str, words: str, capsys: pytest.Captur
     """The error names the flag and what is wrong with its value, before anything starts."""
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
-    said = capsys.readouterr().err
-    assert f"argument {flag}: " in said and words in said
+    stderr = capsys.readouterr().err
+    assert f"argument {flag}: " in stderr and words in stderr
 
 
 def test_valid_times() -> None:

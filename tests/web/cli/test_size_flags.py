@@ -57,8 +57,8 @@ def test_values_reach_the_engine() -> None:
         "strict",
         3,
     )
-    said = {name: info.settings[name] for name in ("gpu_memory_utilization", "determinism", "threads")}
-    assert said == {"gpu_memory_utilization": 0.5, "determinism": "strict", "threads": 3}
+    shown = {name: info.settings[name] for name in ("gpu_memory_utilization", "determinism", "threads")}
+    assert shown == {"gpu_memory_utilization": 0.5, "determinism": "strict", "threads": 3}
     config, info = resolve_config(make_parser().parse_args(["serve", "demo", "--num-gpu-blocks-override", "40"]))
     assert config.engine.num_blocks == info.num_blocks == 40
 

@@ -25,16 +25,16 @@ from quipu.web.http.scope import ScopedHTTP, request_scope
 from quipu.web.http.server import Address, ServerConfig, serve
 
 PATIENCE_S = 5.0
-"""How long a test waits for what must happen."""
+"""How long a test waits for something that must happen."""
 GLANCE_S = 0.25
-"""How long a test waits to see that something does not happen."""
+"""How long a test waits before it concludes that something does not happen."""
 
 
 class Kind(Enum):
     OURS = "ours"
     STOCK = "stock"
 
-    async def sees(self, event: trio.Event) -> bool:
+    async def detects(self, event: trio.Event) -> bool:
         """Return whether `event` happens. Our server gets plenty of time; the stock server, which is known to fail,
         only a little."""
         with trio.move_on_after(PATIENCE_S if self is Kind.OURS else GLANCE_S):
@@ -177,7 +177,7 @@ class Answer:
     head: bytes
     body: bytes
     is_complete: bool
-    """It ended as its head said that it would."""
+    """Whether it ended as announced in its head."""
 
 
 class Client:
@@ -260,7 +260,7 @@ class Running:
     ended: trio.Event
     """`serve` has returned or raised."""
     failures: list[BaseException]
-    """What it raised."""
+    """The exceptions that it raised."""
     clients: list[Client] = attrs.field(factory=list)
 
     async def connect(self) -> Client:

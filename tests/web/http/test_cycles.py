@@ -33,7 +33,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NUM_REQUESTS = 5
 OURS = ("Connection", "Protocol", "AppTasks", "RequestScope", "Releases", "RequestContext", "Tally", "Sink", "Mailbox")
-"""What knows a request."""
+"""Types whose objects refer to a request."""
 
 
 @pytest.fixture

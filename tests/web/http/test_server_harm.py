@@ -127,7 +127,7 @@ async def test_client_leaves_after_extra_bytes(kind: Kind, path: str, extra: byt
         await client.get(path, extra)
         await wait(probe.entered)
         await leave(client, how)
-        assert await kind.sees(probe.cancelled) is (kind is Kind.OURS)
+        assert await kind.detects(probe.cancelled) is (kind is Kind.OURS)
 
 
 @pytest.mark.parametrize("path", ["/idle", "/idle-stream"])
@@ -185,7 +185,7 @@ async def test_client_that_stops_reading(kind: Kind, monkeypatch: pytest.MonkeyP
     async with running(kind, probe_app(probe), ServerConfig(write_timeout_s=0.1)) as server:
         client = await server.connect()
         await client.get("/flood")
-        assert await kind.sees(probe.cancelled) is (kind is Kind.OURS)
+        assert await kind.detects(probe.cancelled) is (kind is Kind.OURS)
         assert probe.num_chunks * 256 * 1024 < 32 << 20  # the rest was held back, not buffered
         if kind is Kind.OURS:
             with trio.fail_after(PATIENCE_S):
@@ -223,7 +223,7 @@ async def test_shutdown_with_a_client_that_has_stopped_reading(kind: Kind) -> No
         await client.read_until(b"\r\n\r\n")
         await trio.testing.wait_all_tasks_blocked(0.05)
         server.stop.set()
-        assert await kind.sees(server.ended) is (kind is Kind.OURS)
+        assert await kind.detects(server.ended) is (kind is Kind.OURS)
 
 
 @both
@@ -236,7 +236,7 @@ async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
         assert (await client.answer()).status == 200
         ended = trio.Event()
         server.nursery.start_soon(set_at_end, client, ended)
-        assert await kind.sees(ended) is (kind is Kind.OURS)
+        assert await kind.detects(ended) is (kind is Kind.OURS)
 
 
 @both
@@ -253,7 +253,7 @@ async def test_connection_ends_after_the_last_request(kind: Kind, request_bytes:
         assert (await client.answer()).body == b"done"
         ended = trio.Event()
         server.nursery.start_soon(set_at_end, client, ended)
-        assert await kind.sees(ended) is (kind is Kind.OURS)
+        assert await kind.detects(ended) is (kind is Kind.OURS)
 
 
 @both
@@ -273,7 +273,7 @@ async def test_body_that_the_application_does_not_read(kind: Kind) -> None:
         server.nursery.start_soon(send_quietly, client, post("/", bytes(8 << 20)))
         await trio.testing.wait_all_tasks_blocked(0.05)
         gate.set()
-        assert await kind.sees(answered) is (kind is Kind.OURS)
+        assert await kind.detects(answered) is (kind is Kind.OURS)
         if kind is Kind.OURS:
             assert (await client.answer()).status == 413  # and not a reset, although bytes of the body were not read
 

@@ -125,7 +125,7 @@ async def test_bytes_after_last_request_are_not_kept() -> None:
         await wait(probe.entered)
         await client.send(bytes(1 << 20))
         await trio.testing.wait_all_tasks_blocked(0.02)
-        protocol = found[0]._protocol  # noqa: SLF001 (what is buffered is not told)
+        protocol = found[0]._protocol  # noqa: SLF001 (the buffer is not public)
         assert protocol is not None
         assert protocol.num_buffered == 0
         probe.gate.set()
@@ -173,7 +173,7 @@ async def test_rest_of_body_after_response_is_dropped() -> None:
         for _ in range(10):
             await client.send(bytes(1000))
             await trio.testing.wait_all_tasks_blocked(0.002)
-        protocol = found[0]._protocol  # noqa: SLF001 (what is buffered is not told)
+        protocol = found[0]._protocol  # noqa: SLF001 (the buffer is not public)
         assert protocol is not None
         assert protocol.num_buffered < 1000
 

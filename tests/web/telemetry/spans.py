@@ -17,7 +17,7 @@ class KeptSpans(SpanExporter):
         self.spans: list[ReadableSpan] = []
         self.is_away = False
         self.open = threading.Event()
-        """Cleared: the collector does not answer."""
+        """If cleared, the collector does not respond."""
         self.open.set()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

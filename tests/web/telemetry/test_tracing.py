@@ -19,7 +19,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.web.app import make_app
 from quipu.web.telemetry.tracing import Refusal, TracedRequest
 from quipu.web.telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 from tests.web.fakes import Client as HttpClient
 from tests.web.surfaces import SURFACES, Surface
 from tests.web.telemetry.spans import KeepingTracer
@@ -27,7 +27,7 @@ from tests.web.telemetry.spans import KeepingTracer
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACED = TracedRequest("/v1/completions", {}, ("127.0.0.1", 8000), "req-1", model="demo", response_id="cmpl-req-1")
 SECRET = "xylophonquarz"
-"""In whatever a client writes; no name or number of ours has it."""
+"""A marker in everything that a client sends; none of our names or numbers contains it."""
 
 
 def closed(**changes: Any) -> Closed:
@@ -128,7 +128,7 @@ async def test_failures(streamed: bool) -> None:
         ([failure(ErrorKind.INVALID, SECRET, code="too_long")], StatusCode.UNSET, "too_long"),
         ([failure(ErrorKind.OVERLOADED, SECRET)], StatusCode.ERROR, "overloaded"),
     ):
-        (span,) = await spans_of(surface, FakeDesk(says(*events)))
+        (span,) = await spans_of(surface, FakeDesk(scripted(*events)))
         assert (span.status.status_code, (span.attributes or {})["error.type"]) == (status, error)
         assert SECRET not in span.to_json()
 
@@ -153,7 +153,7 @@ async def test_refused_without_account() -> None:
 async def test_client_disconnects() -> None:
     """The span is made when the account closes, even if the client has disconnected."""
     tracer = KeepingTracer()
-    desk = FakeDesk(says(STARTED, Delta(0, "x", 1, None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "x", 1, None)))
     body = {"model": "tiny", "prompt": "x", "stream": True}
     async with HttpClient(make_app(desk, tracer=tracer)).open("POST", "/v1/completions", body) as exchange:
         await exchange.wait_started()

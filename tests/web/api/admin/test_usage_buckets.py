@@ -61,9 +61,9 @@ def test_boundaries_before_epoch_and_of_fractions() -> None:
 )
 def test_invalid_cursor(cursor: str) -> None:
     """Anything that is not a `next_page` value is refused by name."""
-    with pytest.raises(APIError) as refused:
+    with pytest.raises(APIError) as get_error:
         start_of(cursor, WIDTHS["1h"], 0)
-    assert (refused.value.status, refused.value.param) == (400, "page")
+    assert (get_error.value.status, get_error.value.param) == (400, "page")
 
 
 def test_cursor_of_another_query() -> None:

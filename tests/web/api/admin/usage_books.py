@@ -44,7 +44,7 @@ class BookSource:
 
     records: list[UsageRecord] = attrs.field(factory=list)
     error: Exception | None = None
-    asked: list[Query] = attrs.field(factory=list)
+    seen_queries: list[Query] = attrs.field(factory=list)
 
     async def sums(
         self, query: Query, group_by: Sequence[GroupColumn], bucket_s: int, *, collapse_retries: bool = False
@@ -66,12 +66,12 @@ class BookSource:
 
     async def _ask(self, query: Query) -> None:
         await trio.lowlevel.checkpoint()
-        self.asked.append(query)
+        self.seen_queries.append(query)
         if self.error is not None:
             raise self.error
 
 
-def at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:
+def record_at(seconds: float, name: str | None = None, **changes: Any) -> UsageRecord:
     """Make the record of a request that closed `seconds` after MIDNIGHT: 100 prompt, 48 cached, 48 written, 10 output
     tokens.
     """
@@ -88,14 +88,14 @@ def client_of(source: UsageSource, keys: KeyStore | None = None, now: float = NO
     return Client(app)
 
 
-async def ask(client: Client, path: str, parameters: object = (), **headers: str) -> Any:
+async def get_report(client: Client, path: str, parameters: object = (), **headers: str) -> Any:
     """Return the response of a report that must succeed. `parameters` is a mapping or a list of pairs."""
     exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}", headers)
     assert exchange.status == 200, answer
     return answer
 
 
-async def refused(client: Client, path: str, parameters: object = ()) -> Any:
+async def get_error(client: Client, path: str, parameters: object = ()) -> Any:
     """Return the error of a report that must be refused."""
     exchange, answer = await client.get(f"{path}?{urlencode(parameters, doseq=True)}")
     assert exchange.status == 400, answer
@@ -123,7 +123,7 @@ def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -
     return data_dir
 
 
-def lose_the_table(data_dir: Path) -> None:
+def drop_records_table(data_dir: Path) -> None:
     """Drop the table of records: the database still opens and reports its version."""
     engine = make_engine(sqlite_url(data_dir))
     with engine.begin() as connection:

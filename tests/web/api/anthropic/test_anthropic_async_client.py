@@ -12,7 +12,7 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 
 
 @asynccontextmanager
@@ -44,12 +44,12 @@ async def test_whole_and_streamed() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 async def test_errors_have_their_classes() -> None:
     """Errors raise the class of their status before the first token, and that of the event after it."""
-    async with client_of(FakeDesk(says(failure(ErrorKind.OVERLOADED)))) as client:
+    async with client_of(FakeDesk(scripted(failure(ErrorKind.OVERLOADED)))) as client:
         with pytest.raises(anthropic.InternalServerError) as overloaded:
             await client.messages.create(**ASKED)
         assert overloaded.value.status_code == 529 and overloaded.value.type == "overloaded_error"
     failed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    async with client_of(FakeDesk(says(STARTED, Delta(0, "half", 1, None), failed))) as client:
+    async with client_of(FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), failed))) as client:
         with pytest.raises(anthropic.APIStatusError, match="engine died"):
             async with client.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()

@@ -11,7 +11,7 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
 
 PATH = "/v1/chat/completions"
 
@@ -34,7 +34,7 @@ async def test_whole_response() -> None:
 async def test_stream() -> None:
     """The role comes first, then text, then an empty delta with the finish reason, after all text."""
     events = [STARTED, Delta(0, "Hel", 1, None), Delta(0, "", 1, None), Delta(0, "lo", 1, FinishReason.LENGTH)]
-    desk = FakeDesk(says(*events, Closed(record(), None)))
+    desk = FakeDesk(scripted(*events, Closed(record(), None)))
     _, chunks = await Client(make_app(desk)).stream(PATH, body(stream=True))
     assert chunks.pop() == "[DONE]"
     seen = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]

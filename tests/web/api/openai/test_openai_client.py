@@ -10,7 +10,7 @@ import pytest
 
 from quipu.actors.messages.outcomes import ErrorKind
 from quipu.web.app import make_app
-from tests.web.fakes import FakeDesk, failure, says
+from tests.web.fakes import FakeDesk, failure, scripted
 
 try:
     import httpx2 as httpx  # the HTTP client on which newer releases are built
@@ -62,7 +62,7 @@ async def test_errors_have_their_classes() -> None:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.completions.create(model="tiny", prompt="x", temperature=3)
         assert bad.value.param == "temperature"
-    async with client_of(FakeDesk(says(failure(ErrorKind.INTERNAL)))) as client:
+    async with client_of(FakeDesk(scripted(failure(ErrorKind.INTERNAL)))) as client:
         with pytest.raises(openai.InternalServerError):
             await client.completions.create(model="tiny", prompt="x", stream=True)
 

@@ -14,7 +14,7 @@ from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelt
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -53,7 +53,7 @@ def script(*prompt: ScoredToken, echo: str = "") -> Sequence[OutletEvent]:
 
 
 async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict[str, Any]:
-    exchange, answer = await Client(make_app(FakeDesk(says(*events)))).post(path, body(path, **fields))
+    exchange, answer = await Client(make_app(FakeDesk(scripted(*events)))).post(path, body(path, **fields))
     assert exchange.status == 200, answer
     (choice,) = answer["choices"]
     if not fields.get("echo"):  # the client's type does not allow the null of a prompt's first token
@@ -62,7 +62,7 @@ async def whole(path: str, events: Sequence[OutletEvent], **fields: Any) -> dict
 
 
 async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> list[dict[str, Any]]:
-    desk = FakeDesk(says(*events))
+    desk = FakeDesk(scripted(*events))
     _, chunks = await Client(make_app(desk)).stream(path, body(path, stream=True, **fields))
     assert chunks.pop() == "[DONE]"
     if path == CHAT:  # the client has no type for a completion chunk
@@ -72,8 +72,8 @@ async def streamed(path: str, events: Sequence[OutletEvent], **fields: Any) -> l
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:
-    asked = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
-    return {"model": "tiny", **asked, **fields}
+    prompt_field = {"prompt": "To be"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "To be"}]}
+    return {"model": "tiny", **prompt_field, **fields}
 
 
 async def test_completion() -> None:
@@ -126,7 +126,7 @@ async def test_echo() -> None:
 async def test_echo_without_output() -> None:
     """With `max_tokens` 0 there are only the prompt's logprobs, and no completion token."""
     desk = FakeDesk(
-        says(
+        scripted(
             STARTED,
             ScoredDelta(0, "To be", 0, None, prompt_scores=columns(FIRST, PROMPT)),
             Delta(0, "", 0, FinishReason.LENGTH),
@@ -191,9 +191,9 @@ async def test_streamed_completion() -> None:
 async def test_streamed_chat() -> None:
     """Each token's logprobs are in a delta with `content`, which is empty while no text can be released."""
     choices = await streamed(CHAT, script(), logprobs=True, top_logprobs=2)
-    told = [choice for choice in choices if choice["logprobs"] is not None]
-    assert [choice["delta"]["content"] for choice in told] == ["Hel", "", "�"]
-    content = [token for choice in told for token in choice["logprobs"]["content"]]
+    scored_choices = [choice for choice in choices if choice["logprobs"] is not None]
+    assert [choice["delta"]["content"] for choice in scored_choices] == ["Hel", "", "�"]
+    content = [token for choice in scored_choices for token in choice["logprobs"]["content"]]
     assert content == (await whole(CHAT, script(), logprobs=True, top_logprobs=2))["logprobs"]["content"]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"

@@ -17,7 +17,7 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, says
+from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}
@@ -37,7 +37,7 @@ BROKEN = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL,
 
 def cut(text: str) -> FakeDesk:
     """Return a desk whose response is cut by its limit."""
-    return FakeDesk(says(STARTED, Delta(0, text, 3, FinishReason.LENGTH), Closed(record(), None)))
+    return FakeDesk(scripted(STARTED, Delta(0, text, 3, FinishReason.LENGTH), Closed(record(), None)))
 
 
 async def stream(desk: FakeDesk, **fields: Any) -> list[dict[str, Any]]:
@@ -87,13 +87,13 @@ async def test_limit() -> None:
 
 async def test_request_is_echoed() -> None:
     """The object repeats the request with its defaults; `store` is always false."""
-    asked = {
+    echoed = {
         "instructions": "be brief", "max_output_tokens": 9, "metadata": {"a": "b"}, "parallel_tool_calls": False,
         "temperature": 0.5, "top_p": 0.25, "tool_choice": "none", "user": "u", "safety_identifier": "s",
         "prompt_cache_key": "k", "max_tool_calls": 2,
     }  # fmt: skip
-    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **asked, "store": True, "service_tier": "flex"})
-    assert asked.items() <= answer.items()
+    _, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, **echoed, "store": True, "service_tier": "flex"})
+    assert echoed.items() <= answer.items()
     assert (answer["model"], answer["store"], answer["service_tier"]) == ("tiny", False, "default")
     _, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
     assert (answer["temperature"], answer["top_p"], answer["metadata"], answer["tool_choice"]) == (1.0, 1.0, {}, "auto")
@@ -118,7 +118,7 @@ async def test_openai_types_know_every_field() -> None:
         output: Any = parsed.output[0]
         assert not output.model_extra and not output.content[0].model_extra
         assert parsed.output_text in ("Hello", "Hel")
-    broken = FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN))
+    broken = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), BROKEN))
     for desk in (FakeDesk(), cut("Hel"), broken):
         for event in await stream(desk):
             read = EVENT.validate_python(event, strict=True)
@@ -162,13 +162,13 @@ async def test_stream_ends_with_the_whole_response() -> None:
 
 async def test_response_without_text() -> None:
     """A response without text has a message all the same, whole and streamed."""
-    desk = FakeDesk(says(STARTED, Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)))
     _, answer = await Client(make_app(desk)).post(PATH, BODY)
     assert answer["output"][0]["content"][0]["text"] == ""
     events = await stream(desk)
     assert "response.output_text.delta" not in [event["type"] for event in events]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
-    silent = await stream(FakeDesk(says(STARTED, Closed(record(), None))))
+    silent = await stream(FakeDesk(scripted(STARTED, Closed(record(), None))))
     assert [event["type"] for event in silent] == [event["type"] for event in events]
 
 
@@ -180,7 +180,7 @@ async def test_any_split_of_the_text() -> None:
             "".join(chance.choices('ab"\\\n\u2028é€😀<|{}', k=chance.randrange(4))) for _ in range(chance.randrange(9))
         ]
         deltas = [Delta(0, piece, 1, None) for piece in pieces]
-        desk = FakeDesk(says(STARTED, *deltas, Delta(0, "", 0, FinishReason.STOP), Closed(record(), None)))
+        desk = FakeDesk(scripted(STARTED, *deltas, Delta(0, "", 0, FinishReason.STOP), Closed(record(), None)))
         events = await stream(desk)
         text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         assert (
@@ -191,10 +191,10 @@ async def test_any_split_of_the_text() -> None:
 
 async def test_error_in_mid_stream() -> None:
     """An `error` event on which clients raise, then the failed response with the text sent and the tokens counted."""
-    events = await stream(FakeDesk(says(STARTED, Delta(0, "half", 1, None), BROKEN)))
+    events = await stream(FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), BROKEN)))
     error, failed = events[-2:]
-    told = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
-    assert error == {**told, "type": "error", "sequence_number": 5, "error": told}
+    error_fields = {"type": "server_error", "code": "internal_error", "message": "engine died", "param": None}
+    assert error == {**error_fields, "type": "error", "sequence_number": 5, "error": error_fields}
     assert failed["type"] == "response.failed" and failed["sequence_number"] == 6
     response = failed["response"]
     assert response["status"] == "failed" and response["usage"] == USAGE
@@ -212,7 +212,7 @@ async def test_error_in_mid_stream() -> None:
 async def test_failure_before_the_first_token() -> None:
     """A stream that fails after its admission, before the first token, has no item; unknown counts are null, not 0."""
     unknown = record(outcome=Outcome.FAILED, cached_tokens=None, completion_tokens=0)
-    events = await stream(FakeDesk(says(STARTED, Closed(unknown, RequestError(ErrorKind.TIMEOUT, "too late")))))
+    events = await stream(FakeDesk(scripted(STARTED, Closed(unknown, RequestError(ErrorKind.TIMEOUT, "too late")))))
     kinds = ["response.created", "response.in_progress", "error", "response.failed"]
     assert [event["type"] for event in events] == kinds
     assert events[-1]["response"]["output"] == []
@@ -222,7 +222,7 @@ async def test_failure_before_the_first_token() -> None:
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.FAILED, Outcome.REJECTED])
 async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
     """A partial response is never taken for a whole one, even if no error was reported."""
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), Closed(record(outcome=outcome), None)))
     exchange, answer = await Client(make_app(desk)).post(PATH, BODY)
     assert exchange.status == 500 and "output" not in answer
     assert [event["type"] for event in await stream(desk)][-2:] == ["error", "response.failed"]
@@ -240,7 +240,7 @@ async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
 )
 async def test_early_error_has_its_status(body: object, kind: ErrorKind, status: int, error_type: str) -> None:
     """A request that could not start is never answered with a 200, streamed or not."""
-    desk = FakeDesk(says(failure(kind, "because", param="input", code="why")))
+    desk = FakeDesk(scripted(failure(kind, "because", param="input", code="why")))
     exchange, answer = await Client(make_app(desk)).post(PATH, body)
     assert exchange.status == status
     param = "input" if kind is ErrorKind.INVALID else None
@@ -250,7 +250,7 @@ async def test_early_error_has_its_status(body: object, kind: ErrorKind, status:
 
 async def test_writer_failure_affects_only_its_own_stream() -> None:
     """Text that cannot be encoded fails its own stream, after the text before it; the producer sees no exception."""
-    desk = FakeDesk(says(STARTED, Delta(0, "a", 1, None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "a", 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, STREAM) as exchange:
         await exchange.wait_started()
         data = await exchange.read_some()
@@ -259,13 +259,13 @@ async def test_writer_failure_affects_only_its_own_stream() -> None:
         events = read_events(data + await exchange.read())
     assert [event["type"] for event in events][-2:] == ["error", "response.failed"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "a"
-    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "no record has come: what was counted so far"
+    assert events[-1]["response"]["usage"]["output_tokens"] == 2, "without a record, usage must have the counts so far"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
     """A response that is not finished by its deadline is a 504, and its ticket is left."""
-    late = FakeDesk(says())
+    late = FakeDesk(scripted())
     exchange, answer = await Client(make_app(late, AppOptions(request_timeout_s=5.0))).post(PATH, BODY)
     assert exchange.status == 504 and "longer than 5 seconds" in answer["error"]["message"]
     assert late.ticket.num_leaves == 1
@@ -275,7 +275,7 @@ async def test_deadline(autojump_clock: trio.abc.Clock) -> None:
 @pytest.mark.parametrize("num_events", range(len(hello()) + 1))
 async def test_client_disconnects(body: dict[str, Any], num_events: int) -> None:
     """A client that disconnects at any event leaves its ticket once, and no task remains."""
-    desk = FakeDesk(says(*hello()[:num_events]))
+    desk = FakeDesk(scripted(*hello()[:num_events]))
     num_tasks = trio.lowlevel.current_statistics().tasks_living
     with trio.fail_after(5):
         async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
@@ -304,7 +304,7 @@ async def test_cancellation_at_every_checkpoint() -> None:
             trio.lowlevel.remove_instrument(instrument)
             assert all(ticket.num_leaves == 1 for ticket in desk.tickets), k
             cancelled = scope.cancelled_caught
-        assert 5 < k < 500, "the sweep has to go through a whole request"
+        assert 5 < k < 500, "the sweep must cover a whole request"
 
 
 class CancelAt(trio.abc.Instrument):

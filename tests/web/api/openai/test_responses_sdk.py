@@ -11,11 +11,11 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from tests.web.api.openai.test_openai_client import client_of
-from tests.web.fakes import STARTED, FakeDesk, failure, record, says
+from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 
 
 @pytest.fixture(autouse=True)
-def _no_warning_from_a_dump() -> Iterator[None]:
+def _fail_on_serialization_warning() -> Iterator[None]:
     """Fail if the client parsed something that does not serialise as the type that it was parsed as."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -56,7 +56,7 @@ async def test_stream_helper() -> None:
 
 async def test_stream_helper_at_the_limit() -> None:
     """The helper reports a response cut by its limit as an event; its final response is only ever a completed one."""
-    desk = FakeDesk(says(STARTED, Delta(0, "Hel", 3, FinishReason.LENGTH), Closed(record(), None)))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "Hel", 3, FinishReason.LENGTH), Closed(record(), None)))
     async with client_of(desk) as client, client.responses.stream(model="tiny", input="hi") as stream:
         events = [event async for event in stream]
         assert events[-1].type == "response.incomplete"
@@ -69,7 +69,7 @@ async def test_stream_helper_at_the_limit() -> None:
 async def test_error_in_mid_stream_is_raised() -> None:
     """The client raises, so a program that only collects deltas does not take a partial response for a whole one."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
-    desk = FakeDesk(says(STARTED, Delta(0, "half", 1, None), closed))
+    desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), closed))
     async with client_of(desk) as client:
         deltas = []
         with pytest.raises(openai.APIError, match="engine died") as error:
@@ -93,7 +93,7 @@ async def test_errors_have_their_classes() -> None:
             await client.responses.cancel("resp_1")
         with pytest.raises(openai.NotFoundError):
             await client.responses.input_items.list("resp_1")
-    async with client_of(FakeDesk(says(failure(ErrorKind.INTERNAL)))) as client:
+    async with client_of(FakeDesk(scripted(failure(ErrorKind.INTERNAL)))) as client:
         with pytest.raises(openai.InternalServerError):
             await client.responses.create(model="tiny", input="x", stream=True)
 

@@ -25,7 +25,7 @@ class Reply:
     is_cut: bool = False
     """Close the connection where the body should end."""
     hangs: bool = False
-    """Write nothing after the pieces, for ever."""
+    """Keep the connection open after the pieces without writing anything."""
 
 
 @attrs.define(eq=False)

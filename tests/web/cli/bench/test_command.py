@@ -26,7 +26,7 @@ def serving(answer: Callable[[Request], Reply]) -> Iterator[BenchServer]:
         yield server
 
 
-def like_a_server(request: Request) -> Reply:
+def quipu_like_reply(request: Request) -> Reply:
     if request.method == "GET":
         known = {"/v1/models": {"data": [{"id": "first"}, {"id": "second"}]}, "/server_info": {"vocab_size": 50}}
         return Reply(200, "application/json", [json.dumps(known[request.path]).encode()])
@@ -37,23 +37,23 @@ def run(*arguments: str) -> int:
     return quipu(["bench", "serve", *arguments])
 
 
-def asks(server: BenchServer) -> list[Request]:
+def completion_requests(server: BenchServer) -> list[Request]:
     return [request for request in server.requests if request.method == "POST"]
 
 
 def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
     """`--quick` sends three short requests; later flags override it."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, "--json", "--quick", "--random-output-len", "7") == 0
     assert json.loads(capsys.readouterr().out)["completed"] == 3
-    assert {len(request.body["prompt"]) for request in asks(server)} == {16}
-    assert {request.body["max_tokens"] for request in asks(server)} == {7}
+    assert {len(request.body["prompt"]) for request in completion_requests(server)} == {16}
+    assert {request.body["max_tokens"] for request in completion_requests(server)} == {7}
 
 
 def test_stdout_is_only_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output is one JSON object and the progress bar goes to standard error; model and vocabulary are fetched
     from the server."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url + "/v1/", "--json", *SMALL) == 0
     output = capsys.readouterr()
     report = json.loads(output.out)
@@ -61,7 +61,7 @@ def test_stdout_is_only_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["completed"], report["failed"], report["num_prompts"]) == (3, 0, 3)
     assert (report["total_cached_tokens"], report["cache_hit_rate"], report["usage_available"]) == (96, 0.32, True)
     assert (report["model"], report["request_rate"], report["max_concurrency"]) == ("first", "inf", None)
-    for request in asks(server):
+    for request in completion_requests(server):
         assert request.body["model"] == "first"
         assert request.body["temperature"] == 0
         assert "ignore_eos" not in request.body
@@ -75,13 +75,13 @@ def test_what_flags_send(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setenv("OPENAI_API_KEY", "from-env")
     flags = ("--model", "m", "--vocab-size", "4096", "--ignore-eos", "--temperature", "0.7", "--disable-tqdm", "--json")
     extra = ("--header", "X-Tenant=a=b", "--extra-body", '{"cache_salt": "pepper"}')
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *SMALL, *flags, *extra) == 0
         assert run("--base-url", server.url, *SMALL, *flags, *extra, "--api-key", "from-flag") == 0
     output = capsys.readouterr()
     assert output.err == ""
     assert all(secret not in output.out for secret in ("from-env", "from-flag", "a=b", "pepper"))
-    assert len(asks(server)) == len(server.requests) == 6
+    assert len(completion_requests(server)) == len(server.requests) == 6
     assert [request.headers["authorization"] for request in server.requests[2:4]] == [
         "Bearer from-env",
         "Bearer from-flag",
@@ -94,7 +94,7 @@ def test_what_flags_send(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def test_table_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
     """The table is the default; CSV is two lines."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *SMALL, "--percentile-metrics", "ttft", "--metric-percentiles", "75") == 0
         table = capsys.readouterr().out
         assert run("--base-url", server.url, *SMALL, "--csv") == 0
@@ -107,7 +107,7 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
 def test_saved_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file has the same JSON as standard output, with a row per request on demand; with the suffix .csv
     it is CSV."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         saved = tmp_path / "result.json"
         assert run("--base-url", server.url, *SMALL, "--json", "--save-result", str(saved), "--save-detailed") == 0
         result = json.loads(saved.read_text())
@@ -119,7 +119,7 @@ def test_saved_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert run("--base-url", server.url, *SMALL, "--save-result", str(tmp_path / "none" / "x.json")) == 1
         output = capsys.readouterr()
         assert "--save-result" in output.err
-        assert "Completed requests" in output.out, "a run is not lost with its file"
+        assert "Completed requests" in output.out, "the results must be printed even if the file cannot be written"
 
 
 def test_some_fail(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,9 +143,9 @@ def test_all_fail(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     """Warm-up requests are not reported and not counted; if they fail, there is no run."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *SMALL, "--num-warmups", "2", "--json") == 0
-        prompts = [tuple(request.body["prompt"]) for request in asks(server)]
+        prompts = [tuple(request.body["prompt"]) for request in completion_requests(server)]
     assert json.loads(capsys.readouterr().out)["completed"] == 3
     assert len(prompts) == len(set(prompts)) == 5
     with serving(lambda request: Reply(500, "text/plain", [b"broken"])) as server:
@@ -182,7 +182,7 @@ def test_other_server_without_vocabulary() -> None:
 
     with serving(answer) as server:
         assert run("--base-url", server.url, *SMALL, "--model", "m", "--disable-tqdm") == 0
-    assert all(1000 <= id_ < 8000 for request in asks(server) for id_ in request.body["prompt"])
+    assert all(1000 <= id_ < 8000 for request in completion_requests(server) for id_ in request.body["prompt"])
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_other_server_without_vocabulary() -> None:
 )
 def test_names_of_other_benchmarks(flags: str) -> None:
     """Shared prefixes are also available under vLLM's and SGLang's names."""
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         common = ("--base-url", server.url, "--num-prompts", "4", "--disable-tqdm", "--max-concurrency", "1")
         assert run(*common, "--dataset-name", *flags.split()) == 0
-    prompts = [request.body["prompt"] for request in asks(server)]
+    prompts = [request.body["prompt"] for request in completion_requests(server)]
     assert [len(prompt) for prompt in prompts] == [13] * 4
     assert prompts[0][:9] == prompts[2][:9] != prompts[1][:9]
-    assert {request.body["max_tokens"] for request in asks(server)} == {3}
+    assert {request.body["max_tokens"] for request in completion_requests(server)} == {3}
 
 
 def test_tools_reach_the_server(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_tools_reach_the_server(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     flags = ("--endpoint", "/v1/chat/completions", "--dataset-name", "custom", "--dataset-path", str(path))
-    with serving(like_a_server) as server:
+    with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url, *flags, "--max-concurrency", "1", "--disable-tqdm") == 0
-    first, second = (request.body for request in asks(server))
+    first, second = (request.body for request in completion_requests(server))
     assert (first["tools"], first["tool_choice"]) == ([tool], "required")
     assert first["messages"] == [{"role": "user", "content": "a"}]
     assert "tools" not in second and "tool_choice" not in second

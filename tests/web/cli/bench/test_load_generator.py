@@ -38,7 +38,7 @@ class SlowServer:
         return Outcome(started_s, now_s, now_s, now_s, (), text, ReportedUsage(), failure, True)
 
 
-def talks(num: int, num_turns: int) -> Workload:
+def workload_of(num: int, num_turns: int) -> Workload:
     def open_conversation(place: int) -> Conversation:
         def make_ask(answers: Sequence[str]) -> Ask:
             return Ask({"place": place, "answers": list(answers)})
@@ -73,7 +73,7 @@ def test_poisson_and_burstiness(burstiness: float, variation: float) -> None:
 async def test_conversations_begin_on_schedule(autojump_clock: trio.testing.MockClock) -> None:
     """Conversations begin as scheduled, however long answers take."""
     begin_s = trio.current_time()
-    result = await run_load(talks(3, 1), SlowServer().send, [0.0, 0.25, 2.0])
+    result = await run_load(workload_of(3, 1), SlowServer().send, [0.0, 0.25, 2.0])
     assert [at - begin_s for at in starts_s(result)] == pytest.approx([0.0, 0.25, 2.0])
 
 
@@ -81,7 +81,7 @@ async def test_concurrency(autojump_clock: trio.testing.MockClock) -> None:
     """No more than the limit run, and no fewer while others wait; those that wait are recorded as late."""
     server = SlowServer()
     begin_s = trio.current_time()
-    result = await run_load(talks(7, 1), server.send, [0.0] * 7, max_concurrency=3)
+    result = await run_load(workload_of(7, 1), server.send, [0.0] * 7, max_concurrency=3)
     assert server.most_open == 3
     assert [at - begin_s for at in starts_s(result)] == pytest.approx([0, 0, 0, 1, 1, 1, 2])
     assert max(answered.outcome.started_s - answered.due_s for answered in result.answered) == pytest.approx(2)
@@ -90,7 +90,7 @@ async def test_concurrency(autojump_clock: trio.testing.MockClock) -> None:
 async def test_turns_follow_their_answers(autojump_clock: trio.testing.MockClock) -> None:
     """A turn is sent when the previous one is answered, and contains that answer; a conversation keeps its slot."""
     server = SlowServer()
-    result = await run_load(talks(2, 3), server.send, [0.0, 0.0], max_concurrency=1)
+    result = await run_load(workload_of(2, 3), server.send, [0.0, 0.0], max_concurrency=1)
     assert [ask.fields["place"] for ask in server.asks] == [0, 0, 0, 1, 1, 1]
     assert server.asks[2].fields["answers"] == ["text 1", "text 2"]
     assert server.asks[3].fields["answers"] == []
@@ -102,7 +102,7 @@ async def test_failed_turn_ends_its_conversation(autojump_clock: trio.testing.Mo
     total."""
     ended: list[int] = []
     server = SlowServer(fails=lambda ask: ask.fields["place"] == 0 and len(ask.fields["answers"]) == 1)
-    workload = talks(2, 4)
+    workload = workload_of(2, 4)
     result = await run_load(workload, server.send, [0.0, 0.0], max_concurrency=1, on_ended=ended.append)
     assert len(result.answered) == 6
     assert result.num_skipped == 2

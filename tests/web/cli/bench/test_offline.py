@@ -19,7 +19,7 @@ FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 
 
 @pytest.fixture(autouse=True)
-def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def keep_logging_setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the logging setup, which the command changes for the whole process: later tests have another stderr."""
     monkeypatch.setattr(logs, "configure", lambda level: None)
     structlog.configure(processors=[LogCapture()], cache_logger_on_first_use=False)
@@ -29,17 +29,17 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_flags_of_both_kinds() -> None:
     """Unknown flags are passed on to `quipu serve`; datasets are those of `quipu bench serve`."""
-    asked = parse_offline(
+    parsed = parse_offline(
         ["latency", "--model", "demo", "--input-len", "7", "--max-num-seqs", "3", "--dtype", "float32"]
     )
-    assert (asked.bench.input_len, asked.bench.output_len, asked.bench.batch_size) == (7, 128, 8)
-    assert (asked.serve.model, asked.serve.max_num_seqs, asked.serve.dtype) == ("demo", 3, "float32")
-    asked = parse_offline(["throughput", "--input-len", "9", "--output-len", "4"])
-    assert (asked.bench.random_input_len, asked.bench.random_output_len) == (9, 4)
-    asked = parse_offline(["throughput", "--dataset", "rows.jsonl"])
-    assert (asked.bench.dataset_name, asked.bench.dataset_path) == ("custom", Path("rows.jsonl"))
-    asked = parse_offline(["throughput"])
-    assert (asked.bench.dataset_name, asked.bench.random_input_len, asked.bench.random_output_len) == (
+    assert (parsed.bench.input_len, parsed.bench.output_len, parsed.bench.batch_size) == (7, 128, 8)
+    assert (parsed.serve.model, parsed.serve.max_num_seqs, parsed.serve.dtype) == ("demo", 3, "float32")
+    parsed = parse_offline(["throughput", "--input-len", "9", "--output-len", "4"])
+    assert (parsed.bench.random_input_len, parsed.bench.random_output_len) == (9, 4)
+    parsed = parse_offline(["throughput", "--dataset", "rows.jsonl"])
+    assert (parsed.bench.dataset_name, parsed.bench.dataset_path) == ("custom", Path("rows.jsonl"))
+    parsed = parse_offline(["throughput"])
+    assert (parsed.bench.dataset_name, parsed.bench.random_input_len, parsed.bench.random_output_len) == (
         "random",
         1024,
         128,
