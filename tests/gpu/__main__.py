@@ -69,7 +69,7 @@ def _parts(machine: Machine, report: dict[str, Any]) -> dict[str, Callable[[], R
         return found
 
     def throughput() -> Rows:
-        from tests.gpu.beside import throughput
+        from tests.gpu.throughput import throughput
 
         return throughput(machine)
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import attrs
 import pytest
@@ -43,13 +43,6 @@ def pipe() -> Iterator[Pipe]:
             os.close(fileno)
         except OSError:
             continue
-
-
-def eventually(done: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
 
 
 def test_lines_in_order(pipe: Pipe) -> None:
