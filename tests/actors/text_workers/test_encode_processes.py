@@ -282,11 +282,11 @@ async def test_leaving_client_ends_its_process() -> None:
 
 async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts get a 503 until a process can be started; short ones are served."""
-    nobody = "/nowhere/python"
+    missing_command = "/nowhere/python"
     async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
         pool = await processes_in(client)
         (pid,) = pool.process_ids
-        monkeypatch.setattr(encode_process, "command_of", lambda module: [nobody])
+        monkeypatch.setattr(encode_process, "command_of", lambda module: [missing_command])
         os.kill(pid, signal.SIGKILL)
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)
         assert answer.error is not None and answer.error.kind is ErrorKind.OVERLOADED

@@ -54,7 +54,7 @@ def garbage() -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("leaves", [False, True], ids=["answered", "left"])
-async def test_nothing_is_left_to_the_collector(garbage: list[Any], name: str, leaves: bool) -> None:
+async def test_finished_requests_leave_no_cycles(garbage: list[Any], name: str, leaves: bool) -> None:
     """A finished request leaves none of our objects in reference cycles."""
     path, fields = ASKED[name]
     async with small_runtime() as client, serving(client.runtime.desk, AppOptions()) as served:
