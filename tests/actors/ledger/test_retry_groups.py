@@ -95,7 +95,7 @@ async def test_groups_are_separate(tmp_path: Path) -> None:
 
 
 async def test_group_of_only_faults(tmp_path: Path) -> None:
-    """It counts as one request without tokens, from the file and from the database."""
+    """A group of faults counts as one request without tokens, from the file and from the database."""
     async with opened(tmp_path) as ledger:
         book(ledger, "a", 5, ENGINE_DIED, None, 0)
         book(ledger, "b", 7, Ended(Outcome.FAILED, Fault.STEP_FAILED), "a", 1)

@@ -194,7 +194,7 @@ def test_idle_processes_end(processes: EncodeProcesses, monkeypatch: pytest.Monk
 
 
 def test_close_ends_all_processes() -> None:
-    """Even those that are encoding; no other is started afterwards."""
+    """Even processes that are encoding end; no other is started afterwards."""
     pool = processes_of(VOCABULARY)
     thread, pid, raised = encode_for_long(pool, Lease())
     pool.close()
@@ -224,7 +224,7 @@ def test_processes_end_with_a_killed_parent() -> None:
 
 
 def test_priority_group_and_limits_of_a_process(processes: EncodeProcesses) -> None:
-    """It has a low priority and its own process group, but the server's session (see `child.OWN_GROUP`)."""
+    """A process has a low priority and its own process group, but the server's session (see `child.OWN_GROUP`)."""
     processes.warm_up()
     (pid,) = processes.process_ids
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + child.NICENESS

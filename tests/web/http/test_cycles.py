@@ -38,8 +38,8 @@ OURS = ("Connection", "Protocol", "AppTasks", "RequestScope", "Releases", "Reque
 
 @pytest.fixture
 def garbage() -> Iterator[list[Any]]:
-    """Collect everything in cycles when called; the collector does not run by itself meanwhile. Older objects are
-    frozen, since scanning them would take half a second each time."""
+    """Yield the list of objects that the collector finds in cycles; it does not run by itself meanwhile. Older objects
+    are frozen, since scanning them would take half a second each time."""
     gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
