@@ -447,7 +447,7 @@ class EngineBench:
     # ------------------------------------------------------------ checks at the end
 
     def expected_tokens(self, submission: Submission) -> list[int]:
-        """Return the tokens of `life` in an engine of its own that never fails."""
+        """Return the tokens of `submission` in an engine of its own that never fails."""
         sampling = submission.sampling
         tokens = continuation(submission.prompt, sampling.max_tokens, self.dials, sampling.seed)
         for index, token_id in enumerate(tokens):

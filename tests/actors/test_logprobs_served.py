@@ -254,7 +254,7 @@ async def test_logprobs_up_to_a_stop(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_prompt_that_fills_the_context(autojump_clock: trio.abc.Clock) -> None:
-    """It is a 400 even with `max_tokens` 0, since one token is always sampled."""
+    """The request is a 400 even with `max_tokens` 0, since one token is always sampled."""
     async with small_runtime(max_model_len=2 * BLOCK) as client:
         exchange, answer = await over_http(client).post(
             COMPLETIONS, body(prompt_of(2 * BLOCK), echo=True, max_tokens=0, logprobs=0)

@@ -52,7 +52,7 @@ class Chat:
         return usage
 
     async def fill(self) -> None:
-        """Use more blocks than there are, never so many at once that a pin has to yield."""
+        """Use more blocks than there are, but never so many at once that a pin has to yield."""
         for _ in range(8):
             self._num_fillers += 1
             ids = [(self._num_fillers * 7 + i * i) % 3000 + 300 for i in range(12 * BLOCK)]

@@ -103,7 +103,7 @@ async def test_choices_share_the_scores_of_a_prompt(
 
 @pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
 async def test_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, runtime: dict[str, Any]) -> None:
-    """Even for a choice whose tokens come before the first choice has computed the prompt."""
+    """This holds even for a choice whose tokens come before the first choice has computed the prompt."""
     expected = [None, *prompt_scores(PROMPT, 0).logprobs]
     async with busy_runtime(**runtime) as client:
         await ask(client, max_tokens=1)

@@ -62,7 +62,7 @@ async def test_shortage_at_a_restart(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_shortage_from_the_start(autojump_clock: trio.abc.Clock) -> None:
-    """A server whose first engine cannot be started does not retry for ever."""
+    """A server whose first engine cannot be started does not retry forever."""
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="too many open files"), flatten_subgroups=True):
         config = runtime_config(max_restarts=2)
         host = failing_host([SHORTAGE] * 100)(config.engine)

@@ -272,7 +272,7 @@ async def test_longest_prompt_and_one_token_more(autojump_clock: trio.abc.Clock)
         assert answer.texts == {}
 
 
-async def test_counters_equal_what_clients_were_told(autojump_clock: trio.abc.Clock) -> None:
+async def test_counters_equal_reported_usage(autojump_clock: trio.abc.Clock) -> None:
     """With no account open, the counters are the sums over the records of admitted requests."""
     chance = random.Random(5)
     shared = prompt_of(200, seed=9)

@@ -53,7 +53,7 @@ def test_scenario_is_comprehensive(baseline: tuple[ScenarioResult, int]) -> None
 async def test_crash_at_every_message(
     autojump_clock: trio.abc.Clock, baseline: tuple[ScenarioResult, int], point: str
 ) -> None:
-    """With a crash at each message, one after the other, the result is that without a crash."""
+    """With a crash at each message in turn, the result is the same as without a crash."""
     plan = CrashPlan(point)
     assert await run_scenario(plan) == baseline[0]
     assert plan.num_messages == baseline[1]
@@ -66,7 +66,7 @@ def crash_once(point: str, at: int) -> tuple[ScenarioResult, int]:
 
 
 def test_crash_at_message_k(baseline: tuple[ScenarioResult, int]) -> None:
-    """With one crash at message k, for every k, the result is that without a crash. The points alternate."""
+    """With one crash at message k, for every k, the result is the same as without a crash. The points alternate."""
     result, num_messages = baseline
     num_crashes = 0
     for k in range(1, num_messages + 1):

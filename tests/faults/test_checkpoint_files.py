@@ -195,7 +195,7 @@ def test_index(tmp_path_factory: pytest.TempPathFactory, index: Any) -> None:
 
 @given(header=JUNK | st.dictionaries(st.text(max_size=3), TENSOR))
 def test_header(tmp_path_factory: pytest.TempPathFactory, header: Any) -> None:
-    """A weights file raises nothing else either, whatever its header contains."""
+    """Whatever a weights file's header contains, nothing else is raised either."""
     folder = tmp_path_factory.mktemp("header")
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
@@ -206,7 +206,7 @@ def test_header(tmp_path_factory: pytest.TempPathFactory, header: Any) -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("kind", DEEP)
 def test_any_depth(tmp_path: Path, kind: str, depth: int) -> None:
-    """Excessive nesting is refused in every file, as the whole file and as the value of an entry."""
+    """Excessive nesting is refused in every file, both as the whole file and as the value of an entry."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
         for text in (DEEP[kind](depth), '{"dtype": %b, "chat_template": %b}'.replace("%b", DEEP[kind](depth))):
             folder = Path(shutil.copytree(DEMO, tmp_path / "model"))

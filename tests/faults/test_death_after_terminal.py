@@ -58,7 +58,7 @@ class OneUndelivered(DyingHost):
 
 
 @pytest.mark.parametrize(
-    ("make_host", "num_failed"), [(DyingHost, 0), (OneUndelivered, 1)], ids=["all said", "one unsaid"]
+    ("make_host", "num_failed"), [(DyingHost, 0), (OneUndelivered, 1)], ids=["all reported", "one missing"]
 )
 async def test_death_after_the_last_terminal(
     autojump_clock: trio.abc.Clock, make_host: type[DyingHost], num_failed: int

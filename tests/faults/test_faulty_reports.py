@@ -27,7 +27,7 @@ PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.u
 
 
 @attrs.frozen
-class Outcomes:
+class Observed:
     """What the client got, and what metrics and log contain, for one request."""
 
     status: int
@@ -43,7 +43,7 @@ class Outcomes:
         return "\n".join(line["problems"])
 
 
-async def ask(client: Client, *, stream: bool) -> Outcomes:
+async def send_request(client: Client, *, stream: bool) -> Observed:
     """Send one request for PROMPT over HTTP and read it to the end."""
     before = samples(client)["usage_disputed_total"]
     with structlog.testing.capture_logs() as lines:
@@ -56,12 +56,12 @@ async def ask(client: Client, *, stream: bool) -> Outcomes:
             text, usage = answer["choices"][0]["text"], answer["usage"]
         await settle(client)
     num_disputed = samples(client)["usage_disputed_total"] - before
-    return Outcomes(
+    return Observed(
         exchange.status, text, usage, int(num_disputed), [line for line in lines if line["event"] in PROBLEM_EVENTS]
     )
 
 
-async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
+async def with_dials(*, stream: bool, **dials: Any) -> Observed:
     """Open a warm runtime without faults, then set the dials."""
     faults = EngineFaults()
     async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
@@ -71,12 +71,12 @@ async def with_dials(*, stream: bool, **dials: Any) -> Outcomes:
         await settle(client)
         for name, value in dials.items():
             setattr(faults, name, value)
-        result = await ask(client, stream=stream)
+        result = await send_request(client, stream=stream)
         assert faults.num_injected > 0 or not dials, "the dial had no effect"
         return result
 
 
-def first_span(report: StepReport) -> bool:
+def is_prompt_chunk(report: StepReport) -> bool:
     """Match the report of a chunk in the middle of the prompt: no admission, no token."""
     return bool(report.span_ids) and not report.admitted_ids and not report.token_ids
 
@@ -86,13 +86,13 @@ def has_terminal(report: StepReport) -> bool:
 
 
 BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-LIES: list[Any] = [
+FAULTY_REPORTS: list[Any] = [
     pytest.param({"over_read": 1}, 32, "reused 32, read 48", id="the executor reads too much"),
     pytest.param({"under_read": 1}, 32, "reused 32, read 16", id="the executor reads too little"),
     pytest.param({"over_grant": 1}, 48, "reused 48, read 32", id="the manager grants too much"),
     pytest.param({"under_report": 1}, 16, "reused 16, read 32", id="the manager books less than it grants"),
     pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
-    pytest.param({"lose": first_span}, 32, "a report was lost", id="a report is lost"),
+    pytest.param({"lose": is_prompt_chunk}, 32, "a report was lost", id="a report is lost"),
     pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
     pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor reports a copy"),
     pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
@@ -101,7 +101,7 @@ LIES: list[Any] = [
 
 
 @BOTH
-@pytest.mark.parametrize(("dials", "cached", "problem"), LIES)
+@pytest.mark.parametrize(("dials", "cached", "problem"), FAULTY_REPORTS)
 async def test_fault_is_detected(
     autojump_clock: trio.abc.Clock, dials: dict[str, Any], cached: int | None, problem: str, stream: bool
 ) -> None:
@@ -136,7 +136,7 @@ async def test_repeated_reports_count_once(autojump_clock: trio.abc.Clock) -> No
     seen = []
     for repeat in (False, True):
         async with faulty_runtime(EngineFaults(repeat=repeat)) as client:
-            await ask(client, stream=False)
+            await send_request(client, stream=False)
             seen.append({name: value for name, value in samples(client).items() if "_seconds_" not in name})
             seen[-1]["tokens timed"] = samples(client)["inter_token_latency_seconds_count"]
     assert seen[0] == seen[1]

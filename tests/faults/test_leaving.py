@@ -173,7 +173,8 @@ class CancelAt(trio.abc.Instrument):
     ("num_choices", "stop"), [(1, False), (2, False), (1, True)], ids=["one", "two choices", "stop string"]
 )
 async def test_every_checkpoint(autojump_clock: trio.abc.Clock, num_choices: int, stop: bool) -> None:
-    """Cancelled before the k-th task step of the whole system, for every k until it completes: nothing is left."""
+    """A request cancelled before the k-th task step of the whole system leaves nothing, for every k until
+    it completes."""
     dials = Dials(step_seconds=0.01, first_token_id=35, num_token_ids=60)
     whole = text_of(continuation(PROMPT, 6, dials))
     instrument = CancelAt()

@@ -29,7 +29,7 @@ KEY: Final = {"Idempotency-Key": "8e03978e"}
 
 @attrs.frozen
 class Bill:
-    """What a report says about a ledger, in one row."""
+    """The sums of a usage report over a ledger."""
 
     requests: int = 0
     prompt: int = 0

@@ -1,7 +1,7 @@
 """Trap: an idempotency key that collapses retries makes the tokens of all but one of them free.
 
-Here every request counts what it generated, whatever its key. A key links a retry to the first request and changes no
-bill: neither if each retry is answered completely nor if the client leaves each before its end.
+Here every request counts what it generated, whatever its key. A key links a retry to the first request but does not
+change a bill: neither if each retry is answered completely, nor if the client leaves each of them before its end.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_numbers_are_fields_too() -> None:
 
 
 async def test_domain_that_imitates_another_field(autojump_clock: trio.abc.Clock) -> None:
-    """A tenant whose name spells what follows a name in the key hits nothing of the imitated tenant."""
+    """A tenant whose name spells out the following field of the key hits nothing of the imitated tenant."""
     prompt = prompt_of(50)
     async with small_runtime() as client:
         await client.ask(prompt, domain="tenant")

@@ -1,4 +1,4 @@
-"""Trap: what a preempted request finds when it is admitted again is added to its hits.
+"""Trap: the blocks that a preempted request finds when it is admitted again are added to its hits.
 
 Another server under memory pressure reported 122,884 cached tokens of a prompt of 59,946. Here the number is that of
 the first admission.

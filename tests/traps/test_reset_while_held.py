@@ -45,7 +45,7 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
 
 
 async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.abc.Clock) -> None:
-    """A request admitted before the reset continues to write, and what it writes is never found."""
+    """A request admitted before the reset continues to write, but its blocks are never found."""
     prompt = prompt_of(600)
     async with small_runtime(num_blocks=200, max_num_batched_tokens=64) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.ask, prompt)

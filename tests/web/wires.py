@@ -49,7 +49,7 @@ class WritePath(Enum):
         return AppOptions(direct_streams=self is WritePath.DIRECT, **changes)
 
 
-both_write_paths = pytest.mark.parametrize("way", list(WritePath), ids=lambda way: way.value)
+both_write_paths = pytest.mark.parametrize("write_path", list(WritePath), ids=lambda write_path: write_path.value)
 
 Kernel = Callable[[int, bytes], int]
 """A replacement for `os.write`."""

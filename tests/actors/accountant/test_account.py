@@ -156,7 +156,7 @@ def test_executor_confirms_less_than_granted() -> None:
 
 
 def test_executor_claims_more_than_granted() -> None:
-    """It is disputed even if the sum is right."""
+    """A claim beyond the grant is disputed even if the sum is right."""
     account = account_of(40)
     admit(account, 1, 1, 16, 32)
     compute(account, 1, (16, 40))

@@ -1,8 +1,8 @@
 """A naive implementation of the block manager: an oracle simple enough to be verified by reading.
 
-No keys, no index, no reference counts: a block knows its holders and all tokens that it stands for, from position 0 on,
-and is found by looking at every block in turn. Two lists give the order in which blocks are reused. A pin is the tokens
-of a prefix and the blocks that contain them.
+There are no keys, no index and no reference counts: a block has its holders and all tokens that it represents, from
+position 0 on, and is found by looking at every block in turn. Two lists give the order in which blocks are reused. A
+pin is the tokens of a prefix and the blocks that contain them.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Sequence:
     pending: int = 0
     num_keyed: int = 0
     """Blocks whose keys the manager was given."""
-    submission: int = 0
+    epoch: int = 0
     """Incremented whenever it loses its blocks; rows of an earlier epoch are void."""
 
     @property
@@ -58,13 +58,13 @@ class Sequence:
     def lose_blocks(self) -> None:
         self.running = False
         self.computed = self.pending = 0
-        self.submission += 1
+        self.epoch += 1
 
 
 @attrs.frozen
 class Row:
     sequence: Sequence
-    submission: int
+    epoch: int
     start: int
     end: int
     samples: bool
@@ -215,7 +215,7 @@ class ReservationRules(RuleBasedStateMachine):
         self.committed.append(step)
         for row in rows:
             sequence = row.sequence
-            if row.submission != sequence.submission or not sequence.running:
+            if row.epoch != sequence.epoch or not sequence.running:
                 continue
             if row.samples:
                 sequence.tokens.append(bits & 1)
@@ -239,7 +239,7 @@ class ReservationRules(RuleBasedStateMachine):
             self.failed.append(step)
             for row in reversed(rows):
                 sequence = row.sequence
-                if row.submission != sequence.submission or not sequence.running:
+                if row.epoch != sequence.epoch or not sequence.running:
                     continue
                 if step == broken[0][0]:
                     self.end(sequence)
@@ -298,7 +298,7 @@ class ReservationRules(RuleBasedStateMachine):
             sequence.computed = start + count
             samples = sequence.remaining == 0
             sequence.pending += samples
-            sent.append(Row(sequence, sequence.submission, start, start + count, samples, first))
+            sent.append(Row(sequence, sequence.epoch, start, start + count, samples, first))
         if sent:
             self.in_flight.append((self.step, sent))
             self.step += 1

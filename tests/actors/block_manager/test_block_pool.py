@@ -1,4 +1,4 @@
-"""The block pool by itself: who holds blocks, which is reused next, and what a key leads to."""
+"""The block pool alone: who holds blocks, which is reused next, and which block a key leads to."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Make = Callable[[int], Pool]
 
 @pytest.fixture(params=POOLS)
 def make(request: pytest.FixtureRequest) -> Make:
-    """Both pools, the one in Python and the one in C."""
+    """Return both pools, the one in Python and the one in C."""
     make_pool: Make = request.param
     return make_pool
 
 
 def k(name: str) -> bytes:
-    """A key."""
+    """Return a key."""
     return name.encode().ljust(KEY_BYTES)
 
 
@@ -164,7 +164,7 @@ def test_run_is_published_as_far_as_it_is_new(make: Make) -> None:
 
 
 def test_match_is_a_prefix_within_the_limit(make: Make) -> None:
-    """It ends at the first unknown key, and at the limit."""
+    """A match ends at the first unknown key, and at the limit."""
     pool = pool_with_cached(make, 5, k("1"), k("12"), k("123"))
     assert pool.match([k("1"), k("12"), k("123"), k("1234")], 4) == [1, 2, 3]
     assert pool.match([k("1"), k("12"), k("123")], 2) == [1, 2]

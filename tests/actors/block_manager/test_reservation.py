@@ -72,7 +72,7 @@ def test_equal_prompts_in_one_step_share_nothing() -> None:
 
 
 def test_pending_block_is_granted_to_next_step() -> None:
-    """It will be written by the time that step runs."""
+    """A pending block can be granted, since it will be written by the time that step runs."""
     manager = manager_of(20)
     first = manager.grant(reserve(1, SIZE, candidates=[candidate(1)]))
     second = manager.grant(reserve(2, SIZE, candidates=[candidate(2)]))

@@ -99,7 +99,7 @@ class Pins(ReservationRules):
     @precondition(lambda self: hasattr(self, "manager"))
     @invariant()
     def no_pin_outlives_its_ttl(self) -> None:
-        """As of the last grant, everything pinned was used within the longest time to live asked for."""
+        """As of the last grant, everything pinned was used within the longest ttl requested for it."""
         for pin in self.manager.pins.prefixes():
             assert pin.expires_at <= self.now + pin.ttl_s <= self.now + LONG_S
 
@@ -166,7 +166,7 @@ class Domains(ReservationRules):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def distinct_domains_never_share(self, data: st.DataObject) -> None:
-        """A domain that has sent nothing finds nothing, whatever it asks for."""
+        """A domain that has sent nothing finds nothing, whatever it looks up."""
         like = data.draw(st.sampled_from(list(self.sequences.values())), "like")
         tokens = [*like.tokens, 0][: self.usable * self.size]
         assert cached_of(self, tokens, "nobody") == 0

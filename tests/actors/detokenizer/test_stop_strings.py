@@ -63,7 +63,7 @@ def test_same_pieces_as_a_search(stops: list[str], texts: list[str], include: bo
 
 @given(STOPS, st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab", max_size=4)), max_size=20))
 def test_sequences_share_one_automaton(stops: list[str], turns: list[tuple[int, str]]) -> None:
-    """Each has a position of its own, however deep another sequence has gone."""
+    """Each sequence has its own position, however deep another one has gone."""
     automaton = StopStrings(stops)
     shared = [StopMatcher(automaton) for _ in range(3)]
     alone = [StopMatcher(StopStrings(stops)) for _ in range(3)]

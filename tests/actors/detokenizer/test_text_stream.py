@@ -110,7 +110,7 @@ def test_character_is_released_with_its_last_byte() -> None:
 
 
 def test_incomplete_character_at_the_end() -> None:
-    """It becomes one U+FFFD; an id outside the vocabulary has no text."""
+    """An incomplete character becomes one U+FFFD; an id outside the vocabulary has no text."""
     decoder = ByteDecoder(["🌍".encode()[:3]])
     assert decoder.push(0) == ""
     assert decoder.push(5) == ""

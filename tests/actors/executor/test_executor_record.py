@@ -119,7 +119,7 @@ def test_failed_pass_leaves_no_tags(partly: bool) -> None:
 
 
 def test_plans_of_failed_generation_are_dropped() -> None:
-    """They are dropped without a pass; the next generation runs."""
+    """Plans of a failed generation are dropped without a pass; the next generation runs."""
     bench = warm_bench()
     plan = hit(bench)
     bench.dials.fail_steps = 1

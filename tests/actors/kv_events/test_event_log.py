@@ -143,7 +143,7 @@ def test_one_event_for_a_chain() -> None:
 
 
 def test_chains_stay_apart() -> None:
-    """Each prompt of a step has its own event, even where the root of one could be taken for a parent."""
+    """Each prompt of a step has its own event, even where the root of one could be mistaken for a parent."""
     cache = cache_of()
     cache.grant(candidates=[Candidate(1, [1, 2, 3], 3, "a"), Candidate(2, [1, 2, 3], 3, "b")])
     assert [event["parent_block_hash"] for event in cache.grant(committed=[1])] == [None, None]

@@ -41,7 +41,7 @@ async def test_files_of_a_new_ledger(tmp_path: Path, umask: int) -> None:
 
 
 async def test_files_of_an_older_ledger(tmp_path: Path) -> None:
-    """They are made private when the ledger is opened, including segments that are only read."""
+    """Files are made private when the ledger is opened, including segments that are only read."""
     async with opened(tmp_path) as ledger:
         await write(ledger, "a", closes=False)
     files = [tmp_path / name for name in modes_in(tmp_path)]
@@ -57,7 +57,7 @@ async def test_files_of_an_older_ledger(tmp_path: Path) -> None:
 
 
 def test_database_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner decides who may read it: the mode is left as it is."""
+    """The database's owner decides who may read it: the mode is left as it is."""
     path = tmp_path / SQLITE_NAME
     path.touch(0o666)
     path.chmod(0o666)

@@ -190,7 +190,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 async def test_data_directory_knows_its_database(postgres: Postgres, tmp_path: Path) -> None:
-    """A reader of the folder alone is told which database to name, without its password."""
+    """A reader that is given only the folder gets an error that names the database, without its password."""
     url = postgres.new_database()
     async with open_ledger(config_of(tmp_path, url)) as ledger:
         write(ledger, "a")

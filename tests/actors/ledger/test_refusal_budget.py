@@ -44,7 +44,7 @@ def test_budgets_are_per_tenant() -> None:
 
 
 def test_clock_set_back() -> None:
-    """It neither adds to nor takes from the budget, which continues from there."""
+    """Setting the clock back neither adds to nor takes from the budget, which continues from there."""
     budget = RefusalBudget(10)
     assert num_taken(budget, 4, T0) == 4
     assert num_taken(budget, 20, T0 - 10 * PERIOD_S) == 6

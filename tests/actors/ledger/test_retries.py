@@ -39,7 +39,7 @@ def test_keys_are_bounded() -> None:
 
 
 def test_tenants_do_not_evict_each_other() -> None:
-    """However many keys one tenant sends, another's stay."""
+    """However many keys one tenant sends, those of other tenants stay."""
     index = RetryIndex(WINDOW_S, 10)
     for tenant in ("acme", "bolt"):
         index.admit(request(f"first of {tenant}", "same", tenant=tenant))

@@ -23,31 +23,34 @@ class Ended:
     fault: Fault | None = None
 
 
-DONE, LEFT, BROKE = Ended(Outcome.FINISHED), Ended(Outcome.CANCELLED), Ended(Outcome.FAILED)
-DIED = Ended(Outcome.FAILED, Fault.ENGINE_DIED)
+DONE, CANCELLED, FAILED = Ended(Outcome.FINISHED), Ended(Outcome.CANCELLED), Ended(Outcome.FAILED)
+ENGINE_DIED = Ended(Outcome.FAILED, Fault.ENGINE_DIED)
 
-# each: request, its tokens, how it ended, and whose retry it is, in the order of their ends; then who counts
+# each: (request, tokens, end, the request it retries) in the order of their ends; then the tokens that count
 GROUPS = {
-    "the first is whole": ([("a", 10, DONE, None), ("b", 20, DONE, "a"), ("c", 30, DONE, "a")], 10),
-    "a retry is whole": ([("a", 5, LEFT, None), ("b", 3000, DONE, "a")], 3000),
-    "two retries are whole": (
-        [("a", 5, BROKE, None), ("b", 7, LEFT, "a"), ("c", 9, DONE, "a"), ("d", 11, DONE, "a")],
+    "the first is complete": ([("a", 10, DONE, None), ("b", 20, DONE, "a"), ("c", 30, DONE, "a")], 10),
+    "a retry is complete": ([("a", 5, CANCELLED, None), ("b", 3000, DONE, "a")], 3000),
+    "two retries are complete": (
+        [("a", 5, FAILED, None), ("b", 7, CANCELLED, "a"), ("c", 9, DONE, "a"), ("d", 11, DONE, "a")],
         9,
     ),
-    "nobody is whole": ([("a", 5, LEFT, None), ("b", 8, BROKE, "a")], 5),
-    "the first ends last, whole": ([("b", 20, DONE, "a"), ("a", 10, DONE, None)], 10),
-    "the first ends last, cut short": ([("b", 20, DONE, "a"), ("a", 4, LEFT, None)], 20),
+    "none is complete": ([("a", 5, CANCELLED, None), ("b", 8, FAILED, "a")], 5),
+    "the first ends last, complete": ([("b", 20, DONE, "a"), ("a", 10, DONE, None)], 10),
+    "the first ends last, cut short": ([("b", 20, DONE, "a"), ("a", 4, CANCELLED, None)], 20),
     "the first has not ended": ([("b", 20, DONE, "a")], 0),
-    "the server failed the first, a retry is whole": (
-        [("a", 5, DIED, None), ("b", 7, LEFT, "a"), ("c", 9, DONE, "a")],
+    "the server failed the first, a retry is complete": (
+        [("a", 5, ENGINE_DIED, None), ("b", 7, CANCELLED, "a"), ("c", 9, DONE, "a")],
         9,
     ),
-    "the server failed the first, a client left": ([("a", 5, DIED, None), ("b", 7, DIED, "a"), ("c", 9, LEFT, "a")], 9),
-    "the server failed a retry": ([("a", 5, LEFT, None), ("b", 7, DIED, "a")], 5),
+    "the server failed the first, a client left": (
+        [("a", 5, ENGINE_DIED, None), ("b", 7, ENGINE_DIED, "a"), ("c", 9, CANCELLED, "a")],
+        9,
+    ),
+    "the server failed a retry": ([("a", 5, CANCELLED, None), ("b", 7, ENGINE_DIED, "a")], 5),
 }
 
 
-def put(ledger: Ledger, request_id: str, num_tokens: int, ended: Ended, retry_of: str | None, at: int) -> None:
+def book(ledger: Ledger, request_id: str, num_tokens: int, ended: Ended, retry_of: str | None, at: int) -> None:
     fields = {"completion_tokens": num_tokens, "outcome": ended.outcome, "fault": ended.fault, "retry_of": retry_of}
     fields |= SAME
     assert ledger.journal.admit(so_far_of(request_id, retry_of=retry_of, **SAME))
@@ -63,10 +66,10 @@ async def test_one_of_a_group_counts(tmp_path: Path, name: str) -> None:
         folder = tmp_path / str(num_loaded)
         async with opened(folder) as ledger:
             for at, member in enumerate(group[:num_loaded]):
-                put(ledger, *[*member, at])
+                book(ledger, *[*member, at])
             await loaded(ledger)
             for at, member in enumerate(group[num_loaded:], num_loaded):
-                put(ledger, *[*member, at])
+                book(ledger, *[*member, at])
             with open_reader(data_dir=folder) as reader:
                 (both,) = reader.sums(Query(), collapse_retries=True)
                 (every,) = reader.sums(Query())
@@ -82,20 +85,20 @@ async def test_groups_are_separate(tmp_path: Path) -> None:
     """A key used for other work is another group; a retry counts in the bucket in which it closed."""
     other = {"idempotency_digest": "e" * 64}
     async with opened(tmp_path) as ledger:
-        put(ledger, "a", 5, LEFT, None, 0)
+        book(ledger, "a", 5, CANCELLED, None, 0)
         assert ledger.journal.admit(so_far_of("z", **other))
-        ledger.journal.close(record_of("z", completion_tokens=7, outcome=LEFT.outcome, **other), lambda: None)
-        put(ledger, "b", 100, DONE, "a", 3600)
+        ledger.journal.close(record_of("z", completion_tokens=7, outcome=CANCELLED.outcome, **other), lambda: None)
+        book(ledger, "b", 100, DONE, "a", 3600)
         with open_reader(data_dir=tmp_path) as reader:
             sums = reader.sums(Query(), bucket_s=3600, collapse_retries=True)
     assert [s.completion_tokens for s in sums] == [7, 100]
 
 
 async def test_group_of_only_faults(tmp_path: Path) -> None:
-    """It counts as one request without tokens, from the file and from the database."""
+    """A group of faults counts as one request without tokens, from the file and from the database."""
     async with opened(tmp_path) as ledger:
-        put(ledger, "a", 5, DIED, None, 0)
-        put(ledger, "b", 7, Ended(Outcome.FAILED, Fault.STEP_FAILED), "a", 1)
+        book(ledger, "a", 5, ENGINE_DIED, None, 0)
+        book(ledger, "b", 7, Ended(Outcome.FAILED, Fault.STEP_FAILED), "a", 1)
         for _ in range(2):
             with open_reader(data_dir=tmp_path) as reader:
                 (collapsed,), (every,) = reader.sums(collapse_retries=True), reader.sums()

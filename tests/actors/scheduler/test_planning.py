@@ -179,7 +179,7 @@ def test_row_of_earlier_epoch_emits_no_token() -> None:
 
 
 def test_preempted_sequence_survives_failure_of_its_step() -> None:
-    """It is waiting to be admitted again anyway, and that counts as its first admission."""
+    """The sequence waits to be admitted again anyway, and that counts as its first admission."""
     bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, dials=Dials(fail_steps=1))
     first, second = bench.submit([1, 2], 2, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id]]

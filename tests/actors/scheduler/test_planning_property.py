@@ -223,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------ checks
 
     @invariant()
-    def tokens_are_those_of_running_alone(self) -> None:
+    def tokens_equal_those_of_a_run_alone(self) -> None:
         if hasattr(self, "bench"):
             self.bench.check_tokens_so_far()
 

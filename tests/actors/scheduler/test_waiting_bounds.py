@@ -1,4 +1,4 @@
-"""Limits on what may wait: a request is accepted or refused as a whole, and no tenant takes all the room."""
+"""Limits on waiting requests: a request is accepted or refused as a whole, and no tenant takes all the room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breakpoints in whole blocks, and the pins that they ask for."""
+"""Breakpoints in whole blocks, and the pins that result from them."""
 
 from __future__ import annotations
 

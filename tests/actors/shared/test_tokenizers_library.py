@@ -28,7 +28,7 @@ PANICKING = "a" * 64
 
 
 class PanicException(BaseException):
-    """As defined by pyo3."""
+    """The exception as defined by pyo3."""
 
 
 def backtracking() -> tokenizers.Tokenizer:

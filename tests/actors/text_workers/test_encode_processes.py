@@ -194,7 +194,7 @@ def test_idle_processes_end(processes: EncodeProcesses, monkeypatch: pytest.Monk
 
 
 def test_close_ends_all_processes() -> None:
-    """Even those that are encoding; no other is started afterwards."""
+    """Even processes that are encoding end; no other is started afterwards."""
     pool = processes_of(VOCABULARY)
     thread, pid, raised = encode_for_long(pool, Lease())
     pool.close()
@@ -224,7 +224,7 @@ def test_processes_end_with_a_killed_parent() -> None:
 
 
 def test_priority_group_and_limits_of_a_process(processes: EncodeProcesses) -> None:
-    """It has a low priority and its own process group, but the server's session (see `child.OWN_GROUP`)."""
+    """A process has a low priority and its own process group, but the server's session (see `child.OWN_GROUP`)."""
     processes.warm_up()
     (pid,) = processes.process_ids
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + child.NICENESS
@@ -282,11 +282,11 @@ async def test_leaving_client_ends_its_process() -> None:
 
 async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts get a 503 until a process can be started; short ones are served."""
-    nobody = "/nowhere/python"
+    missing_command = "/nowhere/python"
     async with small_runtime(encode_apart=True, num_blocks=8000, max_model_len=100_000) as client:
         pool = await processes_in(client)
         (pid,) = pool.process_ids
-        monkeypatch.setattr(encode_process, "command_of", lambda module: [nobody])
+        monkeypatch.setattr(encode_process, "command_of", lambda module: [missing_command])
         os.kill(pid, signal.SIGKILL)
         answer = await client.ask(TextPrompt(LONG), max_tokens=1)
         assert answer.error is not None and answer.error.kind is ErrorKind.OVERLOADED

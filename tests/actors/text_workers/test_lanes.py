@@ -26,10 +26,10 @@ class Gate:
     """Work that lasts until the test opens the gate."""
 
     opened: threading.Event = attrs.field(factory=threading.Event)
-    wait_begun: list[str] = attrs.field(factory=list)
+    started: list[str] = attrs.field(factory=list)
 
     def pass_through(self, name: str) -> None:
-        self.wait_begun.append(name)
+        self.started.append(name)
         assert self.opened.wait(PATIENCE_S)
 
 
@@ -52,9 +52,9 @@ async def work(slot: LaneSlot, gate: Gate, name: str) -> None:
 
 
 async def wait_begun(gate: Gate, count: int) -> list[str]:
-    while len(gate.wait_begun) < count:
+    while len(gate.started) < count:
         await trio.sleep(0.001)
-    return gate.wait_begun
+    return gate.started
 
 
 async def test_short_requests_do_not_wait_for_long_ones() -> None:
@@ -67,7 +67,7 @@ async def test_short_requests_do_not_wait_for_long_ones() -> None:
         short = Gate()
         short.opened.set()
         await work(lanes.enter("a", SHORT_BYTES - 1), short, "short")
-        assert short.wait_begun == ["short"]
+        assert short.started == ["short"]
         long.opened.set()
 
 
@@ -80,7 +80,7 @@ async def test_tenant_holds_at_most_half_of_the_threads() -> None:
         await wait_begun(it, 2)
         nursery.start_soon(work, lane.enter("b", 1), it, "b")
         await wait_begun(it, 3)
-        assert sorted(it.wait_begun) == ["a0", "a1", "b"]
+        assert sorted(it.started) == ["a0", "a1", "b"]
         it.opened.set()
 
 
@@ -119,7 +119,7 @@ async def test_cancelled_request_is_not_served() -> None:
         for scope in scopes[:2]:
             scope.cancel()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert it.wait_begun == ["0"] and lane.queue.num_waiting == 1
+        assert it.started == ["0"] and lane.queue.num_waiting == 1
         it.opened.set()
         assert await wait_begun(it, 2) == ["0", "2"]
     assert lane.queue.num_waiting == lane.queue.num_tenants == 0

@@ -111,7 +111,7 @@ async def test_too_long_system_message_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_too_many_token_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are refused before they or the request's other prompts are processed."""
+    """Too many ids are refused before they or the request's other prompts are processed."""
     read: list[object] = []
     async with small_runtime() as client:
         monkeypatch.setattr(

@@ -160,7 +160,7 @@ def test_template_that_prints_parts_of_a_tool() -> None:
 
 
 def test_mark_on_system_prompt_covers_tools() -> None:
-    """Even if the template prints the tools after it; positions never decrease."""
+    """The mark covers the tools even if the template prints them after it; positions never decrease."""
     tools = (tool("weather"),)
     marks = (ToolMark(SHORT, 0), ContentMark(SHORT, 0, 9), ContentMark(SHORT, 1, 8))
     of_tool, of_system, of_user = before(QWEN_LIKE, ChatPrompt(HISTORY, tools=tools, marks=marks))
@@ -170,7 +170,7 @@ def test_mark_on_system_prompt_covers_tools() -> None:
 
 
 def test_positions_never_decrease() -> None:
-    """Even if a template prints the tools last: a mark on a message covers the tools."""
+    """A mark on a message covers the tools even if a template prints them last."""
     source = "{{ messages[0].content }};{% for t in tools %}{{ t | tojson }}{% endfor %}"
     marks = (ToolMark(SHORT, 0), ContentMark(SHORT, 0, 8))
     of_tool, of_user = before(source, ChatPrompt(HISTORY[1:2], tools=(tool("time"),), marks=marks))
@@ -178,7 +178,7 @@ def test_positions_never_decrease() -> None:
 
 
 def test_marks_on_calls_and_results() -> None:
-    """In both kinds of template."""
+    """Marks on calls and results work in both kinds of template."""
     marks = (CallMark(SHORT, 2, 0), ContentMark(SHORT, 3, 5))
     for source, end in ((QWEN_LIKE, "[tool]Rain."), (DEMO_TEMPLATE, "<tool_response>\nRain.")):
         of_call, of_result = before(source, ChatPrompt(HISTORY, marks=marks))

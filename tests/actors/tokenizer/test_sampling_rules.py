@@ -36,7 +36,7 @@ def test_min_tokens_suppresses_end_tokens(fields: dict[str, Any], suppressed: tu
 
 
 def test_bad_words_become_rules() -> None:
-    """Each once, in addition to existing rules; words with ids beyond the model's are dropped."""
+    """Each word becomes one rule, in addition to existing rules; words with ids beyond the model's are dropped."""
     words = [(1,), (1, 2), (1,), (3, 100)]
     assert complete_rules(sampling(), words, (2,), 100).rules == LogitRules(bad_words=((1,), (1, 2)))
     completed = complete_rules(sampling(rules=LogitRules(bias={5: 1.0})), words, (2,), 100)
@@ -55,7 +55,7 @@ def test_bad_words_become_rules() -> None:
     ],
 )
 def test_contradictions(rules: dict[str, Any], is_contradiction: bool) -> None:
-    """If no first token is left, the error names `allowed_token_ids`."""
+    """If no first token is possible, the error names `allowed_token_ids`."""
     error = contradiction(LogitRules(**rules))
     assert (error is not None) is is_contradiction
     assert error is None or (error.param == "allowed_token_ids" and "allowed_token_ids" in error.message)

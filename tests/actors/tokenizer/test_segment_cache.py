@@ -105,7 +105,7 @@ class CountingTokenizer:
 
 
 def test_cache_is_bounded_in_bytes() -> None:
-    """It evicts the least recently used entries, and reports about the memory it really uses."""
+    """The cache evicts the least recently used entries, and reports about the memory it really uses."""
     segments, drawn = SegmentCache(100_000), random.Random(3)
     texts = [str(i) + "x" * drawn.randrange(3000) for i in range(300)]
     for text in texts:

@@ -62,7 +62,7 @@ def stripping(**flags: bool) -> Callable[[], Tokenizer]:
 
 
 def single_bytes(*kinds: normalizers.Normalizer, **flags: bool) -> Callable[[], Tokenizer]:
-    """As many tokens as bytes, so that the bound has no slack."""
+    """Return a tokenizer with as many tokens as bytes, so that the bound has no slack."""
 
     def make_one() -> Tokenizer:
         tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(byte_alphabet())}, []))

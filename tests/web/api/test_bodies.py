@@ -132,7 +132,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_budget_is_sum_of_shares(steps: list[tuple[str, int, int, str]]) -> None:
-    """Whatever shares do, in any order: no limit is exceeded, and nothing is held when all are released."""
+    """Whatever shares do, in any order, no limit is exceeded, and nothing is held when all are released."""
     budget = BodyBudget(BUDGET)
     shares: list[Held] = []
     for what, which, size, tenant in steps:

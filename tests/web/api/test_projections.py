@@ -82,7 +82,7 @@ async def test_every_projection_agrees_with_the_record(
         await client.ask(TokenPrompt(tuple(IDS[:CACHED])), max_tokens=1)
         before = samples(client)
         with structlog.testing.capture_logs() as lines:
-            reported = await ask(client, tracer, surface, end, dials)
+            reported = await run_request(client, tracer, surface, end, dials)
             with trio.fail_after(60):
                 while client.runtime.entry_store.num_open_accounts:
                     await trio.sleep(0.01)
@@ -97,7 +97,7 @@ async def test_every_projection_agrees_with_the_record(
     check_span(dict(span.attributes or {}), record)
 
 
-async def ask(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> ResponseUsage:
+async def run_request(client: Client, tracer: KeepingTracer, surface: Surface, end: End, dials: Dials) -> ResponseUsage:
     """Send a request, make it end as `end` says, and return what was received."""
     http = HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant"), tracer=tracer))
     data = bytearray()

@@ -53,7 +53,7 @@ class Plan:
 
 
 @attrs.define
-class Seen:
+class SentRequest:
     """The result of one request, as its client saw it."""
 
     plan: Plan
@@ -88,21 +88,21 @@ def draw_plan(rng: random.Random) -> Plan:
     return Plan(surface, rng.choice(TENANTS), body, rng.expovariate(200), leaves_after_s)
 
 
-def keys() -> KeyStore:
+def key_store() -> KeyStore:
     return KeyStore(
         [KeyEntry(id=f"key-{t}", name=t, tenant=t, sha256=hash_key(f"sk-{t}"), admin=False) for t in TENANTS]
     )
 
 
-async def play(http: HttpClient, seen: Seen) -> None:
-    plan = seen.plan
+async def send_request(http: HttpClient, sent: SentRequest) -> None:
+    plan = sent.plan
 
     async def read(exchange: Exchange, scope: trio.CancelScope) -> None:
         with suppress(trio.EndOfChannel):
-            seen.status = await exchange.wait_started()
-            seen.request_id = exchange.headers["x-quipu-request-id"]
+            sent.status = await exchange.wait_started()
+            sent.request_id = exchange.headers["x-quipu-request-id"]
             while not exchange.ended:
-                seen.data += await exchange.read_some()
+                sent.data += await exchange.read_some()
         scope.cancel()
 
     headers = {"Authorization": f"Bearer sk-{plan.tenant}"}
@@ -118,7 +118,7 @@ async def play(http: HttpClient, seen: Seen) -> None:
 async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> None:
     """Counters == records == log == spans, and records == the usage reported to clients."""
     rng = random.Random(seed)
-    everybody = [Seen(draw_plan(rng)) for _ in range(NUM_REQUESTS)]
+    requests = [SentRequest(draw_plan(rng)) for _ in range(NUM_REQUESTS)]
     journal, tracer = KeptJournal(), KeepingTracer()
     dials = Dials(step_seconds=0.01, poison_token_id=POISON)
     runtime = small_runtime(
@@ -132,32 +132,32 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
     )
     with structlog.testing.capture_logs() as lines:
         async with runtime as client:
-            http = HttpClient(make_app(client.runtime.desk, AppOptions(), keys(), tracer=tracer))
+            http = HttpClient(make_app(client.runtime.desk, AppOptions(), key_store(), tracer=tracer))
             at_once = trio.Semaphore(NUM_AT_ONCE)
 
-            async def one(seen: Seen) -> None:
-                await play(http, seen)
+            async def send_and_release(sent: SentRequest) -> None:
+                await send_request(http, sent)
                 at_once.release()
 
             async with trio.open_nursery() as nursery:
-                for seen in everybody:
-                    await trio.sleep(seen.plan.arrives_after_s)
+                for sent in requests:
+                    await trio.sleep(sent.plan.arrives_after_s)
                     await at_once.acquire()
-                    nursery.start_soon(one, seen)
+                    nursery.start_soon(send_and_release, sent)
             with trio.fail_after(600):
                 while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
                     await trio.sleep(0.01)
             counters = samples(client)
-    records = {record.request_id: record for record in as_kept(journal.closed)}
+    records = {record.request_id: record for record in restored(journal.closed)}
     assert len(records) == len(journal.closed) and journal.open == {}
-    check_mixture(records, everybody, counters)
+    check_mixture(records, requests, counters)
     check_counters(list(records.values()), counters)
-    check_reported_usage(records, everybody)
+    check_reported_usage(records, requests)
     check_log(records, lines, counters)
     check_spans(records, tracer)
 
 
-def as_kept(closed: list[UsageRecord]) -> list[UsageRecord]:
+def restored(closed: list[UsageRecord]) -> list[UsageRecord]:
     """Return the records as read back from a write-ahead file."""
     chain, kept = Chain("srv"), []
     for record in closed:
@@ -167,14 +167,14 @@ def as_kept(closed: list[UsageRecord]) -> list[UsageRecord]:
     return kept
 
 
-def check_mixture(records: dict[str, UsageRecord], everybody: list[Seen], counters: dict[str, float]) -> None:
+def check_mixture(records: dict[str, UsageRecord], requests: list[SentRequest], counters: dict[str, float]) -> None:
     """The run contains enough of each kind of request."""
     outcomes = Counter(record.outcome for record in records.values())
     assert min(outcomes[outcome] for outcome in Outcome) > 20 and outcomes[Outcome.FINISHED] > NUM_REQUESTS / 2
     assert counters["num_preemptions_total"] > 50 and counters["recomputed_tokens_total"] > 0
     assert {record.tenant for record in records.values()} == set(TENANTS)
-    assert {seen.plan.surface.name for seen in everybody if seen.reported().finals} == {s.name for s in SURFACES}
-    assert {status for seen in everybody if (status := seen.status)} >= {200, 400, 500}
+    assert {sent.plan.surface.name for sent in requests if sent.reported().finals} == {s.name for s in SURFACES}
+    assert {status for sent in requests if (status := sent.status)} >= {200, 400, 500}
 
 
 def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> None:
@@ -201,19 +201,19 @@ def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> No
     assert counters["time_to_first_token_seconds_count"] == begun
 
 
-def check_reported_usage(records: dict[str, UsageRecord], everybody: list[Seen]) -> None:
+def check_reported_usage(records: dict[str, UsageRecord], requests: list[SentRequest]) -> None:
     """Usage reported to a client equals its record, in its own tenant; the sums per tenant are equal."""
     reported: Counter[tuple[str, str]] = Counter()
     kept: Counter[tuple[str, str]] = Counter()
-    for seen in everybody:
-        answer = seen.reported()
-        record = records.get(seen.request_id)
+    for sent in requests:
+        answer = sent.reported()
+        record = records.get(sent.request_id)
         if answer.finals:
-            assert record is not None and record.tenant == seen.plan.tenant
+            assert record is not None and record.tenant == sent.plan.tenant
             (numbers,) = answer.finals
             assert numbers == numbers_of(record, numbers)
             for name in ("prompt", "cached", "completion"):
-                reported[seen.plan.tenant, name] += getattr(numbers, name)
+                reported[sent.plan.tenant, name] += getattr(numbers, name)
             kept[record.tenant, "prompt"] += record.prompt_tokens or 0
             kept[record.tenant, "cached"] += record.cached_tokens or 0
             kept[record.tenant, "completion"] += record.completion_tokens
@@ -222,7 +222,7 @@ def check_reported_usage(records: dict[str, UsageRecord], everybody: list[Seen])
             # of a list of prompts only those admitted by then
             assert numbers.prompt <= (record.prompt_tokens or 0) and numbers.cached <= (record.cached_tokens or 0)
             assert numbers.completion <= record.completion_tokens
-        if seen.status == 200 and record is not None and record.outcome is Outcome.FINISHED and answer.has_ended:
+        if sent.status == 200 and record is not None and record.outcome is Outcome.FINISHED and answer.has_ended:
             assert answer.finals
     assert reported == kept
 

@@ -173,7 +173,7 @@ async def test_invalid_key(headers: dict[str, str]) -> None:
 
 
 async def test_forbidden_shape() -> None:
-    """403 says what is missing, and does not ask to authenticate again."""
+    """A 403 says what is missing, and does not ask the client to authenticate again."""
     exchange, answer = await Client(closed_app()).get("/metrics", bearer(A))
     assert exchange.status == 403 and "www-authenticate" not in exchange.headers
     assert answer["error"]["code"] == "admin_key_required" and "admin" in answer["error"]["message"]

@@ -1,4 +1,4 @@
-"""Requests that a web page makes somebody's browser send: under a host name of its own, or across sites."""
+"""Requests that a web page makes a visitor's browser send: under a host name of its own, or across sites."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def test_only_the_key_is_found(key: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_entry(entry: dict[str, Any], names: list[str], tmp_path: Path) -> None:
-    """A file with one bad entry is refused whole; the message names entry and field, and shows no value of a hash."""
+    """A file with one bad entry is refused completely; the message names entry and field, and shows no
+    value of a hash."""
     path = write(tmp_path / "keys.json", ENTRY, {**other(1), **entry})
     with pytest.raises(KeyFileError) as refused:
         KeyStore(path=path)

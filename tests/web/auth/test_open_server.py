@@ -73,7 +73,7 @@ async def test_admin_routes_are_local(method: str, path: str) -> None:
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 async def test_open_admin(method: str, path: str) -> None:
-    """`--open-admin` serves admin routes to everybody, but has no effect with keys."""
+    """`--open-admin` serves admin routes to everyone, but has no effect with keys."""
     assert (await ask(method, path, peer=("192.0.2.1", 1), open_admin=True))[0] != 403
     keys = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))])
     assert (await ask(method, path, open_admin=True, keys=keys))[0] == 401

@@ -90,7 +90,7 @@ def test_invalid_numbers(flag: str, text: str, words: str, capsys: pytest.Captur
 
 
 def test_valid_times() -> None:
-    """Stopping at once and waiting for ever are both valid."""
+    """Stopping at once and waiting forever are both valid."""
     arguments = make_parser().parse_args(["serve", "--shutdown-timeout", "0", "--request-timeout", "0.5"])
     assert (arguments.shutdown_timeout, arguments.request_timeout) == (0.0, 0.5)
     assert make_parser().parse_args(["serve", "--shutdown-timeout", "inf"]).shutdown_timeout == float("inf")

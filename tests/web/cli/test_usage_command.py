@@ -56,7 +56,7 @@ SINCE = ("--since", "2025-06-01")
 
 
 def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line per group and a total, numbers aligned right, without rejected requests."""
+    """The table has one line per group and a total, numbers aligned right, without rejected requests."""
     kept = keep(data_dir, RECORDS)
     assert usage(*SINCE, "--by", "model,api_key", "--data-dir", kept) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -121,7 +121,7 @@ def test_no_usage(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_default_range(data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default the last 24 hours of `data`, or of the database in the environment."""
+    """The default is the last 24 hours of `data`, or of the database in the environment."""
     now = time.time()
     kept = keep(data_dir, [record_of("new", closed_at=now - DAY + 60), record_of("old", closed_at=now - DAY - 60)])
 

@@ -38,8 +38,8 @@ OURS = ("Connection", "Protocol", "AppTasks", "RequestScope", "Releases", "Reque
 
 @pytest.fixture
 def garbage() -> Iterator[list[Any]]:
-    """Collect everything in cycles when called; the collector does not run by itself meanwhile. Older objects are
-    frozen, since scanning them would take half a second each time."""
+    """Yield the list of objects that the collector finds in cycles; it does not run by itself meanwhile. Older objects
+    are frozen, since scanning them would take half a second each time."""
     gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -54,7 +54,7 @@ def garbage() -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("leaves", [False, True], ids=["answered", "left"])
-async def test_nothing_is_left_to_the_collector(garbage: list[Any], name: str, leaves: bool) -> None:
+async def test_finished_requests_leave_no_cycles(garbage: list[Any], name: str, leaves: bool) -> None:
     """A finished request leaves none of our objects in reference cycles."""
     path, fields = ASKED[name]
     async with small_runtime() as client, serving(client.runtime.desk, AppOptions()) as served:

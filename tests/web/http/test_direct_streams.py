@@ -44,10 +44,10 @@ CASES = [
 ]
 
 
-async def exchange(way: WritePath, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
+async def exchange(write_path: WritePath, path: str, script: list[OutletEvent], fields: dict[str, Any]) -> bytes:
     """Return all bytes of a response whose events came one by one, without those that depend on the time of day."""
     desk = FakeDesk(scripted(STARTED))
-    async with serving(desk, way.options()) as served:
+    async with serving(desk, write_path.options()) as served:
         peer = await served.connect()
         await peer.ask(path, **fields)
         await peer.read_until(b"HTTP/1.1 200")
@@ -70,10 +70,10 @@ async def test_same_bytes(writers: DirectWriters, path: str, name: str, fields: 
 
 
 @both_write_paths
-async def test_two_choices_with_logprobs(writers: DirectWriters, way: WritePath) -> None:
+async def test_two_choices_with_logprobs(writers: DirectWriters, write_path: WritePath) -> None:
     """All choices of a step arrive, each in its order."""
     desk = FakeDesk(scripted(STARTED))
-    async with serving(desk, way.options()) as served:
+    async with serving(desk, write_path.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions", n=2, logprobs=1)
         for event in hello(2)[1:]:
@@ -84,15 +84,15 @@ async def test_two_choices_with_logprobs(writers: DirectWriters, way: WritePath)
     for index in (0, 1):
         chunks = re.findall(rb'"index":%d,"text":"(\w*)"' % index, data)
         assert chunks == [b"Hel", b"lo", b""]
-    assert (writers.num_sends > 0) == (way is WritePath.DIRECT)
+    assert (writers.num_sends > 0) == (write_path is WritePath.DIRECT)
 
 
 @both_write_paths
 @pytest.mark.parametrize("path", SURFACES)
-async def test_events_without_output(writers: DirectWriters, way: WritePath, path: str) -> None:
+async def test_events_without_output(writers: DirectWriters, write_path: WritePath, path: str) -> None:
     """Events without output end no stream, neither by an empty chunk nor by an empty write."""
     desk = FakeDesk(scripted(STARTED))
-    async with serving(desk, way.options()) as served:
+    async with serving(desk, write_path.options()) as served:
         peer = await served.connect()
         await peer.ask(path)
         await put_one_by_one(desk, [STARTED, STARTED, *WORDS, STARTED, Delta(0, "", 1, None), *SCRIPTS["finished"]])
@@ -151,10 +151,10 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
 @both_write_paths
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("num_read", [0, 2])
-async def test_client_disconnects(writers: DirectWriters, way: WritePath, how: str, num_read: int) -> None:
+async def test_client_disconnects(writers: DirectWriters, write_path: WritePath, how: str, num_read: int) -> None:
     """The ticket is left once and at once, even without tokens; later tokens are ignored."""
     desk = FakeDesk(scripted(STARTED))
-    async with serving(desk, way.options()) as served:
+    async with serving(desk, write_path.options()) as served:
         num_tasks = trio.lowlevel.current_statistics().tasks_living
         peer = await served.connect()
         await peer.ask("/v1/completions")
@@ -178,11 +178,11 @@ async def test_client_disconnects(writers: DirectWriters, way: WritePath, how: s
 
 
 @both_write_paths
-async def test_slow_reader_gets_everything(writers: DirectWriters, way: WritePath) -> None:
+async def test_slow_reader_gets_everything(writers: DirectWriters, write_path: WritePath) -> None:
     """A reader within the limit gets every event, in order."""
     desk = FakeDesk(scripted(STARTED))
     text = "x" * 20_000
-    async with serving(desk, way.options()) as served:
+    async with serving(desk, write_path.options()) as served:
         peer = await served.connect(receive_bytes=4096)
         await peer.ask("/v1/completions")
         await trio.testing.wait_all_tasks_blocked()
@@ -194,15 +194,15 @@ async def test_slow_reader_gets_everything(writers: DirectWriters, way: WritePat
         data = await peer.read_stream()
         await peer.stream.aclose()
     assert re.findall(rb"<(\d+)>", data) == [b"%d" % number for number in range(150)]
-    if way is WritePath.DIRECT:
+    if write_path is WritePath.DIRECT:
         assert 0 < writers.num_sends < 150, "the slow reader must fall behind"
 
 
 @both_write_paths
-async def test_slow_reader_delays_nobody(writers: DirectWriters, way: WritePath) -> None:
+async def test_slow_reader_does_not_delay_others(writers: DirectWriters, write_path: WritePath) -> None:
     """While one stream is not read, the others get every token as it is made."""
     desk = FakeDesk(scripted(STARTED))
-    async with serving(desk, way.options(sink_limit_bytes=2_000_000)) as served:
+    async with serving(desk, write_path.options(sink_limit_bytes=2_000_000)) as served:
         slow = await served.connect(receive_bytes=4096)
         peers = [slow, *[await served.connect() for _ in range(7)]]
         for peer in peers:
@@ -223,10 +223,10 @@ async def test_slow_reader_delays_nobody(writers: DirectWriters, way: WritePath)
 
 
 @both_write_paths
-async def test_connection_is_reused(writers: DirectWriters, way: WritePath) -> None:
+async def test_connection_is_reused(writers: DirectWriters, write_path: WritePath) -> None:
     """The next response on a connection begins where the stream ended, even if its request arrived earlier."""
     desk = FakeDesk()
-    async with serving(desk, way.options()) as served:
+    async with serving(desk, write_path.options()) as served:
         peer = await served.connect()
         for path in SURFACES:
             await peer.ask(path)

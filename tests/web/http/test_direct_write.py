@@ -1,4 +1,4 @@
-"""A direct writer by itself: what it writes, what it refuses to write, and what it keeps."""
+"""A direct writer alone: what it writes, what it refuses to write, and what it keeps."""
 
 from __future__ import annotations
 

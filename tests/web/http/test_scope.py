@@ -44,7 +44,7 @@ async def shut_down(client: Client, probe: Probe, server: Running) -> None:
     ],
 )
 async def test_release_runs_once(path: str, end: Any) -> None:
-    """A release runs even if the generator has not begun, whose own `finally` never runs then."""
+    """A release runs even if the generator has not begun, in which case the generator's `finally` never runs."""
     probe = Probe()
     async with running_ours(probe_app(probe), ServerConfig(graceful_timeout_s=0.02)) as server:
         client = await server.connect()

@@ -158,7 +158,7 @@ async def test_client_leaves_in_mid_body() -> None:
 
 
 async def test_plain_application_sees_the_disconnect() -> None:
-    """It gets `http.disconnect` as often as it calls `receive`."""
+    """The application gets `http.disconnect` as often as it calls `receive`."""
     seen: list[str] = []
     left = trio.Event()
 
@@ -179,7 +179,7 @@ async def test_plain_application_sees_the_disconnect() -> None:
 
 @both
 async def test_client_that_stops_reading(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write has a deadline, after which the request and its connection end. Stock writes under a shield for ever."""
+    """A write has a deadline, after which the request and its connection end. Stock writes under a shield forever."""
     monkeypatch.setattr(server_module, "_detect_dead_clients", lambda listener, timeout: None)
     probe = Probe()
     async with running(kind, probe_app(probe), ServerConfig(write_timeout_s=0.1)) as server:
@@ -246,7 +246,8 @@ async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
     ids=["connection-close", "http-1.0"],
 )
 async def test_connection_ends_after_the_last_request(kind: Kind, request_bytes: bytes) -> None:
-    """It ends at once. Stock closes it in the task that quart-trio is just cancelling, so it stays open for ever."""
+    """The connection ends at once. Stock closes it in the task that quart-trio is just cancelling, so it stays open
+    forever."""
     async with running(kind, probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(request_bytes)

@@ -38,20 +38,20 @@ async def stream_of(desk: FakeDesk, options: AppOptions | None = None) -> AsyncI
 
 
 @both_write_paths
-async def test_stream_ends_properly(way: WritePath) -> None:
+async def test_stream_ends_properly(write_path: WritePath) -> None:
     """A finished stream ends with [DONE] and the last chunk of the chunked coding."""
     received = b""
-    async with stream_of(FakeDesk(scripted(*hello())), way.options()) as stream:
+    async with stream_of(FakeDesk(scripted(*hello())), write_path.options()) as stream:
         while not received.endswith(b"0\r\n\r\n"):
             received += await stream.receive_some()
     assert received.startswith(b"HTTP/1.1 200") and b"data: [DONE]\n\n\r\n0\r\n\r\n" in received
 
 
 @both_write_paths
-async def test_client_that_does_not_read_is_cut_off(way: WritePath) -> None:
+async def test_client_that_does_not_read_is_cut_off(write_path: WritePath) -> None:
     """Its ticket is left as soon as the backlog is full, even during a write; its connection is reset."""
     desk = FakeDesk(scripted(STARTED))
-    async with stream_of(desk, way.options(sink_limit_bytes=100_000)) as stream:
+    async with stream_of(desk, write_path.options(sink_limit_bytes=100_000)) as stream:
         first = await stream.receive_some(1)
         assert first == b"H"
         while desk.ticket.num_leaves == 0:
@@ -78,11 +78,11 @@ def test_web_layer_does_not_import_torch() -> None:
 
 
 @both_write_paths
-async def test_half_close_is_a_disconnect(way: WritePath) -> None:
+async def test_half_close_is_a_disconnect(write_path: WritePath) -> None:
     """A client that closes its sending side gets no response: its request is cancelled, begun or not."""
     for events in ((), (STARTED, Delta(0, "a", 1, None))):
         desk = FakeDesk(scripted(*events))
-        async with stream_of(desk, way.options()) as stream:
+        async with stream_of(desk, write_path.options()) as stream:
             await trio.testing.wait_all_tasks_blocked(0.01)
             await stream.send_eof()
             received = b""

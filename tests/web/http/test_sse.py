@@ -28,7 +28,7 @@ class Cut:
 
 
 async def test_backlog_is_one_write() -> None:
-    """Chunks pushed while nobody waits are written together and in order; a finished sink ends the body."""
+    """Chunks pushed while no body waits are written together and in order; a finished sink ends the body."""
     sink = Sink(100, Cut())
     for data in (b"a", b"b", b"c"):
         sink.push(data)

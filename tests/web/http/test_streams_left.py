@@ -74,12 +74,12 @@ def num_open_files() -> int:
 
 @both_write_paths
 @pytest.mark.parametrize("seed", [1])
-async def test_disconnected_clients_leave_nothing(writers: DirectWriters, way: WritePath, seed: int) -> None:
+async def test_disconnected_clients_leave_nothing(writers: DirectWriters, write_path: WritePath, seed: int) -> None:
     """No task, account, sequence, block or descriptor remains; each request ended once, as finished or cancelled."""
     rng = random.Random(seed)
     stayed: list[bool] = []
     async with small_runtime(Dials(step_seconds=0.001), max_num_seqs=32, num_blocks=1024) as runtime:
-        async with serving(runtime.runtime.desk, way.options()) as served:
+        async with serving(runtime.runtime.desk, write_path.options()) as served:
             num_tasks, num_files = trio.lowlevel.current_statistics().tasks_living, num_open_files()
             places = trio.Semaphore(NUM_AT_ONCE)
 
@@ -106,4 +106,4 @@ async def test_disconnected_clients_leave_nothing(writers: DirectWriters, way: W
     assert outcomes["finished"] >= sum(stayed) > NUM_CLIENTS / 5
     assert outcomes["cancelled"] > NUM_CLIENTS / 3
     assert sum(outcomes.values()) <= NUM_CLIENTS, "clients that left before their request was read have no account"
-    assert (writers.num_sends > 100) == (way is WritePath.DIRECT)
+    assert (writers.num_sends > 100) == (write_path is WritePath.DIRECT)

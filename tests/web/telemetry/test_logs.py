@@ -75,7 +75,7 @@ async def test_refused_request(lines: list[Any]) -> None:
 
 
 async def test_cancelled_request(lines: list[Any]) -> None:
-    """A client that disconnects gets a line too, with what it had received."""
+    """A client that disconnects gets a line as well, with what it had received."""
     desk = FakeDesk(scripted(STARTED, Delta(0, MARK, 1, None)))
     async with Client(make_app(desk)).open("POST", PATH, {**BODY, "stream": True}) as exchange:
         await trio.testing.wait_all_tasks_blocked()
@@ -141,7 +141,7 @@ def with_marker(value: Any) -> Any:
 async def test_nothing_of_a_prompt_is_logged(
     lines: list[Any], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever a request says and however it ends, no log at any level quotes it."""
+    """Whatever a request contains and however it ends, no log at any level quotes it."""
     caplog.set_level(0)
     broken = RequestError(ErrorKind.INTERNAL, "broken")
     scripts = [

@@ -40,7 +40,7 @@ def desk_for(reason: FinishReason = FinishReason.STOP, match: str | None = None)
 
 
 async def test_whole_response() -> None:
-    """One assistant message with one text, under the requested model, with usage whose parts add up."""
+    """The response is one assistant message with one text, under the requested model, with usage whose parts add up."""
     exchange, answer = await Client(make_app(desk_for())).post(PATH, body(model="org/tiny"))
     assert exchange.status == 200
     usage = answer.pop("usage")

@@ -21,7 +21,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 async def test_whole_response() -> None:
-    """One assistant message and the usage of the record."""
+    """The response has one assistant message and the usage of the record."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, body())
     assert exchange.status == 200
     assert answer["object"] == "chat.completion" and answer["id"] == "chatcmpl-r1"

@@ -62,7 +62,8 @@ async def test_error_in_mid_response() -> None:
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 async def test_error_in_mid_stream(path: str) -> None:
-    """One error event, then [DONE] and a proper end. Earlier chunks remain valid, and no usage follows."""
+    """The stream ends with one error event, [DONE] and a proper end. Earlier chunks remain valid, and no
+    usage follows."""
     closed = Closed(record(outcome=Outcome.FAILED), RequestError(ErrorKind.INTERNAL, "engine died"))
     desk = FakeDesk(scripted(STARTED, Delta(0, "half", 1, None), closed))
     body = {**STREAM, "messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": True}}

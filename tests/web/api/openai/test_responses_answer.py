@@ -161,7 +161,7 @@ async def test_stream_ends_with_the_whole_response() -> None:
 
 
 async def test_response_without_text() -> None:
-    """A response without text has a message all the same, whole and streamed."""
+    """A response without text still has a message, whole and streamed."""
     desk = FakeDesk(scripted(STARTED, Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)))
     _, answer = await Client(make_app(desk)).post(PATH, BODY)
     assert answer["output"][0]["content"][0]["text"] == ""

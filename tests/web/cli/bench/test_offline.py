@@ -20,7 +20,7 @@ FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 
 @pytest.fixture(autouse=True)
 def keep_logging_setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore the logging setup, which the command changes for the whole process: later tests have another stderr."""
+    """Keep the command from configuring logging for the whole process: later tests run after its stderr is closed."""
     monkeypatch.setattr(logs, "configure", lambda level: None)
     structlog.configure(processors=[LogCapture()], cache_logger_on_first_use=False)
     yield

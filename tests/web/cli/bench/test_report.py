@@ -73,7 +73,7 @@ def test_cached_tokens() -> None:
 
 
 def test_cached_tokens_of_some() -> None:
-    """The rate is over the requests that reported; a missing count is not taken for 0."""
+    """The rate is over the requests that reported; a missing count is not treated as 0."""
     report = summary(outcome(0, 1), outcome(0, 1, usage=ReportedUsage(60, 3, None)))
     assert report["total_cached_tokens"] == 32
     assert report["cache_hit_rate"] == 0.32
